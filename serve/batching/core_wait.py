@@ -5,13 +5,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ...models.control_groups import ROOT, groups_of
+
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
-def waited_for_core_s() -> float:
-    """Seconds that the calling thread waited for a core since it began (proc(5)); 0 where the system does not count."""
+def waited_for_core_s(thread: int | None = None) -> float:
+    """Seconds that a thread of this process (its native id; None: the calling one) waited for a core since it began
+    (proc(5)); 0 where the system does not count."""
+    path = _SCHEDSTAT if thread is None else Path(f"/proc/self/task/{thread}/schedstat")
     try:
-        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+        return int(path.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 
@@ -51,28 +55,92 @@ def process_waited_for_cores_s() -> float:
 
 
 class Crowding:
-    """Whether other programs took cores that this process wanted, since this was made.
+    """What took cores from this process since this was made: other programs, other guests (steal), its group's quota.
 
     Threads of this process that spin make each other wait as well; only where other programs computed meanwhile is the
-    machine crowded.
+    machine crowded. Processes that this program started (HTTP workers, trainers) are no other programs. A group that
+    used up its quota waits too, with nobody else to blame.
     """
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
         self._waited_s, self._others_s = process_waited_for_cores_s(), _other_programs_worked_s()
+        self._stolen_s, self._throttled_s = stolen_s(), throttled_s()
 
     def share(self) -> float:
-        """The seconds waited, or those of other programs where they are fewer, for each second that went by."""
-        waited_s = process_waited_for_cores_s() - self._waited_s
+        """The seconds waited, or those of other programs where they are fewer, and those that went to other guests, for
+        each second that went by."""
+        waited_s = process_waited_for_cores_s() - self._waited_s - self._quota_s()
         others_s = _other_programs_worked_s() - self._others_s
-        return min(waited_s, others_s) / max(time.perf_counter() - self._began_s, 1e-9)
+        return (max(min(waited_s, others_s), 0.0) + stolen_s() - self._stolen_s) / self._went_by_s()
+
+    def disturbance(self) -> float:
+        """`share`, and the seconds in which the group's quota was used up."""
+        return self.share() + self._quota_s() / self._went_by_s()
+
+    def _quota_s(self) -> float:
+        return throttled_s() - self._throttled_s
+
+    def _went_by_s(self) -> float:
+        return max(time.perf_counter() - self._began_s, 1e-9)
+
+
+def stolen_s(stat: Path = Path("/proc/stat")) -> float:
+    """Seconds in which a processor that this process may use wanted to run and the host ran another guest, in sum
+    (proc(5)); 0 where Linux does not tell."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    ours = {f"cpu{number}" for number in affinity(0)} if affinity else set[str]()
+    try:
+        lines = [line.split() for line in stat.read_text().splitlines()]
+        stolen = sum(int(fields[8]) for fields in lines if fields and fields[0] in ours)
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return stolen / os.sysconf("SC_CLK_TCK")
+
+
+def throttled_s(root: Path = ROOT) -> float:
+    """Seconds for which the control groups of this process, and those around its own, had used up their quotas; 0 where
+    none has one. ``root``: as in `groups_of`."""
+    found = 0.0
+    for folder in {folder for _, folder in groups_of("cpu", root)}:
+        try:
+            facts = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+            found += int(facts.get("throttled_usec", 0)) / 1e6 + int(facts.get("throttled_time", 0)) / 1e9
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 def _other_programs_worked_s() -> float:
-    """Processor time of the whole machine without this process's; 0 where Linux does not tell (proc(5), /proc/stat)."""
+    """Processor time of the whole machine without this program's; 0 where Linux does not tell (proc(5), /proc/stat)."""
     try:
         fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     except (OSError, ValueError, IndexError):
         return 0.0
-    user, nice, system, _idle, _iowait, irq, softirq, steal = fields[:8]
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = fields
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own_programs_worked_s()
+
+
+# The process that imported this first: with HTTP workers their parent, which was not forked yet.
+_ROOT = os.getpid()
+
+
+def own_programs_worked_s(root: int = _ROOT, proc: Path = Path("/proc")) -> float:
+    """Processor time of this program: of the process ``root``, of those that it started, and of those that they
+    started, with the ones that have ended."""
+    times: dict[int, float] = {}
+    parents: dict[int, int] = {}
+    for file in proc.glob("[0-9]*/stat"):
+        try:  # pid (name) state ppid …: the name may have spaces and brackets
+            fields = file.read_text().rpartition(")")[2].split()
+            parents[int(file.parent.name)] = int(fields[1])
+            times[int(file.parent.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):  # a process that has ended
+            continue
+    ours, spent = {root, os.getpid()}, os.times()
+    times[os.getpid()] = (
+        time.process_time() + spent.children_user + spent.children_system
+    )  # exact, unlike the file
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(times.get(pid, 0.0) for pid in ours)

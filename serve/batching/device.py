@@ -147,6 +147,11 @@ class DeviceThread:
         return threading.get_ident() == self._thread.ident
 
     @property
+    def native_id(self) -> int | None:
+        """The system's number of the device thread; None before it is started."""
+        return self._thread.native_id
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive()
 

@@ -17,6 +17,20 @@ from ...models.spec import ModelSpec
 from .ceiling import Ceiling
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ServableForm:
+    """A form of a version that may serve on this CPU, a half only where it is proven here.
+
+    ``load`` gives its engine in a setup, as it serves. ``digest`` and ``nbytes`` are those of its file.
+    """
+
+    form: str
+    precision: str
+    digest: str
+    nbytes: int
+    load: Callable[[CpuSetup], Engine]
+
+
 @dataclass(slots=True, eq=False)
 class PreparedVersion:
     """One version, loaded, proven on this device and warm.
@@ -27,7 +41,8 @@ class PreparedVersion:
     need more memory than the device has (0: not measured). ``ceiling`` remembers out of memory (None: while loaded).
     ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
     request of one row that it answers: an engine that fails on it fails on everything. ``setup`` is how its engine
-    uses the CPU.
+    uses the CPU. ``forms`` are all that may serve in its place, its own too, where the choice among them is
+    measured again by what is served (empty: it is not).
     """
 
     version: str
@@ -41,6 +56,7 @@ class PreparedVersion:
     invariance: str = ""
     probe: Sequence[np.ndarray] | None = None
     setup: CpuSetup | None = None
+    forms: Sequence[ServableForm] = ()
 
 
 @dataclass(slots=True, eq=False, frozen=True)

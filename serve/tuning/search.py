@@ -34,7 +34,7 @@ from ..batching.place import Place
 from ..versions.loading.candidate_forms import HALF_MUST_GAIN, batch_of, close
 from ..versions.loading.kept_setups import measured_setup
 from ..versions.loading.ready import WHOLES, proven_halves
-from ..versions.loading.tuned import Winner, save_tuned
+from ..versions.loading.tuned import Way, Winner, save_tuned
 from ..versions.loading.useful_rows import batch_sizes, useful_rows
 from .delay import Simulated, best_delay, simulate
 
@@ -44,23 +44,6 @@ MORE_THREADS_MUST_GAIN = 1.1
 _ENGINES_SHARE = 0.7  # of the time; the rest is the delay's
 _MOST_RUNS = 1000
 _WAIT_SHARE = 0.1  # of the time waited for a core: above it other programs disturbed the measurement
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run a version."""
-
-    form: str
-    precision: str
-    setup: CpuSetup
-
-    @property
-    def threads(self) -> int:
-        """Within an operation; 0 on a GPU."""
-        return self.setup.threads
-
-    def __str__(self) -> str:
-        return f"{self.form} {self.precision}" + (f", {self.setup}" if self.setup != PLAIN else "")
 
 
 @dataclass(frozen=True, slots=True)

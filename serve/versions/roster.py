@@ -11,13 +11,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ...models.errors import HalfevenError, NotReady, UnknownName
 from ...models.spec import ModelSpec
 from ...models.store import Store, Version
 from ..batching.interface import IndexEntry, LoadConfig
 from ..batching.place import Place
+from .choices.remeasuring import Remeasuring
 from .configured import configured
 from .index import index_of
 from .loading.ready import make_ready
@@ -54,14 +55,14 @@ class Roster:
         self.decisions = AutomaticDecisions(self.writer, str(place.device))
         self._judge = ThreadPoolExecutor(1, "halfeven-judge")
         self._served: dict[str, ServedModel] = {}
-        self._seen: dict[str, State] = {}
+        self._seen, self._loading = dict[str, State](), dict[str, int]()
         self._faults, self._unloaded = Faults(store.root / "models"), set[str]()
         self._readiness, self._missed = Readiness(required), set[str]()
-        self._loading: dict[str, int] = {}
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping, self.leaving = threading.Event(), False
         self._first_look: Future[None] = Future()
+        self._choices = Remeasuring(place, self.all, self.decisions.record, lambda: bool(self._loading))
         self._threads = [
             threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),
             threading.Thread(target=self._watch, name="halfeven-watch", daemon=True),
@@ -69,12 +70,10 @@ class Roster:
 
     def start(self) -> None:
         """Start the device and follow the store; versions become ready one after another."""
-        try:
+        with suppress(RuntimeError):  # without an event loop there are no requests
             self._loop = asyncio.get_running_loop()
-        except RuntimeError:  # no event loop, so no requests
-            self._loop = None
         self.place.thread.start()
-        for thread in self._threads:
+        for thread in (*self._threads, self._choices):
             thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -88,8 +87,9 @@ class Roster:
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, answer those that wait, stop the device, close the engines."""
         self._stopping.set()
+        self._choices.leave()
         await drain([one for served in self._served.values() for one in served.loaded_versions()], timeout_s)
-        for thread in self._threads:
+        for thread in (*self._threads, self._choices):
             await asyncio.to_thread(thread.join, timeout_s)
         self._judge.shutdown(wait=False, cancel_futures=True)
         for served in self._served.values():

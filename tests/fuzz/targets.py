@@ -197,7 +197,7 @@ def kept_states(folder: Path, converted: Path) -> list[Target]:
         target(place / "events.jsonl", lambda: [one.get("kind") for one in orders.events(store, "net")]),
         target(place / "proofs-1.json", lambda: kept_proof(version, "torch", "half.pt2", device)),
         target(tuned, lambda: tuned_for(version, device)),
-        target(setups, lambda: str(kept_setups._kept(version, "torch", "fp16", device))),
+        target(setups, lambda: str(kept_setups.kept_setup(version, "torch", "fp16", device))),
         target(ceiling, lambda: Ceiling(ceiling).rows(5)),
         target(job / "state.json", lambda: [JobFolder(job).of_pass, JobFolder(job).last_step()]),
     ]

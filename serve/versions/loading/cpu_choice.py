@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,19 +44,28 @@ MUST_GAIN = {
     NO_SPINNING: 0.97,
 }
 MORE_THREADS_MUST_GAIN = 1.1  # each further thread takes a core from HTTP and from other models
-_MAY_LOSE = 0.95  # at one size of batch; less is noise
+MAY_LOSE = 0.95  # at one size of batch; less is noise
 _LONG_SECONDS = 0.05  # of one batch: such a batch is measured twice, a shorter one four times
 _LARGEST_SECONDS = 0.4  # larger batches are not measured, and a single row that lasts longer is measured once
 _SPINNING_ENDS_SECONDS = 0.005
-_CROWDED = 0.1  # of the time waited for a core: then other programs disturb, and the result is not kept
+CROWDED = 0.1  # of the time waited for a core: then other programs disturb, and the result is not kept
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A setup, and the seconds of one batch by its rows (0 rows: not batched)."""
+    """A setup, and the seconds of one batch by its rows (0 rows: not batched): the shortest, and of all ``runs``."""
 
     setup: CpuSetup
     seconds: dict[int, float]
+    runs: dict[int, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, setup: CpuSetup, runs: dict[int, list[float]]) -> "Timed":
+        return cls(setup, {rows: min(taken) for rows, taken in runs.items()}, runs)
+
+    def add(self, rows: int, taken: float) -> None:
+        self.runs.setdefault(rows, []).append(taken)
+        self.seconds[rows] = min(self.runs[rows])
 
     def gains_over(self, other: "Timed") -> list[float]:
         """How many times as fast at each size."""
@@ -87,7 +96,7 @@ def choose_setup(
             search.try_pass(name)
     finally:
         search.close()
-    return CpuChoice(search.best.setup, tuple(search.measured), crowding.share() > _CROWDED)
+    return CpuChoice(search.best.setup, tuple(search.measured), crowding.disturbance() > CROWDED)
 
 
 class _Search:
@@ -100,7 +109,7 @@ class _Search:
         sizes = sorted({1, min(FEWEST_SHARED, most_rows), most_rows}) if most_rows else [0]
         self._engine = load(CpuSetup(threads=1))
         try:
-            self.best = Timed(CpuSetup(threads=1), self._first_seconds(sizes))
+            self.best = Timed.of(CpuSetup(threads=1), self._first_runs(sizes))
         except BaseException:
             self.close()
             raise
@@ -112,7 +121,8 @@ class _Search:
     def settle_threads(self) -> None:
         """One thread where a batch ends before a second thread has begun; else every core where that gains.
 
-        Where other programs use the cores, more threads measure worse than they are: there they are taken.
+        Where other programs use the cores, more threads measure worse than they are: there they are taken. Where the
+        quota of the group is used up they are not: more threads use it up sooner.
         """
         cores, largest = usable_cores(), max(self.best.seconds)
         if cores == 1 or self.best.seconds[largest] < SHORT_SECONDS:
@@ -120,7 +130,7 @@ class _Search:
         crowding = Crowding()
         self._try(
             CpuSetup(threads=cores),
-            lambda gains: crowding.share() > _CROWDED or _mean(gains) >= MORE_THREADS_MUST_GAIN,
+            lambda gains: crowding.share() > CROWDED or mean(gains) >= MORE_THREADS_MUST_GAIN,
         )
 
     def try_pass(self, name: str) -> None:
@@ -128,7 +138,7 @@ class _Search:
         if name in getattr(self._engine, "possible", ()) and (name != SHARED_ROWS or self._has_long_rows()):
             self._try(
                 self.best.setup.having(name),
-                lambda gains: min(gains) >= _MAY_LOSE and _mean(gains) >= MUST_GAIN[name],
+                lambda gains: min(gains) >= MAY_LOSE and mean(gains) >= MUST_GAIN[name],
             )
 
     def _has_long_rows(self) -> bool:
@@ -150,29 +160,29 @@ class _Search:
         if engine is not None:
             self._call(engine.close)
 
-    def _first_seconds(self, sizes: list[int]) -> dict[int, float]:
-        """Seconds of the plain program by rows, smallest batch first, as long as the next one ends soon."""
-        seconds: dict[int, float] = {}
+    def _first_runs(self, sizes: list[int]) -> dict[int, list[float]]:
+        """A run of the plain program by rows, smallest batch first, as long as the next one ends soon."""
+        runs: dict[int, list[float]] = {}
         row_s = 0.0
         for rows in sizes:
             if row_s * rows > _LARGEST_SECONDS:
                 break
-            seconds[rows] = self._seconds(self._engine, rows)  # fills caches
-            if seconds[rows] <= _LARGEST_SECONDS:
-                seconds[rows] = self._seconds(self._engine, rows)
-            row_s = seconds[rows] / max(rows, 1)
-        return seconds
+            taken = self._seconds(self._engine, rows)  # fills caches
+            if taken <= _LARGEST_SECONDS:
+                taken = self._seconds(self._engine, rows)
+            runs[rows] = [taken]
+            row_s = taken / max(rows, 1)
+        return runs
 
     def _beside_best(self, engine: Engine, setup: CpuSetup) -> Timed:
-        """The shortest of some runs, alternating with the best engine's, so that a disturbance meets both."""
-        found: dict[int, float] = {}
-        for rows, best_s in self.best.seconds.items():
-            found[rows] = self._seconds(engine, rows)  # fills caches
+        """Some runs, alternating with the best engine's, so that a disturbance meets both."""
+        found = Timed(setup, {})
+        for rows, best_s in list(self.best.seconds.items()):
+            found.add(rows, self._seconds(engine, rows))  # fills caches
             for _ in range(_rounds(best_s)):
-                found[rows] = min(found[rows], self._undisturbed_seconds(engine, rows, best_s))
-                best_s = min(best_s, self._undisturbed_seconds(self._engine, rows, best_s))
-            self.best.seconds[rows] = best_s
-        return Timed(setup, found)
+                found.add(rows, self._undisturbed_seconds(engine, rows, best_s))
+                self.best.add(rows, self._undisturbed_seconds(self._engine, rows, best_s))
+        return found
 
     def _undisturbed_seconds(self, engine: Engine, rows: int, about_s: float) -> float:
         """Seconds of a batch that begins when no thread of the engine before spins any more, and its own are awake."""
@@ -182,14 +192,18 @@ class _Search:
         return self._seconds(engine, rows)
 
     def _seconds(self, engine: Engine, rows: int) -> float:
-        parts = self._batch_of(rows)
-        if getattr(engine, "in_flight", 1) == 1:
-            return self._call(partial(seconds_on_core, partial(engine.run, parts)))
-        return self._call(partial(seconds_on_core, partial(_two_at_once, engine, parts))) / 2
+        return self._call(partial(batch_seconds, engine, self._batch_of(rows)))
+
+
+def batch_seconds(engine: Engine, parts: Parts) -> float:
+    """Seconds on a core of one batch, run as the server does. Called on the device thread."""
+    if getattr(engine, "in_flight", 1) == 1:
+        return seconds_on_core(partial(engine.run, parts))
+    return seconds_on_core(partial(_two_at_once, engine, parts)) / 2
 
 
 def _two_at_once(engine: Any, parts: Parts) -> None:
-    """Run as the server does: the next batch is begun while one is under way."""
+    """The next batch is begun while one is under way."""
     for launched in [engine.launch(parts), engine.launch(parts)]:
         launched.wait()
 
@@ -198,6 +212,6 @@ def _rounds(seconds: float) -> int:
     return 4 if seconds <= _LONG_SECONDS else 2 if seconds <= _LARGEST_SECONDS else 0
 
 
-def _mean(gains: list[float]) -> float:
+def mean(gains: list[float]) -> float:
     """The geometric mean."""
     return math.exp(sum(map(math.log, gains)) / len(gains))

@@ -3,12 +3,15 @@
     <store>/models/<name>/tuned/setups-<device>.json     by version, form and precision
 
 A retrained version takes its parent's: the program is the same. An entry that does not fit (another processor, other
-libraries, another number of cores) is measured again.
+libraries, another number of cores) is measured again. What is served measures every entry again, and replaces it where
+it was wrong (`serve/versions/choices/`); ``rounds`` counts the measurements in a row that confirmed it.
 """
 
 import json
 import logging
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,11 +26,21 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ....models.stored_json import stored_json
 from ...batching.place import Place
-from .cpu_choice import CpuChoice, Parts, choose_setup
+from .cpu_choice import Parts, Timed, choose_setup
 from .tuned import conditions, tuned_path
 
 logger = logging.getLogger("halfeven.roster")
 MOST_KEPT = 32  # the newest
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSetup:
+    """A setup with the shortest seconds of a batch in it, by rows (empty: not measured in this setup), and how many
+    rounds in a row confirmed it while it served."""
+
+    setup: CpuSetup
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    rounds: int = 0
 
 
 def measured_setup(
@@ -45,41 +58,67 @@ def measured_setup(
     holds for this load and for versions trained from this one, and is measured again at the next load. Errors of
     loading or running the plain program are raised.
     """
-    kept = _kept(version, form, precision, place.device)
+    kept = kept_setup(version, form, precision, place.device)
     if kept is not None:
-        return kept
+        return kept.setup
     choice = choose_setup(
         lambda setup: place.call(partial(load, setup)),
         batch_of,
         spec.max_batch_size if spec.batched else 0,
         place.call,
     )
-    _keep(version, form, precision, place.device, choice)
+    keep_setup(version, form, precision, place.device, choice.setup, choice.measured, crowded=choice.crowded)
     return choice.setup
 
 
-def _kept(version: Version, form: str, precision: str, device: torch.device) -> CpuSetup | None:
+def kept_setup(version: Version, form: str, precision: str, device: torch.device) -> KeptSetup | None:
+    """What is kept for a form of this version or of its parent, and holds on this device; None where nothing does."""
     entries, parent = _read(_path(version, device)), version.manifest.get("parent")
     for number in (version.number, parent):
         entry = entries.get(_key(number, form, precision))
         if entry is None or entry["conditions"] != conditions(device):
             continue
         if number == parent or not entry.get("crowded"):
-            return CpuSetup(entry["threads"], frozenset(entry["passes"]))
+            setup = CpuSetup(entry["threads"], frozenset(entry["passes"]))
+            rounds = entry.get("rounds", 0)
+            return KeptSetup(setup, _seconds_in(entry, setup), rounds if isinstance(rounds, int) else 0)
     return None
 
 
-def _keep(version: Version, form: str, precision: str, device: torch.device, choice: CpuChoice) -> None:
-    """Keep the results. Where the disk is full or read-only, the next load measures again."""
+def _seconds_in(entry: Mapping[str, Any], setup: CpuSetup) -> dict[int, float]:
+    """The shortest seconds by rows of the entry's measurements in the setup; those that cannot be read are left out."""
+    found: dict[int, float] = {}
+    measured = entry.get("measured")
+    for row in measured if isinstance(measured, list) else []:
+        try:
+            if CpuSetup(row["threads"], frozenset(row["passes"])) == setup and row["seconds"] > 0:
+                found[int(row["rows"])] = float(row["seconds"])
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def keep_setup(
+    version: Version,
+    form: str,
+    precision: str,
+    device: torch.device,
+    setup: CpuSetup,
+    measured: Iterable[Timed],
+    crowded: bool = False,
+    rounds: int = 0,
+) -> None:
+    """Keep a setup with its measurements. Where the disk is full or read-only, the next load measures again."""
     path = _path(version, device)
     entry = {
         "conditions": conditions(device),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "crowded": choice.crowded,
-        **choice.setup.to_json(),
+        "crowded": crowded,
+        "rounds": rounds,
+        **setup.to_json(),
         "measured": [
-            {**timed.setup.to_json(), "rows": rows, "seconds": seconds}
-            for timed in choice.measured
+            {**timed.setup.to_json(), "rows": rows, **_spread(seconds, timed.runs.get(rows, [seconds]))}
+            for timed in measured
             for rows, seconds in timed.seconds.items()
         ],
     }
@@ -90,6 +129,11 @@ def _keep(version: Version, form: str, precision: str, device: torch.device, cho
         replace_text(path, json.dumps(dict(list(entries.items())[-MOST_KEPT:]), indent=2, allow_nan=False))
     except OSError as error:
         logger.error("the setup of %s could not be kept in %s: %s", version, path, error.strerror)
+
+
+def _spread(seconds: float, runs: list[float]) -> dict[str, float]:
+    """The shortest run, and how far the others were from it."""
+    return {"seconds": seconds, "median": statistics.median(runs), "longest": max(runs), "runs": len(runs)}
 
 
 def _path(version: Version, device: torch.device) -> Path:

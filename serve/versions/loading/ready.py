@@ -23,7 +23,7 @@ from ....models.errors import DamagedFile, HalfevenError, NotReady
 from ....models.spec import ModelSpec
 from ....models.store import Version
 from ...batching.ceiling import Ceiling
-from ...batching.interface import PreparedVersion
+from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.invariance import batch_invariance
 from ...batching.place import Place
 from ..orders import drifted
@@ -77,6 +77,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         raise NotReady(f"{version}: {reason}; version {replaces.version} stays active")
     if refusals and not place.fallback:
         raise NotReady(f"{version}: {reason}; serving its FP32 whole is forbidden by --fallback none")
+    forms = _servable(version, spec, halves, place)
     chosen, why = _chosen(version, spec, samples, halves, place, damaged)
     if alone := chosen.away:
         load_again(chosen, place)
@@ -104,10 +105,36 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         ),
         whole=whole,
         ceiling=chosen.ceiling,
-        invariance=_invariance(spec, samples, chosen, place),
+        invariance=invariance_of(
+            spec, samples, chosen.engine, min(chosen.useful_rows or chosen.most_rows, chosen.most_rows), place
+        ),
         probe=[part[0] for part in batch_of(spec, samples, 1)],
         setup=getattr(chosen.engine, "setup", None) if place.device.type == "cpu" else None,
+        forms=forms,
     )
+
+
+def _servable(version: Version, spec: ModelSpec, halves: list[Candidate], place: Place) -> list[ServableForm]:
+    """The forms among which measurement chooses, on a CPU: `PreparedVersion.forms`."""
+    if place.device.type != "cpu":
+        return []
+    proven = [(half.engine.form, half.engine.precision) for half in halves]
+    asked = bool(proven) and spec.form in HALVES  # then no whole may take its place
+    wholes = [] if asked else [(form, "fp32") for form in _whole_forms(version, spec)]
+    weights = version.folder / "weights.safetensors"
+
+    def servable(form: str, precision: str) -> ServableForm:
+        fetch, files = (load_whole, WHOLES) if precision == "fp32" else (load_half, HALVES)
+        file = files[form]
+        return ServableForm(
+            form,
+            precision,
+            version.manifest["files"][file],
+            sum(path.stat().st_size for path in (version.folder / file, weights) if path.is_file()),
+            lambda setup: widened(fetch(version, form, place.device, setup), spec),
+        )
+
+    return [servable(form, precision) for form, precision in [*wholes, *proven]]
 
 
 def _placed(engine: Engine) -> list[str]:
@@ -321,7 +348,7 @@ def _as_tuned(
         return None
     for other in halves:
         close(other, place)
-    return chosen, f"tuned on {tuned.date}: {winner}"
+    return chosen, str(tuned)
 
 
 def _useful_rows(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place) -> int:
@@ -341,18 +368,17 @@ def _useful_rows(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Pl
         return 0
 
 
-def _invariance(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place) -> str:
-    """`PreparedVersion.invariance`, measured in a fraction of a second; empty after an error: no answer depends on
-    it."""
-    most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
-    sizes = buckets_of(spec, chosen.engine.device) or batch_sizes(max(most, 1))
+def invariance_of(spec: ModelSpec, samples: Samples, engine: Engine, most: int, place: Place) -> str:
+    """`PreparedVersion.invariance` for batches of up to ``most`` rows, measured in a fraction of a second; empty after
+    an error: no answer depends on it."""
+    sizes = buckets_of(spec, engine.device) or batch_sizes(max(most, 1))
     try:
         return batch_invariance(
             spec,
-            lambda parts: place.call(partial(chosen.engine.run, parts)),
+            lambda parts: place.call(partial(engine.run, parts)),
             partial(batch_of, spec, samples),
             [rows for rows in sizes if rows <= most],
-            chosen.engine.precision,
+            engine.precision,
         )
     except Exception:
         logger.exception("the batch invariance of '%s' could not be measured", spec.name)

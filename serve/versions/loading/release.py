@@ -3,11 +3,14 @@
 import ctypes
 import gc
 import linecache
+import os
 import re
 import sys
 from pathlib import Path
 
 from torch.fx import graph_module
+
+from ...http.limits.memory_budget import usable_memory
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt's words, <malloc.h>
 _FROM_THE_HEAP = 32 << 20  # bytes; the most that glibc takes for the second (HEAP_MAX_SIZE / 2)
@@ -36,6 +39,17 @@ def give_back_freed() -> None:
     """Give the memory that `one_heap` keeps for the next batch back to the system; called after a while without one."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
+
+
+def free_bytes() -> int:
+    """Memory that this process may still take: of the machine, and of its control group (proc(5))."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+        own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, KeyError, IndexError):  # only Linux tells
+        return sys.maxsize
+    return min(available, usable_memory() - own)
 
 
 def take_out_of_sight() -> None:
@@ -84,6 +98,13 @@ def give_back() -> None:
     _forget_sources()
     take_out_of_sight()
     let_go_of_files()
+    give_back_freed()
+
+
+def give_back_tried() -> None:
+    """After an engine was closed that was loaded since the last `give_back`: no other object is visited."""
+    _forget_sources()
+    gc.collect()
     give_back_freed()
 
 

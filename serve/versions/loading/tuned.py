@@ -18,11 +18,28 @@ import torch
 
 from ....exporters.environment import environment
 from ....models.durable import replace_text
-from ....models.engines.cpu.setup import CpuSetup, processor, usable_cores
+from ....models.engines.cpu.setup import PLAIN, CpuSetup, processor, usable_cores
 from ....models.store import Version
 from ....models.stored_json import stored_json
 
 logger = logging.getLogger("halfeven.roster")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a version."""
+
+    form: str
+    precision: str
+    setup: CpuSetup
+
+    @property
+    def threads(self) -> int:
+        """Within an operation; 0 on a GPU."""
+        return self.setup.threads
+
+    def __str__(self) -> str:
+        return f"{self.form} {self.precision}" + (f", {self.setup}" if self.setup != PLAIN else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +69,16 @@ class Winner:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A winner and the day it was found (ISO 8601)."""
+    """A winner and the day it was found (ISO 8601). ``corrected``: the day on which what was served put it in the place
+    of the tuning's own; empty where that one still holds."""
 
     winner: Winner
     date: str
+    corrected: str = ""
+
+    def __str__(self) -> str:
+        corrected = f", corrected by what was served on {self.corrected}" if self.corrected else ""
+        return f"tuned on {self.date}{corrected}: {self.winner}"
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
@@ -100,11 +123,11 @@ def tuned_for(version: Version, device: torch.device) -> Tuned | None:
         facts = stored_json(path)
         winner = Winner(**facts["winner"])
         _check(winner)
-        tuned = Tuned(winner, str(facts["date"]))
+        tuned = Tuned(winner, str(facts["date"]), str(facts.get("corrected", {}).get("date", "")))
         bound = facts["digest"], facts["environment"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning(
             "%s is not a tuning (%s: %s); run `halfeven tune` again", path, type(error).__name__, error
         )
@@ -115,6 +138,23 @@ def tuned_for(version: Version, device: torch.device) -> Tuned | None:
         "%s was made for another version or under other libraries; %s is measured instead", path, version
     )
     return None
+
+
+def correct_tuned(version: Version, device: torch.device, winner: Winner, date: str, gain: float) -> None:
+    """Put a winner that was measured while it served into the place of the tuning's, which stays in the file beside it.
+
+    Without effect where no tuning holds here. Where the disk is full, the next start is tuned, and corrected, again.
+    """
+    if tuned_for(version, device) is None:
+        return
+    path = tuned_path(version, device)
+    try:
+        facts = stored_json(path)
+        was = facts.get("corrected", {}).get("was", facts["winner"])
+        facts |= {"winner": asdict(winner), "corrected": {"date": date, "gain": gain, "was": was}}
+        replace_text(path, json.dumps(facts, indent=2, allow_nan=False))
+    except OSError as error:
+        logger.error("the corrected tuning of %s could not be kept in %s: %s", version, path, error.strerror)
 
 
 def _check(winner: Winner) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ....models.engines.engine import Engine
 from ....models.errors import NotReady
 from ....models.spec import ModelSpec
 from ....models.store import Version
@@ -27,7 +28,8 @@ DRAIN_SECONDS = 60.0
 
 
 class LoadedVersion:
-    """``drift``: the live parity of a half whose whole is loaded too, else None. ``label``: as in `ServedModel`."""
+    """``drift``: the live parity of a half whose whole is loaded too, else None. ``label``: as in `ServedModel`.
+    ``fell_back``: its half drifted, and does not serve again."""
 
     def __init__(self, version: Version, spec: ModelSpec, place: Place, prepared: PreparedVersion) -> None:
         self.version = version
@@ -35,8 +37,10 @@ class LoadedVersion:
         self.batcher = Batcher(spec, place.thread, prepared)
         self.drift: Drift | None = None
         self.label = "stable"
+        self.fell_back = False
         self._place = place
         self._behind: list[Batcher] = []
+        self._checking: Batcher | None = None  # of these the one with the whole, for `drift`
         self._front: Submit = self.batcher
         self._ending = threading.RLock()  # held while engines change or are closed
         self._closed = False
@@ -91,6 +95,7 @@ class LoadedVersion:
         if prepared.whole is None or prepared.precision == "fp32" or not rules.parity_sample:
             return
         whole = self.behind(replace(prepared, precision="fp32", engine=prepared.whole, whole=None))
+        self._checking = whole
         self.drift = Drift(self.spec, self.batcher, whole, scale, rules, judge, on_drift)
         self._front = self.drift
 
@@ -113,15 +118,50 @@ class LoadedVersion:
             if half.whole is None or self._closed:
                 return False
             digest = self.version.manifest["files"].get(_WHOLE.get(half.whole.form, ""), half.digest)
+            setup = None if half.setup is None else getattr(half.whole, "setup", None)
             whole = replace(
-                half, precision="fp32", engine=half.whole, whole=None, reason=reason, digest=digest
+                half,
+                precision="fp32",
+                engine=half.whole,
+                whole=None,
+                reason=reason,
+                digest=digest,
+                setup=setup,
             )
             self._front = self.batcher
-            for batcher in (self.batcher, *self._behind):
-                if batcher.prepared.engine is half.engine:
-                    self._place.call(partial(batcher.swap, whole))
+            self._swap(half.engine, whole)
             self._place.call(half.engine.close)
+            self.fell_back = True
             return True
+
+    def serves_by(self, engine: Engine) -> bool:
+        """Whether this engine answers the version's requests. On the device thread, which closes engines: as long as
+        the call lasts."""
+        return not self._closed and self.prepared.engine is engine
+
+    def exchange(self, engine: Engine, new: PreparedVersion) -> bool:
+        """Put ``new``, the same version in another engine or with another batch size, in the place of ``engine``; False
+        where that does not serve any more. Engines that ``new`` has no use for are closed. From any thread but the
+        device's.
+        """
+        with self._ending:
+            old = self.prepared
+            if old.engine is not engine or self._closed:
+                return False
+            if new.whole is not old.whole and self._checking is not None:  # its queue has the whole that goes
+                self._front, self.drift = self.batcher, None
+                self.forget(self._checking)
+                self._checking = None
+            self._swap(engine, new)
+            for unused in (old.engine, old.whole):
+                if unused is not None and unused is not new.engine and unused is not new.whole:
+                    self._place.call(unused.close)
+            return True
+
+    def _swap(self, engine: Engine, new: PreparedVersion) -> None:
+        for batcher in (self.batcher, *self._behind):
+            if batcher.prepared.engine is engine:
+                self._place.call(partial(batcher.swap, new))
 
     # The end.
 

@@ -229,6 +229,10 @@ class ServedModel:
                 self._post(stable=good, previous=None, on_trial=False)
                 self._later(partial(self._decisions.rolled_back, loaded, good, why, numbers))
 
+    def exchanged(self, loaded: LoadedVersion) -> None:
+        """Another form of the version serves: a half is checked against its whole from now on."""
+        self._check(loaded)
+
     def _later(self, deed: Callable[[], None]) -> None:
         try:
             self._judge.submit(deed)

@@ -21,7 +21,7 @@ from halfeven.serve.batching.place import Place
 from halfeven.serve.tuning.delay import DELAYS_US, Simulated, best_delay, simulate
 from halfeven.serve.tuning.search import Measured, Way, choose, load_way, quartile_seconds, thread_counts
 from halfeven.serve.versions.loading.ready import make_ready
-from halfeven.serve.versions.loading.tuned import tuned_for, tuned_path
+from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_for, tuned_path
 
 from tests.serve.cli.test_main import run
 
@@ -144,6 +144,31 @@ def test_a_tuning_for_something_else_is_as_if_it_were_not_there(store: Store, fa
     assert tuned_for(version, CPU) is not None
     change(version, **facts)
     assert tuned_for(version, CPU) is None
+
+
+def test_a_winner_that_was_corrected_serves_and_its_reason_says_so(store: Store, place: Place) -> None:
+    version = store.version("digits", 1)
+    first = tuned_for(version, CPU)
+    assert first is not None
+    for threads in (2, 1):
+        correct_tuned(version, CPU, Winner("onnx", "fp32", threads, 4, 0, 5.0), "2026-02-02", 1.5)
+    prepared = make_ready(version, place)
+    assert (prepared.engine.form, prepared.precision, prepared.useful_rows) == ("onnx", "fp32", 4)
+    assert prepared.setup == CpuSetup(1)
+    assert prepared.reason.startswith(
+        f"tuned on {first.date}, corrected by what was served on 2026-02-02: onnx fp32"
+    )
+    kept = json.loads(tuned_path(version, CPU).read_bytes())["corrected"]
+    assert kept["was"]["rows_per_second"] == first.winner.rows_per_second, "the tuning's own winner"
+    place.call(prepared.engine.close)
+
+
+def test_where_nothing_was_tuned_nothing_is_corrected(store: Store) -> None:
+    version = store.version("digits", 1)
+    change(version, digest="0" * 64)
+    before = tuned_path(version, CPU).read_bytes()
+    correct_tuned(version, CPU, Winner("onnx", "fp32", 1, 4, 0, 5.0), "2026-02-02", 1.5)
+    assert tuned_path(version, CPU).read_bytes() == before
 
 
 @pytest.mark.parametrize("form", ["nonsense", "live"])

@@ -13,7 +13,7 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.versions.loading import kept_setups, tuned
 from halfeven.serve.versions.loading.cpu_choice import CpuChoice, Timed
-from halfeven.serve.versions.loading.kept_setups import measured_setup
+from halfeven.serve.versions.loading.kept_setups import KeptSetup, keep_setup, kept_setup, measured_setup
 
 CPU = torch.device("cpu")
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
@@ -67,6 +67,36 @@ def test_a_form_of_a_version_is_measured_once(machine: Machine, tmp_path: Path) 
     kept = json.loads(path.read_bytes())
     assert kept["1 torch fp32"]["conditions"]["processor"] == "Processor One, AVX2"
     assert [row["rows"] for row in kept["1 torch fp32"]["measured"]] == [1, 4, 1, 4]
+
+
+def test_a_measurement_is_kept_with_its_spread(machine: Machine, tmp_path: Path) -> None:
+    version = publish(Store(tmp_path))
+    runs = {1: [0.3, 0.2, 0.4], 4: [0.8]}
+    keep_setup(version, "torch", "fp32", CPU, FOUND, [Timed.of(FOUND, runs)], rounds=4)
+    (path,) = (version.folder.parent / "tuned").glob("setups-cpu-*.json")
+    one, four = json.loads(path.read_bytes())["1 torch fp32"]["measured"]
+    assert {key: one[key] for key in ("seconds", "median", "longest", "runs")} == {
+        "seconds": 0.2, "median": 0.3, "longest": 0.4, "runs": 3,
+    }  # fmt: skip
+    assert (four["seconds"], four["runs"]) == (0.8, 1)
+    assert kept_setup(version, "torch", "fp32", CPU) == KeptSetup(FOUND, {1: 0.2, 4: 0.8}, 4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rounds": "many"}, {"measured": 3}, {"measured": [{"rows": 1}, 7]}, {"measured": None}]
+)
+def test_an_entry_with_odd_measurements_still_names_its_setup(
+    machine: Machine, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """A file of an earlier version has neither spread nor rounds."""
+    version = publish(Store(tmp_path))
+    asked(version, machine)
+    (path,) = (version.folder.parent / "tuned").glob("setups-cpu-*.json")
+    entries = json.loads(path.read_bytes())
+    path.write_text(json.dumps({key: entry | changes for key, entry in entries.items()}))
+    kept = kept_setup(version, "torch", "fp32", CPU)
+    assert kept is not None and kept.setup == FOUND and kept.rounds == 0
+    assert kept.seconds == ({1: 0.2, 4: 0.8} if "rounds" in changes else {})
 
 
 def test_another_processor_is_measured_anew(

@@ -28,7 +28,7 @@ from tests.serve.versions.traffic.conftest import (
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 
-THREADS = ["halfeven-cpu", "halfeven-finetune", "halfeven-roster", "halfeven-watch"]
+THREADS = ["halfeven-choices", "halfeven-cpu", "halfeven-finetune", "halfeven-roster", "halfeven-watch"]
 
 
 @pytest.mark.slow

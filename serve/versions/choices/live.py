@@ -1,0 +1,54 @@
+"""What live batches take, held against what was measured."""
+
+from collections.abc import Mapping
+
+OFF = 1.5  # times as long, or as short: the event loop and other models take their share of the cores as well
+_FEWEST_S = 0.25  # of batches; less says nothing
+Batches = Mapping[int, tuple[int, int]]  # by rows: how many, and their nanoseconds in sum
+
+
+def since(before: Batches, now: Batches) -> dict[int, tuple[int, int]]:
+    """The batches that were run between two looks."""
+    found: dict[int, tuple[int, int]] = {}
+    for rows, (count, spent_ns) in now.items():
+        earlier, earlier_ns = before.get(rows, (0, 0))
+        if count > earlier:
+            found[rows] = (count - earlier, spent_ns - earlier_ns)
+    return found
+
+
+def are_enough(batches: Batches) -> bool:
+    """Whether the batches were enough to tell what one takes."""
+    return sum(spent_ns for _, spent_ns in batches.values()) / 1e9 >= _FEWEST_S
+
+
+def seconds_by_rows(batches: Batches, waited_s: float = 0.0) -> dict[int, float]:
+    """Seconds of one batch on the core, by its rows. ``waited_s``: how long the device thread waited for a core
+    meanwhile; each batch gets its share of it."""
+    busy_s = sum(spent_ns for _, spent_ns in batches.values()) / 1e9
+    on_core = max(1.0 - waited_s / busy_s, 0.1) if busy_s else 1.0
+    return {rows: on_core * spent_ns / 1e9 / count for rows, (count, spent_ns) in batches.items()}
+
+
+def off_by(batches: Batches, expected: Mapping[int, float], waited_s: float = 0.0) -> float | None:
+    """How many times as long as expected the batches took; None where they were too few, or nothing is expected.
+
+    ``expected``: seconds of one batch by rows; between two sizes, and beyond the largest, a row costs the same.
+    """
+    if not expected or not are_enough(batches):
+        return None
+    taken = seconds_by_rows(batches, waited_s)
+    busy_s = sum(batches[rows][0] * seconds for rows, seconds in taken.items())
+    return busy_s / sum(batches[rows][0] * expected_seconds(expected, rows) for rows in taken)
+
+
+def expected_seconds(expected: Mapping[int, float], rows: int) -> float:
+    sizes = sorted(expected)
+    below = max((size for size in sizes if size <= rows), default=sizes[0])
+    above = min((size for size in sizes if size >= rows), default=None)
+    if above is None:
+        return expected[below] * rows / max(below, 1)
+    if below >= above:
+        return expected[below]
+    share = (rows - below) / (above - below)
+    return expected[below] + share * (expected[above] - expected[below])

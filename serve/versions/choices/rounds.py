@@ -1,0 +1,156 @@
+"""Rounds of measurements, taken in small steps between live batches, until two of them agree.
+
+Everything here is a generator: each step lasts as long as one short batch, and yields the seconds to leave to others.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from ....models.engines.engine import Engine
+from ...batching.core_wait import Crowding
+from ..loading.cpu_choice import CROWDED, Parts, Timed
+from ..loading.tuned import Way
+from .budget import Budget
+from .rivals import wins
+
+T = TypeVar("T")
+Steps = Generator[float, None, T]
+
+SHORT_S = 0.05  # of what is run between live batches
+MOST_ROUNDS = 5  # where no two in a row agree, what serves stays
+_PAIRS = 2  # of runs at each size in a round
+_HOPELESS = 2.0  # times as slow: the larger sizes are not run
+_FIRST_RUN = 20.0  # times as long as the active engine's run: no one-time work takes that
+_WARM_S = 0.025  # a shorter batch is run once more: the last one left another engine's weights in the caches
+_BRIEF_S, _MOST_RUNS = 0.002, 10  # of brief batches more runs are needed to see a difference
+_IDLE_PAUSE_S = 0.005  # in which threads of the engine before stop spinning
+_LEFT_TO_OTHERS = 3  # live batches get this many times as long as the measuring before them
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A batch of ``rows`` that an engine is to run; ``taken`` gets its seconds."""
+
+    engine: Engine
+    rows: int
+    taken: Timed
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Times batches on the device thread (``call``), between live ones, and takes their cost from the budget.
+
+    ``idle``: whether the device has nothing to do. ``batch_seconds`` as `cpu_choice.batch_seconds`. ``clock`` gives
+    seconds. ``allowed`` raises where nothing may be run any more.
+    """
+
+    call: Callable[[Callable[[], float]], float]
+    batch_of: Callable[[int], Parts]
+    batch_seconds: Callable[[Engine, Parts], float]
+    budget: Budget
+    idle: Callable[[], bool]
+    clock: Callable[[], float]
+    allowed: Callable[[], None] = lambda: None
+
+    def time(self, *jobs: Job) -> Steps[None]:
+        """Run the jobs in order, as soon as the budget allows it: as many in one step as end within `SHORT_S`, at least
+        one."""
+        left = deque(jobs)
+        while left:
+            while wait_s := self.budget.wait_s():
+                yield wait_s
+            at_rest = self.idle()
+            held_s = self.call(partial(self._run_some, left))
+            yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _LEFT_TO_OTHERS * held_s)
+
+    def _run_some(self, left: deque[Job]) -> float:
+        """The seconds that callers had to wait meanwhile: on a crowded machine far more than on a core."""
+        self.allowed()
+        began_s = self.clock()
+        held_s = 0.0
+        while left and (held_s == 0.0 or not self._too_long_after(held_s, left[0])):
+            job = left.popleft()
+            parts = self.batch_of(job.rows)
+            runs = [self.batch_seconds(job.engine, parts)]
+            while runs[0] <= _WARM_S and (
+                len(runs) == 1 or (sum(runs) < _BRIEF_S and len(runs) < _MOST_RUNS)
+            ):
+                runs.append(self.batch_seconds(job.engine, parts))
+            job.taken.add(job.rows, min(runs[1:] or runs))
+            before_s, held_s = held_s, self.clock() - began_s
+            self.budget.spend(max(sum(runs) * max(job.taken.setup.threads, 1), held_s - before_s))
+        return held_s
+
+    def _too_long_after(self, held_s: float, job: Job) -> bool:
+        """Whether the job is for the next step: callers come first, or threads of ONNX Runtime still spin."""
+        about_s = 2 * job.taken.seconds.get(job.rows, held_s)
+        return job.engine.form == "onnx" or held_s + about_s > SHORT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine of a contest, and what its batches took."""
+
+    way: Way
+    engine: Engine
+    taken: Timed
+
+
+@dataclass(slots=True)
+class Verdict:
+    """``wins``: whether the rival has to take the place. ``gain``: how many times as fast it was, in the mean."""
+
+    wins: bool = False
+    rounds: int = 0
+    gain: float = 0.0
+    crowded: bool = False
+    outcomes: list[bool] = field(default_factory=list)
+
+
+def contest(
+    active: Side,
+    rival: Side,
+    sizes: Sequence[int],
+    watch: Stopwatch,
+    crowding: Callable[[], Crowding],
+    mean: Callable[[list[float]], float],
+) -> Steps[Verdict]:
+    """Run the two in turns, small batches first, until two rounds in a row agree."""
+    verdict = Verdict()
+    while verdict.rounds < MOST_ROUNDS:
+        meanwhile = crowding()
+        gains = yield from _gains(active, rival, sizes, watch, is_first=verdict.rounds == 0)
+        crowded = meanwhile.disturbance() > CROWDED
+        verdict.rounds, verdict.gain = verdict.rounds + 1, mean(gains)
+        verdict.crowded = verdict.crowded or crowded
+        verdict.outcomes.append(wins(active.way, rival.way, gains, crowded))
+        if verdict.outcomes[-2:] in ([True, True], [False, False]):
+            verdict.wins = verdict.outcomes[-1]
+            break
+    return verdict
+
+
+def _gains(
+    active: Side, rival: Side, sizes: Sequence[int], watch: Stopwatch, is_first: bool
+) -> Steps[list[float]]:
+    """How many times as fast the rival was in this round, at each size as long as it is not hopeless."""
+    gains: list[float] = []
+    for rows in sizes:
+        mine, theirs = Timed(active.way.setup, {}), Timed(rival.way.setup, {})
+        if is_first:  # the rival's one-time work is not counted
+            first = Timed(rival.way.setup, {})
+            yield from watch.time(Job(rival.engine, rows, first), Job(active.engine, rows, mine))
+            if first.seconds[rows] > _FIRST_RUN * mine.seconds[rows]:
+                return [*gains, mine.seconds[rows] / first.seconds[rows]]
+        pair = Job(rival.engine, rows, theirs), Job(active.engine, rows, mine)
+        yield from watch.time(*pair * _PAIRS)
+        for side, found in ((active, mine), (rival, theirs)):
+            for taken in found.runs[rows]:
+                side.taken.add(rows, taken)
+        gains.append(mine.seconds[rows] / theirs.seconds[rows])
+        if gains[-1] * _HOPELESS < 1.0:
+            break
+    return gains

@@ -1,0 +1,139 @@
+"""A sweep over the real engines of a converted model, with given times, so that no processor decides.
+
+Every engine is loaded and run as it serves; what its batches take is made up, so that each form wins in turn.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.convert import convert
+from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.spec import ModelSpec
+from halfeven.models.store import Store, Version
+from halfeven.models.zoo import zoo_folder
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.interface import PreparedVersion
+from halfeven.serve.batching.place import Place
+from halfeven.serve.versions.choices.budget import Budget
+from halfeven.serve.versions.choices.machine import Machine
+from halfeven.serve.versions.choices.sweep import Sweep, way_of
+from halfeven.serve.versions.loading.kept_setups import keep_setup
+from halfeven.serve.versions.loading.ready import make_ready
+from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
+
+from tests.serve.versions.choices.processors import CPU
+
+pytestmark = pytest.mark.slow  # converts a model
+FORMS = ("torch", "onnx")
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits: version 1 proven in both forms, version 2 refused."""
+    where = tmp_path_factory.mktemp("choices")
+    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
+    store = Store(where / "store")
+    assert convert(folder, store).asked_passed
+    with (folder / "model.toml").open("a") as toml:
+        toml.write("\n[parity]\nmax_error_u = 0.0001\n")
+    assert not convert(folder, store).any_passed
+    return store.root
+
+
+@pytest.fixture
+def store(converted: Path, tmp_path: Path) -> Store:
+    """With a setup for every form, so that nothing is measured at a load."""
+    made = Store(Path(shutil.copytree(converted, tmp_path / "store")))
+    for number in (1, 2):
+        for form in FORMS:
+            for precision in ("fp32", "fp16"):
+                keep_setup(made.version("digits", number), form, precision, CPU, CpuSetup(1), [])
+    return made
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    thread = DeviceThread()
+    thread.start()
+    yield Place(torch.device("cpu"), thread)
+    thread.stop(30)
+
+
+def forms(prepared: PreparedVersion, place: Place) -> set[tuple[str, str]]:
+    for engine in (prepared.engine, prepared.whole):
+        if engine is not None:
+            place.call(engine.close)
+    return {(one.form, one.precision) for one in prepared.forms}
+
+
+def asking_for(version: Version, form: str, monkeypatch: pytest.MonkeyPatch) -> Version:
+    spec = replace(version.spec(), form=form)  # type: ignore[arg-type]
+    monkeypatch.setattr(type(version), "spec", lambda self: spec)
+    return version
+
+
+def test_what_is_proven_may_serve_and_a_form_that_is_asked_for_stays(
+    store: Store, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wholes, halves = {(form, "fp32") for form in FORMS}, {(form, "fp16") for form in FORMS}
+    proven, refused = store.version("digits", 1), store.version("digits", 2)
+    assert forms(make_ready(proven, place), place) == wholes | halves
+    assert forms(make_ready(refused, place), place) == wholes, (
+        "a half that is not proven never takes the place"
+    )
+    torch_alone = asking_for(proven, "torch", monkeypatch)
+    assert forms(make_ready(torch_alone, place), place) == {("torch", "fp16")}
+    assert forms(make_ready(refused, place), place) == {("torch", "fp32")}
+
+
+def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
+    store: Store, place: Place
+) -> None:
+    version = store.version("digits", 1)
+    prepared = make_ready(version, place)
+    loaded = LoadedVersion(version, spec_of(version), place, prepared)
+    favourite, events = ["torch", "fp32"], list[str]()
+
+    def seconds(engine: Any, parts: Any) -> float:
+        rows = len(engine.run(parts)[0])
+        liked = [engine.form, engine.precision] == favourite
+        return (1e-3 + 1e-4 * rows) * (1 if liked else 3) / max(engine.setup.threads, 1) ** 0.5
+
+    machine = Machine(lambda: True, cores=lambda: 2, batch_seconds=seconds, free_bytes=lambda: 1 << 40)
+    x = np.zeros((3, 1, 8, 8), np.float32)
+    reference = place.call(lambda: loaded.prepared.engine.run([[x]]))[0]
+    for kind in (("onnx", "fp16"), ("torch", "fp32"), ("torch", "fp16"), ("onnx", "fp32")):
+        favourite[:] = kind
+        budget = Budget(allowance_s=1e9)
+        sweep = Sweep(
+            loaded,
+            place,
+            machine,
+            budget,
+            lambda name, what, text, numbers: events.append(text),
+            lambda _: None,
+        )
+        for _ in sweep.steps():
+            pass
+        way = way_of(loaded.prepared)
+        assert (way.form, way.precision) == kind, events
+        assert loaded.prepared.digest == version.manifest["files"][file_of(*kind)]
+        assert (loaded.prepared.whole is not None) == (kind[1] != "fp32")
+        answer = place.call(lambda: loaded.prepared.engine.run([[x]]))[0]
+        assert np.allclose(answer, reference, atol=0.05)
+    assert len(events) >= 4
+    loaded.close()
+
+
+def file_of(form: str, precision: str) -> str:
+    return ("whole" if precision == "fp32" else "half") + (".pt2" if form == "torch" else ".onnx")
+
+
+def spec_of(version: Version) -> ModelSpec:
+    return version.spec().on_the_wire()

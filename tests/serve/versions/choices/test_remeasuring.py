@@ -1,0 +1,216 @@
+"""When a version is measured again: once it has served, at once where live batches disagree, and ever less often."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.errors import NotReady
+from halfeven.models.store import LIVE, Store, Version
+from halfeven.serve.batching.interface import PreparedVersion
+from halfeven.serve.versions.choices import remeasuring
+from halfeven.serve.versions.choices.machine import Machine
+from halfeven.serve.versions.choices.remeasuring import FIRST_S, LONGEST_S, Remeasuring
+from halfeven.serve.versions.choices.sweep import Gone
+from halfeven.serve.versions.loading import tuned
+from halfeven.serve.versions.loading.cpu_choice import Timed
+from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup
+from halfeven.serve.versions.loading.tuned import Way
+
+from tests.serve.versions.choices.processors import AVX512, CPU, SPEC, World
+
+SERVES = Way("torch", "fp32", CpuSetup(1))
+
+
+@dataclass(eq=False)
+class Loaded:
+    version: Version
+    prepared: PreparedVersion
+    name: str = "net"
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def counters(self) -> Any:
+        return SimpleNamespace(batches=dict(self.batches))
+
+    def serve(self, seconds: float, each_s: float = 0.02, rows: int = 8) -> None:
+        count, spent_ns = self.batches.get(rows, (0, 0))
+        self.batches[rows] = (count + round(seconds / each_s), spent_ns + round(seconds * 1e9))
+
+
+@dataclass(eq=False)
+class Stage:
+    """A version that serves, with sweeps that a test ends: ``changes`` and ``fault`` of the next ones."""
+
+    loaded: Loaded
+    world: World
+    remeasuring: Remeasuring
+    sweeps: list[Loaded] = field(default_factory=list)
+    changes: list[bool] = field(default_factory=list)
+    fault: Exception | None = None
+    busy: bool = False
+    crowded: bool = False
+
+    def after(self, seconds: float, serve: float = 0.0, each_s: float = 0.02) -> int:
+        """How many sweeps began in so many seconds, in which batches ran for ``serve`` seconds."""
+        before = len(self.sweeps)
+        for _ in range(max(round(seconds), 1)):
+            self.world.now += 1.0
+            self.loaded.serve(serve / max(round(seconds), 1), each_s)
+            for _ in range(4):
+                self.remeasuring.turn()
+        return len(self.sweeps) - before
+
+
+@pytest.fixture
+def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
+    monkeypatch.setattr(tuned, "processor", lambda: "a given processor")
+    monkeypatch.setattr(tuned, "usable_cores", lambda: 4)
+    with Store(tmp_path).draft("net") as draft:
+        draft.write_json("spec.json", SPEC.to_json())
+        return draft.publish(LIVE, {"half": None, "parent": None})
+
+
+@pytest.fixture
+def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    world = World(AVX512)
+    loaded = Loaded(version, world.prepared(SERVES))
+    served: Any = SimpleNamespace(traffic=SimpleNamespace(stable=loaded), exchanged=lambda loaded: None)
+    place: Any = world
+    machine = Machine(lambda: True, world.clock)
+    made = Stage(
+        loaded, world, Remeasuring(place, lambda: [served], lambda *event: None, lambda: made.busy, machine)
+    )
+
+    class Swept:
+        def __init__(self, loaded: Any, *given: Any) -> None:
+            self.crowded = made.crowded
+            self.way, self.measured = SERVES, Timed.of(SERVES.setup, {1: [0.006, 0.007], 8: [0.02]})
+            made.sweeps.append(loaded)
+
+        def steps(self) -> Any:
+            yield 0.0
+            if made.fault is not None:
+                raise made.fault
+            return made.changes.pop(0) if made.changes else False
+
+    monkeypatch.setattr(remeasuring, "Sweep", Swept)
+    return made
+
+
+def test_a_version_that_serves_nobody_is_not_measured_again(stage: Stage) -> None:
+    assert stage.after(100) == 0
+    assert stage.after(10, serve=1.5) == 0
+    assert stage.after(1, serve=1.0) == 1
+
+
+def test_a_thousand_brief_batches_are_enough(stage: Stage) -> None:
+    assert stage.after(5, serve=0.2, each_s=1e-4) == 1
+
+
+def test_each_sweep_that_confirms_the_choice_doubles_the_time_to_the_next(
+    stage: Stage, version: Version
+) -> None:
+    stage.after(5, serve=5)
+    assert stage.after(FIRST_S - 10, serve=20) == 0
+    assert stage.after(20, serve=10) == 1
+    assert stage.after(2 * FIRST_S - 20, serve=20) == 0
+    assert stage.after(30, serve=10) == 1
+    kept = kept_setup(version, "torch", "fp32", CPU)
+    assert kept is not None and kept.rounds == 6 and kept.seconds == {1: 0.006, 8: 0.02}
+
+
+def test_a_disturbed_sweep_confirms_nothing_and_is_made_again_soon(stage: Stage, version: Version) -> None:
+    stage.crowded = True
+    assert stage.after(5, serve=5) == 1
+    assert stage.after(60, serve=60) >= 3
+    assert kept_setup(version, "torch", "fp32", CPU) is None
+    stage.crowded = False
+    assert stage.after(20, serve=20) == 1
+    kept = kept_setup(version, "torch", "fp32", CPU)
+    assert kept is not None and kept.rounds == 2
+
+
+def test_after_a_change_it_is_measured_again_as_soon_as_it_has_served(stage: Stage, version: Version) -> None:
+    stage.changes = [True, True]
+    assert stage.after(20, serve=20) >= 3
+    kept = kept_setup(version, "torch", "fp32", CPU)
+    assert kept is not None and kept.rounds == 2, "what was replaced confirms nothing"
+
+
+def test_what_was_settled_before_this_start_is_trusted_for_longer(version: Version, stage: Stage) -> None:
+    keep_setup(version, "torch", "fp32", CPU, SERVES.setup, [Timed.of(SERVES.setup, {8: [0.02]})], rounds=6)
+    assert stage.after(4 * FIRST_S - 20, serve=100) == 0
+    assert stage.after(40, serve=10) == 1
+
+
+@pytest.mark.parametrize("each_s", [0.05, 0.01])
+def test_live_batches_that_disagree_twice_have_it_measured_at_once(
+    version: Version, stage: Stage, each_s: float
+) -> None:
+    keep_setup(version, "torch", "fp32", CPU, SERVES.setup, [Timed.of(SERVES.setup, {8: [0.02]})], rounds=6)
+    assert stage.after(20, serve=20) == 0
+    assert stage.after(1, serve=1, each_s=each_s) == 0, "one look may be chance"
+    assert stage.after(4, serve=4, each_s=each_s) == 1
+
+
+def test_a_kept_setup_that_is_not_the_one_that_serves_confirms_nothing(
+    version: Version, stage: Stage
+) -> None:
+    keep_setup(version, "torch", "fp32", CPU, CpuSetup(4), [], rounds=10)
+    assert stage.after(5, serve=5) == 1
+
+
+def test_while_versions_are_loaded_nothing_is_measured(stage: Stage) -> None:
+    stage.busy = True
+    assert stage.after(10, serve=10) == 0
+    stage.busy = False
+    assert stage.after(1, serve=0.1) == 1
+
+
+def test_a_version_that_left_is_forgotten_and_a_fault_ends_no_thread(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.fault = Gone("it left")
+    assert stage.after(3, serve=3) == 1 and "Traceback" not in caplog.text
+    stage.fault = RuntimeError("a bad file")
+    assert stage.after(5, serve=5) == 1 and "a bad file" in caplog.text
+    assert stage.after(1000, serve=100) == 0, "not tried again and again"
+    assert stage.after(LONGEST_S, serve=100) == 1
+
+
+def test_a_server_that_stops_is_left_alone(stage: Stage) -> None:
+    stage.fault = NotReady("the device is stopping")
+    assert stage.after(3, serve=3) == 1
+    assert stage.after(1000, serve=1000) == 0
+
+
+def test_on_another_device_and_without_forms_nothing_runs(stage: Stage) -> None:
+    stage.loaded.prepared.forms = ()
+    assert stage.after(10, serve=10) == 0
+    place: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), thread=SimpleNamespace(native_id=None))
+    thread = Remeasuring(place, lambda: pytest.fail("asked"), lambda *event: None)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_the_thread_ends_when_it_is_told_and_closes_what_is_under_way(stage: Stage) -> None:
+    ended = threading.Event()
+    stage.loaded.serve(10)
+
+    def steps() -> Any:
+        try:
+            yield 0.0
+        finally:
+            ended.set()
+
+    under_way = steps()
+    next(under_way)
+    stage.remeasuring._steps = under_way
+    stage.remeasuring.leave()
+    stage.remeasuring.start()
+    stage.remeasuring.join(30)
+    assert ended.is_set() and not stage.remeasuring.is_alive()

@@ -1,0 +1,499 @@
+"""What serves replaces a wrong choice on every processor: threads, passes, form and useful rows, by given facts."""
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.models.engines.cpu.setup import (
+    PACKED_CONVOLUTIONS,
+    PACKED_PRODUCTS,
+    WITHOUT_LOCK,
+    CpuSetup,
+)
+from halfeven.models.store import LIVE, Store, Version
+from halfeven.serve.batching.interface import PreparedVersion, ServableForm
+from halfeven.serve.versions.choices import sweep as sweep_file
+from halfeven.serve.versions.choices.budget import Budget
+from halfeven.serve.versions.choices.decided import Decided
+from halfeven.serve.versions.choices.machine import Machine
+from halfeven.serve.versions.choices.rounds import SHORT_S
+from halfeven.serve.versions.choices.sweep import Gone, Sweep
+from halfeven.serve.versions.loading import tuned
+from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN
+from halfeven.serve.versions.loading.cpu_choice import Timed
+from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup
+from halfeven.serve.versions.loading.tuned import Way, Winner, save_tuned, tuned_for
+
+from tests.serve.versions.choices.processors import (
+    AMX,
+    AVX512,
+    BF16,
+    CPU,
+    FORMS,
+    PROCESSORS,
+    SPEC,
+    Engine,
+    Processor,
+    World,
+    ways,
+)
+
+PLAIN_ONE = Way("torch", "fp32", CpuSetup(1))
+
+
+@dataclass(eq=False)
+class Loaded:
+    """Stands for a loaded version: engines are exchanged at once, and closed where nothing needs them."""
+
+    version: Version
+    prepared: PreparedVersion
+    spec: Any = SPEC
+    name: str = "net"
+    number: int = 1
+    fell_back: bool = False
+    gone: bool = False
+    served: list[Way] = field(default_factory=list)
+
+    def serves_by(self, engine: Any) -> bool:
+        return not self.gone and self.prepared.engine is engine
+
+    def exchange(self, engine: Any, new: PreparedVersion) -> bool:
+        if not self.serves_by(engine):
+            return False
+        old, self.prepared = self.prepared, new
+        for unused in (old.engine, old.whole):
+            if unused is not None and unused not in (new.engine, new.whole):
+                unused.close()
+        self.served.append(self.way)
+        return True
+
+    @property
+    def way(self) -> Way:
+        engine: Any = self.prepared.engine
+        return engine.way
+
+
+@pytest.fixture(autouse=True)
+def given_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.zeros((64, 4), np.float32)
+    monkeypatch.setattr(sweep_file, "stored_samples", lambda version: Samples({"x": rows}))
+    monkeypatch.setattr(sweep_file, "invariance_of", lambda *given: "the same bits")
+    monkeypatch.setattr(tuned, "processor", lambda: "a given processor")
+    monkeypatch.setattr(tuned, "usable_cores", lambda: 4)
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Version:
+    with Store(tmp_path).draft("net") as draft:
+        draft.write_json("spec.json", SPEC.to_json())
+        return draft.publish(LIVE, {"half": None, "parent": None})
+
+
+@dataclass(eq=False)
+class Bench:
+    """Sweeps over one version on one processor, until a sweep changes nothing."""
+
+    version: Version
+    world: World
+    loaded: Loaded
+    budget: Budget
+    events: list[tuple[str, str, str, Any]] = field(default_factory=list)
+    decided: Decided = field(default_factory=Decided)
+    pauses: list[float] = field(default_factory=list)
+    free_bytes: int = 1 << 40
+    sweeps: int = 0
+    changed_s: float = 0.0  # when something was replaced last
+    busy: bool = False  # live batches never end: one runs before each step
+
+    def sweep(self) -> Sweep:
+        machine = Machine(
+            lambda: not self.busy,
+            self.world.clock,
+            lambda: self.world.processor.cores,
+            self.world.crowding,
+            self.world.seconds,
+            self.world.clock,
+            lambda: self.free_bytes,
+            lambda exchanged: None,
+        )
+        given: Any = self.loaded
+        place: Any = self.world
+        return Sweep(
+            given,
+            place,
+            machine,
+            self.budget,
+            lambda *event: self.events.append(event),
+            lambda loaded: None,
+            self.decided,
+        )
+
+    def run(self) -> bool:
+        """One sweep; whether it changed anything. Time goes by in the pauses, and not more than one engine is tried."""
+        steps = self.sweep().steps()
+        self.sweeps += 1
+        known = len(self.events)
+        while True:
+            try:
+                pause = next(steps)
+            except StopIteration as end:
+                return end.value
+            if len(self.events) > known:
+                known, self.changed_s = len(self.events), self.world.now
+            self.pauses.append(pause)
+            self.world.now += pause + (self.live_s() if self.busy else 0.0)
+            rule_s = 0.02 * self.world.now + 15.0
+            assert self.budget.spent_s <= rule_s + 4 * SHORT_S * self.world.processor.cores
+
+    def live_s(self) -> float:
+        """Seconds of a batch as large as batches are now."""
+        rows = self.loaded.prepared.useful_rows or self.loaded.spec.max_batch_size
+        return self.world.processor.seconds(self.loaded.way, rows)
+
+    def rate(self) -> float:
+        """Rows per second under load."""
+        return (self.loaded.prepared.useful_rows or self.loaded.spec.max_batch_size) / self.live_s()
+
+    def settle(self, most: int = 8) -> None:
+        while self.run():
+            assert self.sweeps < most, "it switches to and fro"
+        self.decided.clear()
+
+
+def bench(
+    version: Version, processor: Processor, way: Way, rows: int = 0, forms: Any = FORMS, **world: Any
+) -> Bench:
+    made = World(processor, **world)
+    loaded = Loaded(version, made.prepared(way, forms, rows))
+    return Bench(version, made, loaded, Budget(made.clock))
+
+
+def handicapped(processor: Processor, way: Way) -> float:
+    return processor.seconds(way, 16) * (1.0 if way.precision == "fp32" else HALF_MUST_GAIN)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda one: one.name)
+@pytest.mark.parametrize("start", range(8))
+def test_from_any_way_the_best_one_of_the_processor_is_found_and_kept(
+    processor: Processor, start: int, version: Version
+) -> None:
+    every = list(ways(processor))
+    chance = random.Random(f"{processor.name} {start}")
+    way = (
+        PLAIN_ONE if start == 0 else chance.choice([one for one in every if processor.seconds(one, 1) < 0.1])
+    )
+    one = bench(version, processor, way, rows=chance.choice([0, 1, 4, 32]))
+    one.settle()
+    best = min(handicapped(processor, other) for other in every)
+    assert handicapped(processor, one.loaded.way) <= 1.12 * best, one.loaded.way
+    served = one.loaded.served
+    assert len(served) == len(set(served)) or one.loaded.prepared.useful_rows, "a way came back"
+    assert one.world.loaded == [one.loaded.prepared.engine] or one.loaded.prepared.whole in one.world.loaded
+    assert one.world.most_loaded <= 3, "what serves, its whole, and one that is tried"
+    kept = kept_setup(version, one.loaded.way.form, one.loaded.way.precision, CPU)
+    if served and served[-1].setup != way.setup:
+        assert kept is not None and kept.setup == one.loaded.way.setup
+    assert all(event[1] == "choice_replaced" for event in one.events)
+
+
+def test_a_planted_setup_is_replaced_within_the_allowance_and_told(version: Version) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
+    one.settle()
+    assert one.loaded.way.setup == CpuSetup(
+        4, frozenset({PACKED_CONVOLUTIONS, PACKED_PRODUCTS, WITHOUT_LOCK})
+    )
+    assert one.world.now < 60 and one.budget.spent_s < 15
+    name, kind, sentence, numbers = one.events[0]
+    assert (name, kind) == ("net", "choice_replaced")
+    assert "torch fp32, 4 threads instead of torch fp32, 1 thread, measured" in sentence
+    assert numbers["what"] == "threads" and numbers["gain"] > 2 and numbers["rounds"] == 2
+    assert one.loaded.prepared.reason.startswith("made up; while serving: torch fp32, 4 threads")
+    assert one.loaded.prepared.reason.count("while serving") == 1, "the last correction alone"
+    assert one.loaded.prepared.setup == one.loaded.way.setup, "GET /v1/models shows it"
+
+
+ENCODER = replace(BF16, cores=2, row_s=6e-3, batch_s=2e-3)  # about the one of the benchmarks
+
+
+@pytest.mark.parametrize(
+    ("way", "rows"),
+    [
+        (PLAIN_ONE, 32),
+        (Way("torch", "bf16", CpuSetup(1)), 32),
+        (Way("onnx", "fp32", CpuSetup(2)), 0),
+        (Way("torch", "bf16", CpuSetup(2, frozenset({PACKED_PRODUCTS, WITHOUT_LOCK}))), 1),
+    ],
+    ids=["one thread in FP32", "one thread, no passes", "the wrong form", "one row"],
+)
+def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_a_minute(
+    way: Way, rows: int, version: Version
+) -> None:
+    for form, precision in FORMS:  # a bad moment for all of them
+        keep_setup(version, form, precision, CPU, CpuSetup(1), [])
+    one = bench(version, ENCODER, way, rows=rows, load_s=0.5)
+    one.busy = True
+    while one.world.now < 60.0 and one.run():
+        pass
+    best = max(
+        rows / ENCODER.seconds(other, rows) / (1.0 if other.precision == "fp32" else HALF_MUST_GAIN)
+        for other in ways(ENCODER)
+        for rows in (8, 16, 32)
+    )
+    assert one.rate() / HALF_MUST_GAIN >= 0.9 * best, (one.loaded.way, one.world.now)
+    assert one.changed_s < 60.0, "the last change"
+    assert one.budget.spent_s <= 15.0 + 0.02 * one.world.now + 1.0
+    for (
+        run,
+        size,
+        seconds,
+    ) in one.world.runs:  # a new engine is warmed up with all rows, a hopeless one is run with one
+        assert seconds <= 4 * SHORT_S or size == 32 or (run.precision == "fp16" and size == 1)
+
+
+def test_what_is_kept_has_the_spread_of_its_measurements_and_how_often_they_agreed(version: Version) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
+    one.settle()
+    (path,) = (version.folder.parent / "tuned").glob("setups-*.json")
+    entry = json.loads(path.read_text())["1 torch fp32"]
+    assert entry["rounds"] == 2 and not entry["crowded"]
+    for row in entry["measured"]:
+        assert row["seconds"] <= row["median"] <= row["longest"] and row["runs"] >= 2
+
+
+def test_the_wrong_form_of_a_tuning_is_replaced_and_the_tuning_corrected(version: Version) -> None:
+    wrong = Winner("onnx", "fp32", 4, 0, 50, 100.0)
+    save_tuned(version, CPU, wrong, "2026-01-01", {"measurements": []})
+    one = bench(version, BF16, Way("onnx", "fp32", CpuSetup(4)))
+    one.settle()
+    assert (one.loaded.way.form, one.loaded.way.precision) == ("torch", "bf16")
+    found = tuned_for(version, CPU)
+    assert found is not None and (found.winner.form, found.winner.precision) == ("torch", "bf16")
+    assert found.winner.queue_delay_us == 50 and found.date == "2026-01-01"
+    assert "corrected by what was served on " in str(found)
+    facts = json.loads(tuned.tuned_path(version, CPU).read_text())
+    assert facts["corrected"]["was"]["form"] == "onnx", "the first winner, however often it is corrected"
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "rows", "expected"),
+    [(30e-3, 1, 16), (0.0, 32, 8), (4e-3, 1, 8), (4e-3, 16, 16)],
+    ids=["one row where batches gain", "far more rows than gain", "one row", "right"],
+)
+def test_useful_rows_are_corrected_by_the_rule_of_the_load(
+    batch_s: float, rows: int, expected: int, version: Version
+) -> None:
+    """8 ms a row on one core; the batches that are as good as the best and last long enough are those of the load."""
+    processor = Processor("one core", {}, 1, row_s=8e-3, batch_s=batch_s)
+    one = bench(version, processor, PLAIN_ONE, rows=rows, forms=[("torch", "fp32")])
+    one.settle()
+    found = one.loaded.prepared.useful_rows
+    assert found == expected
+    assert (found == rows) == (not [event for event in one.events if event[3]["what"] == "useful rows"])
+
+
+def test_noise_of_a_tenth_switches_nothing_that_is_right(version: Version) -> None:
+    """Ten processors' worth of chance: a way within the margins stays, and nothing goes to and fro."""
+    for seed in range(10):
+        chance = random.Random(seed)
+        start = Way(
+            "torch", "fp32", CpuSetup(4, frozenset({PACKED_CONVOLUTIONS, PACKED_PRODUCTS, WITHOUT_LOCK}))
+        )
+        one = bench(
+            version,
+            AVX512,
+            start,
+            rows=8,
+            forms=[("torch", "fp32")],
+            noise=lambda chance=chance: 1 + chance.random() / 10,
+        )
+        one.settle()
+        assert one.loaded.way == start, (seed, one.events)
+
+
+def test_disturbed_runs_do_not_hide_the_better_way(version: Version) -> None:
+    """Every fourth run lasts three times as long: another program had the core."""
+    chance = random.Random(1)
+    one = bench(version, AVX512, PLAIN_ONE, noise=lambda: 3.0 if chance.random() < 0.25 else 1.0)
+    one.settle(12)
+    best = min(handicapped(AVX512, other) for other in ways(AVX512))
+    assert handicapped(AVX512, one.loaded.way) <= 1.2 * best
+
+
+def test_on_a_crowded_machine_threads_that_lose_a_little_stay(version: Version) -> None:
+    """Beside a program that has the other cores four threads are slower than one, for as long as it runs."""
+
+    class Beside(Processor):
+        def seconds(self, way: Way, rows: int) -> float:
+            return AVX512.seconds(replace(way, setup=CpuSetup(1, way.setup.passes)), rows) * (
+                1.5 if way.threads > 1 else 1.0
+            )
+
+    start = Way("torch", "fp32", CpuSetup(4, frozenset({PACKED_CONVOLUTIONS, PACKED_PRODUCTS, WITHOUT_LOCK})))
+    beside = Beside("beside another program", AVX512.factors)
+    one = bench(version, beside, start, forms=[("torch", "fp32")], crowded=0.5)
+    one.run()
+    assert one.loaded.way.threads == 4
+    alone = bench(version, beside, start, forms=[("torch", "fp32")], crowded=0.0)
+    alone.run()
+    assert alone.loaded.way.threads == 1, "where nobody else computes, the measurement counts"
+
+
+def test_a_half_needs_the_margin_of_a_load_and_goes_only_clearly_below_it(version: Version) -> None:
+    def world(factor: float) -> Processor:
+        return Processor("half", {"torch bf16": factor, WITHOUT_LOCK: 1.2}, 1)
+
+    kinds = [("torch", "fp32"), ("torch", "bf16")]
+    half = Way("torch", "bf16", CpuSetup(1))
+    for factor, start, serves in [
+        (1 / 1.05, PLAIN_ONE, "fp32"),
+        (1 / 1.2, PLAIN_ONE, "bf16"),
+        (1 / 1.08, half, "bf16"),  # between the margins what serves stays
+        (1 / 1.02, half, "fp32"),
+    ]:
+        one = bench(version, world(factor), start, forms=kinds)
+        one.settle()
+        assert one.loaded.way.precision == serves, factor
+
+
+def test_a_half_takes_the_whole_that_served_beside_it_and_gives_it_up_again(version: Version) -> None:
+    kinds = [("torch", "fp32"), ("torch", "bf16")]
+    one = bench(version, BF16, PLAIN_ONE, forms=kinds)
+    one.settle()
+    prepared = one.loaded.prepared
+    whole: Any = prepared.whole
+    assert prepared.precision == "bf16" and prepared.digest == "sha of torch bf16"
+    assert whole is not None and whole.precision == "fp32" and not whole.closed
+    assert one.world.loaded == [whole, prepared.engine] or set(one.world.loaded) == {whole, prepared.engine}
+    slow = replace(BF16, factors=BF16.factors | {"torch bf16": 3.0})
+    one.world.processor = slow  # as if it had been chosen at a bad moment
+    one.settle(12)
+    assert one.loaded.prepared.precision == "fp32" and one.loaded.prepared.whole is None
+    assert one.world.loaded == [one.loaded.prepared.engine] and whole.closed
+
+
+def test_after_drift_no_half_comes_back(version: Version) -> None:
+    one = bench(version, AMX, PLAIN_ONE)
+    one.loaded.fell_back = True
+    one.settle()
+    assert one.loaded.way.precision == "fp32"
+    assert all(way.precision == "fp32" for way, _, _ in one.world.runs)
+
+
+def test_a_whole_that_took_the_place_of_the_half_that_was_asked_for_keeps_its_setup(version: Version) -> None:
+    one = bench(version, AMX, PLAIN_ONE, forms=[("torch", "fp16")])
+    one.loaded.fell_back = True
+    assert not one.run()
+    assert one.loaded.way == PLAIN_ONE and one.world.most_loaded == 1
+
+
+def test_a_fault_after_the_exchange_does_not_close_what_serves(
+    version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
+    monkeypatch.setattr(sweep_file, "keep_setup", lambda *given, **more: 1 / 0)
+    one.run()
+    serves: Any = one.loaded.prepared.engine
+    assert one.loaded.served and not serves.closed
+    assert one.world.loaded == [serves]
+
+
+def test_a_form_that_a_load_found_hopeless_is_not_run_in_the_way_of_callers(version: Version) -> None:
+    slow = Way("torch", "fp16", CpuSetup(1))
+    seconds = AVX512.seconds(slow, 1)
+    keep_setup(version, "torch", "fp16", CPU, CpuSetup(1), [Timed(CpuSetup(1), {1: seconds})])
+    one = bench(version, AVX512, PLAIN_ONE)
+    one.settle()
+    assert all(way.precision != "fp16" or way.form == "onnx" for way, _, _ in one.world.runs)
+
+
+def test_every_step_is_one_short_batch_and_hopeless_rivals_are_run_with_one_row(version: Version) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, rows=32)
+    one.settle()
+    longest = max(seconds for _, _, seconds in one.world.runs if seconds)
+    alone = AVX512.seconds(Way("torch", "fp16", CpuSetup(1)), 1)
+    assert longest <= max(2 * SHORT_S, alone)
+    assert {rows for way, rows, _ in one.world.runs if (way.form, way.precision) == ("torch", "fp16")} == {1}
+
+
+def test_an_engine_that_cannot_be_loaded_or_run_leaves_what_serves(
+    version: Version, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
+
+    def refused(setup: CpuSetup) -> Engine:
+        if PACKED_PRODUCTS in setup.passes:
+            raise MemoryError("no room")
+        engine = one.world.engine("torch", "fp32", setup)
+        if PACKED_CONVOLUTIONS in setup.passes:
+            engine.run = lambda parts: (_ for _ in ()).throw(RuntimeError("no kernel"))  # type: ignore[method-assign]
+        return engine
+
+    form = one.loaded.prepared.forms[0]
+    one.loaded.prepared.forms = [ServableForm("torch", "fp32", form.digest, form.nbytes, refused)]
+    one.settle()
+    assert one.loaded.way.setup == CpuSetup(4, frozenset({WITHOUT_LOCK}))
+    assert "no room" in caplog.text and "no kernel" in caplog.text
+    assert one.world.loaded == [one.loaded.prepared.engine]
+
+
+def test_without_memory_for_one_more_engine_nothing_is_loaded(version: Version) -> None:
+    one = bench(version, AVX512, PLAIN_ONE)
+    one.free_bytes = 3000
+    assert not one.run()
+    assert one.world.most_loaded == 1
+
+
+def test_a_version_that_leaves_meanwhile_ends_the_sweep_and_its_rival_is_closed(version: Version) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, rows=8)
+    steps = one.sweep().steps()
+    with pytest.raises(Gone):
+        for _ in steps:
+            if len(one.world.loaded) == 2:
+                one.loaded.gone = True
+    assert one.world.loaded == [one.loaded.prepared.engine]
+
+
+def test_a_sweep_that_is_ended_closes_its_rival(version: Version) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, rows=8)
+    steps = one.sweep().steps()
+    while len(one.world.loaded) < 2:
+        next(steps)
+    steps.close()
+    assert one.world.loaded == [one.loaded.prepared.engine]
+
+
+def test_a_model_without_a_batch_is_measured_as_it_is(version: Version) -> None:
+    spec = replace(SPEC, max_batch_size=0)
+    one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
+    one.loaded.spec = spec
+    one.loaded.version = SimpleVersion(version, spec)  # type: ignore[assignment]
+    one.settle()
+    assert one.loaded.way.setup.threads == 4 and PACKED_PRODUCTS in one.loaded.way.setup.passes
+
+
+class SimpleVersion:
+    """A version with another spec."""
+
+    def __init__(self, version: Version, spec: Any) -> None:
+        self._version, self._spec = version, spec
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._version, name)
+
+    def spec(self) -> Any:
+        return self._spec
+
+
+def test_a_brief_model_never_gets_more_threads(version: Version) -> None:
+    brief = replace(AVX512, row_s=1e-5, batch_s=5e-5)
+    one = bench(version, brief, Way("torch", "fp32", CpuSetup(4)), forms=[("torch", "fp32")])
+    one.settle()
+    assert 1 in [way.threads for way, _, _ in one.world.runs], "fewer threads are tried"
+    calm = bench(version, brief, PLAIN_ONE, forms=[("torch", "fp32")])
+    calm.settle()
+    assert {way.threads for way, _, _ in calm.world.runs} == {1}

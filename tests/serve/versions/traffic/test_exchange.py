@@ -1,0 +1,99 @@
+"""Another engine takes the place of one that serves, under HTTP traffic: no request is lost, no closed engine runs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.store import Store
+from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.versions.roster import Roster
+from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
+
+from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving, until
+
+ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
+
+
+def traffic(address: str) -> Traffic:
+    return Traffic(int(address.rpartition(":")[2]), "net", ROWS, 3)
+
+
+def loaded_of(roster: Roster) -> LoadedVersion:
+    return roster.all()[0].traffic.stable
+
+
+def test_engines_and_batch_sizes_are_exchanged_and_every_request_is_answered(
+    store: Store, versions: Versions
+) -> None:
+    with serving(store, parity_sample=1.0) as (address, roster), traffic(address) as callers:
+        loaded = loaded_of(roster)
+        until(lambda: callers.answered > 20)
+        for turn in range(20):
+            old: Any = loaded.prepared.engine
+            if turn % 3 == 2:
+                assert loaded.exchange(old, replace(loaded.prepared, useful_rows=1 + turn % 8))
+                assert not old.closed and loaded.prepared.useful_rows == 1 + turn % 8
+                continue
+            new = replace(loaded.prepared, engine=Engine(1), setup=CpuSetup(turn + 1), reason=f"turn {turn}")
+            assert loaded.exchange(old, new)
+            assert old.closed and loaded.prepared.engine is new.engine
+        since = callers.answered
+        until(lambda: callers.answered > since + 50)
+        (model,) = call(address, "/v1/models")[1]["models"]
+        assert model["cpu"]["threads"] == 20 and model["reason"] == "turn 19"
+        whole: Any = loaded.prepared.whole
+        assert whole is versions.wholes[1] and not whole.closed, "it goes on checking"
+        assert loaded.drift is not None
+    assert (callers.failed, callers.faults) == (0, [])
+    assert callers.by_version == {"1": callers.answered}
+
+
+def test_an_engine_that_serves_no_more_is_not_exchanged(store: Store, versions: Versions) -> None:
+    with serving(store) as (_, roster):
+        loaded = loaded_of(roster)
+        rival: Any = Engine(1)
+        assert not loaded.exchange(rival, replace(loaded.prepared, engine=rival))
+        half: Any = loaded.prepared.engine
+        assert loaded.serves_by(half) and loaded.fall_back("a test says so")
+        assert not loaded.exchange(half, replace(loaded.prepared, engine=rival)) and loaded.fell_back
+        assert not loaded.serves_by(half)
+    assert not loaded.exchange(loaded.prepared.engine, replace(loaded.prepared, engine=rival)), "it is closed"
+    assert not rival.closed, "whose engine it is, closes it"
+
+
+def test_from_half_to_whole_and_back_the_checks_end_and_begin(store: Store, versions: Versions) -> None:
+    with serving(store, parity_sample=1.0) as (address, roster), traffic(address) as callers:
+        served = roster.all()[0]
+        loaded = served.traffic.stable
+        half: Any = loaded.prepared.engine
+        checked = attached(roster)
+        until(lambda: callers.answered > 20)
+        fp32: Any = Engine(1, "fp32")
+        assert loaded.exchange(half, replace(loaded.prepared, engine=fp32, precision="fp32", whole=None))
+        served.exchanged(loaded)
+        assert half.closed and versions.wholes[1].closed and loaded.drift is None
+        assert attached(roster) == checked - 1, "the queue of the checks is gone with its engine"
+        other: Any = Engine(1)
+        assert loaded.exchange(fp32, replace(loaded.prepared, engine=other, precision="fp16", whole=fp32))
+        served.exchanged(loaded)
+        assert not fp32.closed and loaded.drift is not None and attached(roster) == checked
+        since = fp32.rows
+        until(lambda: fp32.rows > since + 5)
+        assert infer(address) == "1"
+    assert (callers.failed, callers.faults) == (0, [])
+
+
+@pytest.mark.slow
+def test_an_exchange_beside_a_promotion_loses_nothing(store: Store, versions: Versions) -> None:
+    with serving(store) as (address, roster), traffic(address) as callers:
+        for number in (2, 1, 2):
+            loaded = loaded_of(roster)
+            call(address, "/v1/models/net/promote", {"version": number})
+            rival = Engine(loaded.number)
+            old: Any = loaded.prepared.engine
+            if loaded.exchange(old, replace(loaded.prepared, engine=rival)):
+                assert old.closed
+        until(lambda: callers.answered > 50)
+    assert (callers.failed, callers.faults) == (0, [])
