@@ -16,7 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.cpu.setup import usable_cores
+
+from tests import preloaded
+
+pytest_plugins = ["tests.forked_workers"]
+subprocess.Popen = preloaded.Popen
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(
@@ -78,13 +82,6 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """The number of test processes that ``-n auto`` starts: one more than there are cores, because many tests wait for
-    other processes. On two cores the quick tests take 181 s with three test processes and 204 s with two."""
-    return usable_cores() + 1
 
 
 def pytest_report_header() -> str:

@@ -1,0 +1,126 @@
+"""A child that is forked from a process with torch in it is, seen from inside and from outside, a fresh interpreter."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import preloaded
+
+CHILD = """
+import gc, json, os, resource, signal, sys, threading
+import torch, numpy
+print(json.dumps({
+    "argv": sys.argv, "folder": os.getcwd(), "path": sys.path, "flags": str(sys.flags), "name": __name__,
+    "file": __file__, "main": sys.modules["__main__"].__dict__ is globals(), "environment": dict(os.environ),
+    "parent": os.getppid(), "leads": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()],
+    "descriptors": [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
+    "ours": [name for name in sys.modules if name.split(".")[0] in ("halfeven", "tests")],
+    "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))], "collects": gc.isenabled(),
+    "command": sys.orig_argv, "writes": [sys.stdout.encoding, sys.stdout.line_buffering, sys.dont_write_bytecode],
+    "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)],
+    "limits": [resource.getrlimit(number) for number in (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)],
+    "nice": os.nice(0), "threads of torch": torch.get_num_threads(),
+    "said": sys.stdin.readline(),
+}), flush=True)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a script of a name that is forked; no process that forks is there yet."""
+    monkeypatch.setattr(preloaded, "_parents", {})
+    (tmp_path / "child.py").write_text(CHILD)
+    yield tmp_path
+    for parent in filter(None, preloaded._parents.values()):
+        parent.end()
+
+
+def started(place: Path, *arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-PB", str(place / "child.py"), *arguments]
+    # Without one given, C's own environment is passed on, where readline has written sizes of the terminal.
+    more.setdefault("env", dict(os.environ))
+    return preloaded.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **more)
+
+
+def forked() -> int:
+    return sum(parent is not None for parent in preloaded._parents.values())
+
+
+@pytest.mark.parametrize(
+    "more", [{"start_new_session": True}, {"process_group": 0}, {"cwd": "/"}, {}], ids=str
+)
+def test_a_forked_child_is_as_a_fresh_one(
+    more: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "cwd" not in more:
+        monkeypatch.chdir(place)
+    monkeypatch.setenv("SAID_TO_THE_CHILD", "as it is")
+    told = []
+    for fork in (False, True, True):
+        child = started(place, "one", "two", **more)
+        told.append(json.loads(child.communicate(b"hello\n", timeout=120)[0]))
+        assert (child.returncode, bool(forked())) == (7, fork)
+    fresh, *others = [{**each, **each.pop("environment")} for each in told]
+    for other in others:
+        assert {name: (fresh[name], other[name]) for name in fresh if fresh[name] != other[name]} == {}
+    assert fresh["ours"] == [] and fresh["argv"][1:] == ["one", "two"]
+
+
+def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(place: Path) -> None:
+    (place / "child.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
+    for _ in range(2):
+        child = started(place)
+        said, _ = child.communicate(timeout=120)
+        assert child.returncode == 1 and said.decode().endswith("ValueError: no\n")
+    assert forked() == 1
+
+
+def test_it_is_killed_and_waited_for_as_any_child(place: Path) -> None:
+    (place / "child.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
+    for _ in range(2):
+        child = started(place, process_group=0)
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        assert child.poll() is None
+        os.killpg(child.pid, signal.SIGKILL)
+        assert child.wait(120) == -signal.SIGKILL
+        child.communicate()
+    assert forked() == 1
+
+
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "ONEDNN_MAX_CPU_ISA"])
+def test_an_environment_that_says_something_else_to_the_start_begins_anew(name: str, place: Path) -> None:
+    for value in ("1", "2"):
+        started(place, env={**os.environ, name: value}).communicate(b"", timeout=120)
+    assert forked() == 0
+
+
+def test_what_an_order_cannot_say_is_a_fresh_interpreter(place: Path) -> None:
+    started(place).communicate(b"", timeout=120)
+    started(place, umask=0o77).communicate(b"", timeout=120)
+    with pytest.raises(FileNotFoundError):
+        started(place, cwd=place / "missing")
+    assert forked() == 0
+
+
+def test_no_two_children_draw_the_same_random_numbers(place: Path) -> None:
+    (place / "child.py").write_text("import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n")
+    drawn = [started(place).communicate(timeout=120)[0].split() for _ in range(3)]
+    assert len({number for numbers in drawn for number in numbers}) == 6 and forked() == 1
+
+
+def test_the_process_that_forks_ends_with_the_one_that_asked(place: Path) -> None:
+    for _ in range(2):
+        started(place).communicate(b"", timeout=120)
+    (parent,) = preloaded._parents.values()
+    assert parent is not None
+    parent.end()
+    assert parent.process.returncode == 0
