@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests import preloaded
+from tests.patience import PATIENCE_S
 
 pytest_plugins = ["tests.forked_workers"]
 subprocess.Popen = preloaded.Popen
@@ -123,7 +124,7 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(shutil.copytree(ROOT, folder / "source", ignore=NOT_SOURCE))
     command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
-        [*command, "--quiet", "--wheel-dir", str(folder)], capture_output=True, text=True, timeout=120
+        [*command, "--quiet", "--wheel-dir", str(folder)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, f"the wheel could not be built:\n{done.stdout}\n{done.stderr}"
     (wheel,) = folder.glob("*.whl")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import preloaded
+from tests.patience import PATIENCE_S
 
 CHILD = """
 import gc, json, os, resource, signal, sys, threading
@@ -67,7 +68,7 @@ def test_a_forked_child_is_as_a_fresh_one(
     told = []
     for fork in (False, True, True):
         child = started(place, "one", "two", **more)
-        told.append(json.loads(child.communicate(b"hello\n", timeout=120)[0]))
+        told.append(json.loads(child.communicate(b"hello\n", timeout=PATIENCE_S)[0]))
         assert (child.returncode, bool(forked())) == (7, fork)
     fresh, *others = [{**each, **each.pop("environment")} for each in told]
     for other in others:
@@ -79,7 +80,7 @@ def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(place: Path) -> Non
     (place / "child.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
     for _ in range(2):
         child = started(place)
-        said, _ = child.communicate(timeout=120)
+        said, _ = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 1 and said.decode().endswith("ValueError: no\n")
     assert forked() == 1
 
@@ -91,7 +92,7 @@ def test_it_is_killed_and_waited_for_as_any_child(place: Path) -> None:
         assert child.stdout is not None and child.stdout.readline() == b"up\n"
         assert child.poll() is None
         os.killpg(child.pid, signal.SIGKILL)
-        assert child.wait(120) == -signal.SIGKILL
+        assert child.wait(PATIENCE_S) == -signal.SIGKILL
         child.communicate()
     assert forked() == 1
 
@@ -99,13 +100,13 @@ def test_it_is_killed_and_waited_for_as_any_child(place: Path) -> None:
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "ONEDNN_MAX_CPU_ISA"])
 def test_an_environment_that_says_something_else_to_the_start_begins_anew(name: str, place: Path) -> None:
     for value in ("1", "2"):
-        started(place, env={**os.environ, name: value}).communicate(b"", timeout=120)
+        started(place, env={**os.environ, name: value}).communicate(b"", timeout=PATIENCE_S)
     assert forked() == 0
 
 
 def test_what_an_order_cannot_say_is_a_fresh_interpreter(place: Path) -> None:
-    started(place).communicate(b"", timeout=120)
-    started(place, umask=0o77).communicate(b"", timeout=120)
+    started(place).communicate(b"", timeout=PATIENCE_S)
+    started(place, umask=0o77).communicate(b"", timeout=PATIENCE_S)
     with pytest.raises(FileNotFoundError):
         started(place, cwd=place / "missing")
     assert forked() == 0
@@ -113,13 +114,13 @@ def test_what_an_order_cannot_say_is_a_fresh_interpreter(place: Path) -> None:
 
 def test_no_two_children_draw_the_same_random_numbers(place: Path) -> None:
     (place / "child.py").write_text("import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n")
-    drawn = [started(place).communicate(timeout=120)[0].split() for _ in range(3)]
+    drawn = [started(place).communicate(timeout=PATIENCE_S)[0].split() for _ in range(3)]
     assert len({number for numbers in drawn for number in numbers}) == 6 and forked() == 1
 
 
 def test_the_process_that_forks_ends_with_the_one_that_asked(place: Path) -> None:
     for _ in range(2):
-        started(place).communicate(b"", timeout=120)
+        started(place).communicate(b"", timeout=PATIENCE_S)
     (parent,) = preloaded._parents.values()
     assert parent is not None
     parent.end()

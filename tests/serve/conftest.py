@@ -28,6 +28,8 @@ from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.routes.app import History, build_app
 from halfeven.serve.http.routes.infer import InferFront
 
+from tests.patience import PATIENCE_S
+
 DIGEST = "0123456789abcdef" * 4
 
 
@@ -266,8 +268,8 @@ def started(
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert is_up.wait(20)
+        assert is_up.wait(PATIENCE_S)
         yield server
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_S)
