@@ -6,6 +6,7 @@ no group left takes half of the tests of a file that another worker still has to
 while the others are done. How long a test takes is remembered in pytest's cache.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -136,6 +137,8 @@ class _Run:
     def run(self) -> None:
         if reporter := self._config.pluginmanager.get_plugin("terminalreporter"):
             reporter.showfspath = False  # tests of many files end by turns
+        if "torch" in sys.modules:
+            importlib.import_module("torch._dynamo")  # half a second, which each worker would take by itself
         self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all workers
         try:
             for _ in range(self._count):

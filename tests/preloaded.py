@@ -41,6 +41,7 @@ ORDINARY = {  # of `subprocess.Popen`: an order has nothing else
 }  # fmt: skip
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of Linux
 _MOST = 2**20  # bytes of an order
+_ROOM = " " * 4096  # an argument: the memory in which a child writes its own command line
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -69,7 +70,7 @@ class _Parent:
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, *options, str(Path(__file__)), str(theirs.fileno())],
+                [sys.executable, *options, str(Path(__file__)), str(theirs.fileno()), _ROOM],
                 env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 
@@ -186,6 +187,7 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update({**coerced, **order["environment"]})
     sys.orig_argv[:] = order["arguments"]
+    _show(order["arguments"])
     option, what, *more = order["arguments"][1:]
     numpy, torch = (sys.modules[name] for name in ("numpy", "torch"))
     numpy.random.seed()  # else the random numbers of all children would be the same
@@ -201,6 +203,13 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     vars(main).update(__file__=what, __builtins__=builtins)
     sys.modules["__main__"] = main
     exec(compile(Path(what).read_bytes(), what, "exec"), vars(main))
+
+
+def _show(command: Sequence[str]) -> None:
+    """What others see as the command line of this process: proc(5), ``cmdline``, is read from where it was started."""
+    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    text = b"".join(os.fsencode(part) + b"\0" for part in command)
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ def test_after(number): ...
 """
 INTERRUPTED = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background has it ignored
 def test_interrupts():
     os.kill(os.getppid(), signal.SIGINT)
     signal.pause()
