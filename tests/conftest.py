@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests import preloaded
 from tests.patience import PATIENCE_S
 
 pytest_plugins = ["tests.forked_workers"]
 subprocess.Popen = preloaded.Popen
+for phase in ("connect", "read", "write", "pool"):  # a request without a limit of its own waits 5 s otherwise
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(

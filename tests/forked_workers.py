@@ -238,8 +238,8 @@ class _Sender:
     ) -> None:
         # Its text, because the warning itself, or what it is about, may not be one to send.
         text = f"{warning_message.category.__name__}: {warning_message.message}"
-        told = warnings.WarningMessage(text, Warning, warning_message.filename, warning_message.lineno)
-        content = {"warning_message": told, "when": when, "nodeid": nodeid, "location": location}
+        recorded = warnings.WarningMessage(text, Warning, warning_message.filename, warning_message.lineno)
+        content = {"warning_message": recorded, "when": when, "nodeid": nodeid, "location": location}
         self._link.send(("warning", content))
 
 

@@ -13,10 +13,10 @@ from tests.forked_workers import Deal
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def dealt(deal: Deal, turns: str) -> dict[str, list[int]]:
-    """What each worker is given, a letter a worker, in the order of ``turns``."""
-    given: dict[str, list[int]] = {worker: [] for worker in turns}
-    for worker in turns:
+def dealt(deal: Deal, order: str) -> dict[str, list[int]]:
+    """What each worker is given, a letter a worker, in this order."""
+    given: dict[str, list[int]] = {worker: [] for worker in order}
+    for worker in order:
         if (place := deal.next(worker)) is not None:
             given[worker].append(place)
     return given
@@ -128,7 +128,8 @@ def run(folder: Path, text: str, *options: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-p", "tests.forked_workers", "--rootdir", str(folder), "-ra"]
     done = subprocess.run(
         [*command, "-c", str(folder / "pytest.ini"), *options, str(folder / "test_it.py")],
-        cwd=ROOT, env={**os.environ, "PYTEST_ADDOPTS": ""}, capture_output=True, text=True,
+        cwd=ROOT, env={**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -154,6 +155,7 @@ def test_a_test_that_ends_its_process_has_failed_and_the_others_are_run(tmp_path
     assert "ended (signal 9)" in output and "ended (exit status 3)" in output
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_a_run_that_asks_for_it(tmp_path: Path) -> None:
     status, output = run(
         tmp_path, "def test_a(): assert 0\n" + SUITE.replace("20", "2000"), "--workers", "2", "-x"
@@ -162,11 +164,13 @@ def test_the_first_failure_ends_a_run_that_asks_for_it(tmp_path: Path) -> None:
     assert int(re.findall(r"(\d+) passed", output)[0]) < 2000 if "passed" in output else True
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
     status, output = run(tmp_path, INTERRUPTED, "--workers", "1")
     assert status == pytest.ExitCode.INTERRUPTED, output  # its output is read to the end: nobody has it open
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-k", "skips"), ("--collect-only", "-q")])
 def test_a_choice_of_tests_means_what_it_means_without_workers(
     options: tuple[str, ...], tmp_path: Path
@@ -175,6 +179,7 @@ def test_a_choice_of_tests_means_what_it_means_without_workers(
     assert (alone[0], closing(alone[1])) == (together[0], closing(together[1]))
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_collected_is_told_of(tmp_path: Path) -> None:
     status, output = run(tmp_path, "import nothing_of_this_name", "--workers", "2")
     assert status == pytest.ExitCode.INTERRUPTED and "nothing_of_this_name" in output

@@ -301,7 +301,10 @@ def the_waiting_thread_rings_after_each_batch_and_survives_an_error() -> None:
         order.append("ended")
         raise RuntimeError("the device's error")
 
-    told, threading.excepthook = threading.excepthook, lambda _: rung[0].set()  # a thread that ends never rings
+    hook, threading.excepthook = (
+        threading.excepthook,
+        lambda _: rung[0].set(),
+    )  # a thread that ends never rings
     try:
         arrivals.watch(failing, lambda: (order.append("rung"), rung[0].set()))  # type: ignore[arg-type, func-returns-value]
         held.set()
@@ -310,7 +313,7 @@ def the_waiting_thread_rings_after_each_batch_and_survives_an_error() -> None:
         assert rung[1].wait(PATIENCE_S)
     finally:
         arrivals.stop()
-        threading.excepthook = told
+        threading.excepthook = hook
 
 
 class Lent:

@@ -35,14 +35,30 @@ sys.exit(7)
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def preloaded_here() -> Iterator[None]:
+    """The processes that fork for these tests alone; the first child of the one that most tests ask has been."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preloaded, "_parents", {})
+        yield
+        for parent in filter(None, preloaded._parents.values()):
+            parent.end()
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a script of a name that is forked; no process that forks is there yet."""
-    monkeypatch.setattr(preloaded, "_parents", {})
+def place(tmp_path: Path) -> Path:
+    """A folder with a script of a name that is forked."""
     (tmp_path / "child.py").write_text(CHILD)
-    yield tmp_path
-    for parent in filter(None, preloaded._parents.values()):
-        parent.end()
+    return tmp_path
+
+
+@pytest.fixture
+def prepared(place: Path) -> Path:
+    """The same after a child: further ones like it are forked."""
+    (place / "child.py").write_text("")
+    started(place).communicate(b"", timeout=PATIENCE_S)
+    (place / "child.py").write_text(CHILD)
+    return place
 
 
 def started(place: Path, *arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
@@ -53,7 +69,15 @@ def started(place: Path, *arguments: str, **more: Any) -> "subprocess.Popen[byte
     return preloaded.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **more)
 
 
-def forked() -> int:
+def seen_from_inside(place: Path, **more: Any) -> dict[str, Any]:
+    child = started(place, "one", "two", **more)
+    said, _ = child.communicate(b"hello\n", timeout=PATIENCE_S)
+    assert child.returncode == 7, said.decode()
+    return json.loads(said)
+
+
+def forks() -> int:
+    """How many processes fork."""
     return sum(parent is not None for parent in preloaded._parents.values())
 
 
@@ -61,68 +85,67 @@ def forked() -> int:
     "more", [{"start_new_session": True}, {"process_group": 0}, {"cwd": "/"}, {}], ids=str
 )
 def test_a_forked_child_is_as_a_fresh_one(
-    more: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "cwd" not in more:
-        monkeypatch.chdir(place)
+        monkeypatch.chdir(prepared)
     monkeypatch.setenv("SAID_TO_THE_CHILD", "as it is")
-    told = []
-    for fork in (False, True, True):
-        child = started(place, "one", "two", **more)
-        told.append(json.loads(child.communicate(b"hello\n", timeout=PATIENCE_S)[0]))
-        assert (child.returncode, bool(forked())) == (7, fork)
-    fresh, *others = [{**each, **each.pop("environment")} for each in told]
-    for other in others:
-        assert {name: (fresh[name], other[name]) for name in fresh if fresh[name] != other[name]} == {}
+    forked = seen_from_inside(prepared, **more)
+    assert forks() == 1
+    monkeypatch.setattr(preloaded, "FORKED", set())
+    fresh = seen_from_inside(prepared, **more)
+    assert {name: (fresh[name], forked[name]) for name in fresh if fresh[name] != forked[name]} == {}
     assert fresh["ours"] == [] and fresh["argv"][1:] == ["one", "two"]
 
 
-def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(place: Path) -> None:
-    (place / "child.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
-    for _ in range(2):
-        child = started(place)
-        said, _ = child.communicate(timeout=PATIENCE_S)
-        assert child.returncode == 1 and said.decode().endswith("ValueError: no\n")
-    assert forked() == 1
+def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(prepared: Path) -> None:
+    (prepared / "child.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
+    child = started(prepared)
+    said, _ = child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 1 and said.decode().endswith("ValueError: no\n")
 
 
-def test_it_is_killed_and_waited_for_as_any_child(place: Path) -> None:
-    (place / "child.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
-    for _ in range(2):
-        child = started(place, process_group=0)
-        assert child.stdout is not None and child.stdout.readline() == b"up\n"
-        assert child.poll() is None
-        os.killpg(child.pid, signal.SIGKILL)
-        assert child.wait(PATIENCE_S) == -signal.SIGKILL
-        child.communicate()
-    assert forked() == 1
+def test_it_is_killed_and_waited_for_as_any_child(prepared: Path) -> None:
+    (prepared / "child.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
+    child = started(prepared, process_group=0)
+    assert child.stdout is not None and child.stdout.readline() == b"up\n"
+    assert child.poll() is None
+    os.killpg(child.pid, signal.SIGKILL)
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
+    child.communicate()
+
+
+def test_no_two_children_draw_the_same_random_numbers(prepared: Path) -> None:
+    (prepared / "child.py").write_text(
+        "import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n"
+    )
+    drawn = [started(prepared).communicate(timeout=PATIENCE_S)[0].split() for _ in range(2)]
+    assert len({number for numbers in drawn for number in numbers}) == 4
 
 
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "ONEDNN_MAX_CPU_ISA"])
-def test_an_environment_that_says_something_else_to_the_start_begins_anew(name: str, place: Path) -> None:
+def test_an_environment_that_says_something_else_to_the_start_is_another_kind(
+    name: str, prepared: Path
+) -> None:
+    (prepared / "child.py").write_text("")
+    before = forks()
     for value in ("1", "2"):
-        started(place, env={**os.environ, name: value}).communicate(b"", timeout=PATIENCE_S)
-    assert forked() == 0
+        started(prepared, env={**os.environ, name: value}).communicate(b"", timeout=PATIENCE_S)
+    assert forks() == before
 
 
-def test_what_an_order_cannot_say_is_a_fresh_interpreter(place: Path) -> None:
-    started(place).communicate(b"", timeout=PATIENCE_S)
-    started(place, umask=0o77).communicate(b"", timeout=PATIENCE_S)
+def test_what_an_order_cannot_say_is_a_fresh_interpreter(prepared: Path) -> None:
+    (prepared / "child.py").write_text("import os\nprint(os.umask(0o77))\n")
+    assert started(prepared, umask=0o70).communicate(b"", timeout=PATIENCE_S)[0] == b"%d\n" % 0o70
     with pytest.raises(FileNotFoundError):
-        started(place, cwd=place / "missing")
-    assert forked() == 0
+        started(prepared, cwd=prepared / "missing")
 
 
-def test_no_two_children_draw_the_same_random_numbers(place: Path) -> None:
-    (place / "child.py").write_text("import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n")
-    drawn = [started(place).communicate(timeout=PATIENCE_S)[0].split() for _ in range(3)]
-    assert len({number for numbers in drawn for number in numbers}) == 6 and forked() == 1
-
-
-def test_the_process_that_forks_ends_with_the_one_that_asked(place: Path) -> None:
-    for _ in range(2):
-        started(place).communicate(b"", timeout=PATIENCE_S)
-    (parent,) = preloaded._parents.values()
+def test_the_process_that_forks_ends_with_the_one_that_asked(prepared: Path) -> None:
+    (prepared / "child.py").write_text("")
+    started(prepared).communicate(b"", timeout=PATIENCE_S)
+    (kind, parent), *_ = ((kind, parent) for kind, parent in preloaded._parents.items() if parent is not None)
     assert parent is not None
     parent.end()
     assert parent.process.returncode == 0
+    del preloaded._parents[kind]

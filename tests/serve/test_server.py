@@ -32,7 +32,8 @@ from tests.kept import kept_store
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
-pytestmark = pytest.mark.slow  # a server process; the conformance tests have one in every run
+# A server process; the conformance tests have one in every run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
 
 
 def _convert(where: Path) -> None:
