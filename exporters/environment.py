@@ -1,6 +1,5 @@
 """The environment of a proof, which holds for one artefact on one kind of device under one set of libraries."""
 
-import platform
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..models.engines.cpu.packed import can_pack, multiplies_bf16
+from ..models.processor import Processor, this_processor
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -20,10 +19,14 @@ def environment(device: torch.device) -> dict[str, Any]:
         kind = f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
         below = {"driver": _driver(), "cudnn": torch.backends.cudnn.version()}
     else:
-        kind = f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-        if can_pack():  # other kernels, and others again where the processor multiplies bf16 itself
-            kind += ", oneDNN, bf16" if multiplies_bf16() else ", oneDNN"
+        kind = _kind_of(this_processor())
     return {"device": kind, "torch": str(torch.__version__), "onnxruntime": _onnxruntime(), **below}
+
+
+def _kind_of(processor: Processor) -> str:
+    """oneDNN has other kernels than torch, and others again where the processor multiplies a half type itself."""
+    kernels = ["oneDNN", *processor.units()] if processor.onednn else []
+    return ", ".join([f"cpu {processor.machine} {processor.instructions}", *kernels])
 
 
 @cache

@@ -24,6 +24,7 @@ from ...models.package import read_folder
 from ...models.store import Store, Version
 from ..bench.callers import Caller, Traffic
 from ..finetune.client.job_command import fine_tune
+from ..finetune.training.loop.setting_names import EMULATED
 from ..http.routes.history import store_at
 from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
 from .demo_stage import MODEL, Notify, await_version, own_folder, server
@@ -33,7 +34,7 @@ STEADY_SECONDS = 1.5
 CONNECTIONS = 8
 PAUSE_S = 0.01  # of the callers beside the training, which yields to serving
 BATCH = 40
-TRAINING = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
+TRAINING = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": EMULATED}
 
 
 def run_demo(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], Table]:
@@ -183,6 +184,7 @@ def _caption(facts: dict[str, Any]) -> Text:
         f"swap and rollback: {_described(facts['swap'])}",
         f"fine-tuned to {learnt}: turned and inverted digits {before['new']:.1%} → {after['new']:.1%}, "
         f"digits as they were {before['old']:.1%} → {after['old']:.1%}",
+        f"trained with {_trained(job)}",
         f"while it learnt and was swapped in: {_described(facts['learning_traffic'])}",
         f"{facts['requests_per_second']} requests per second from {CONNECTIONS} connections of one Python client",
         f"all of it in {facts['seconds']} s",
@@ -195,6 +197,17 @@ def _caption(facts: dict[str, Any]) -> Text:
         "then open http://127.0.0.1:8000",
     ]
     return Text("\n".join(lines), style="default")
+
+
+def _trained(job: dict[str, Any]) -> str:
+    """How: on a processor FP16 is stored, and products are computed in FP32, as the tensor cores of a GPU do."""
+    how = "FP16 storage and FP32 products"
+    if (summary := job["summary"]) is None:
+        return how
+    return (
+        f"{how}: the gradient scaler went from {summary['scale_min']:,.0f} to {summary['scale_max']:,.0f} and "
+        f"skipped {summary['skipped']} of {summary['steps']} steps"
+    )
 
 
 def _program() -> str:

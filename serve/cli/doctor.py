@@ -12,8 +12,9 @@ import onnxruntime
 import torch
 
 from ...exporters.selftest_record import record_here
-from ...models.engines.cpu.packed import multiplies_bf16
 from ...models.engines.cpu.setup import usable_cores
+from ...models.kernel_costs import costs_here
+from ...models.processor import Processor, this_processor
 from ...models.version import __version__
 
 TESTED_TORCH = ("2.11", "2.13")
@@ -39,7 +40,8 @@ def _check(what: str, found: str, advice: str = "") -> dict[str, str]:
 
 
 def _machine() -> list[dict[str, str]]:
-    found = f"{usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}{', bf16' if multiplies_bf16() else ''}"
+    processor = this_processor()
+    found = ", ".join([f"{usable_cores()} cores", processor.instructions, *processor.units()])
     return [
         _check("python", platform.python_version()),
         _check(
@@ -47,16 +49,30 @@ def _machine() -> list[dict[str, str]]:
             f"{platform.system()} {platform.machine()}",
             "" if sys.platform == "linux" else _ELSEWHERE,
         ),
-        _check("cpu", found, _cpu_advice()),
+        _check("cpu", found, "" if torch.cuda.is_available() else _cpu_advice(processor)),
+        *(_kernels(dtype, name) for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))),
     ]
 
 
-def _cpu_advice() -> str:
-    if torch.cuda.is_available():
-        return ""
-    if multiplies_bf16():
-        return 'this CPU multiplies bf16, not FP16: `--level mixed_bfloat16`; `form = "auto"` measures and decides'
+def _cpu_advice(processor: Processor) -> str:
+    if processor.units():
+        units = " and ".join(processor.units())
+        return f'this CPU multiplies {units} itself; `form = "auto"` measures what is faster, and decides'
     return 'FP16 is rarely faster on a CPU: `form = "auto"` measures and decides'
+
+
+def _kernels(dtype: torch.dtype, name: str) -> dict[str, str]:
+    """The processor time of each kind of kernel in times of FP32's, as measured now."""
+    costs = costs_here(dtype)
+    slow = [kind for kind, cost in costs.items() if cost.slow_to_train]
+    advice = (
+        f'`precision = "auto"` of a fine-tuning job finds out; slow to train in {name}: {", ".join(slow)}'
+    )
+    return _check(
+        f"{name} kernels, times FP32",
+        ", ".join(f"{kind} {cost}" for kind, cost in costs.items()),
+        advice if slow else "",
+    )
 
 
 def _torch() -> dict[str, str]:

@@ -8,7 +8,6 @@ another order, and BatchNorm's factor is multiplied into the weight before inste
 makes 0 of NaN, and an answer that is not finite must be seen to be rescued or refused.
 """
 
-import platform
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,27 +16,19 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from ...processor import this_processor
 from ...program import dimensions_of, look_of
 from .setup import PACKED, PACKED_CONVOLUTIONS, PACKED_PRODUCTS
 
 _aten = torch.ops.aten
 _LARGE = 1 << 17  # elements of an FP32 weight: below, torch's call costs less than oneDNN's
 _GELU = _aten.gelu.default
-
-
-def can_pack() -> bool:
-    """Whether this torch has those kernels for this processor."""
-    return platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-
-
-def multiplies_bf16() -> bool:
-    """Whether this processor multiplies bf16 itself (AVX512-BF16, AMX); others convert, which takes longer."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+_PACKED_TYPES = (torch.float32, torch.bfloat16)
 
 
 def packable(module: GraphModule) -> set[str]:
     """The passes of `PACKED` that would change something of this program, by the processor this runs on."""
-    if not can_pack():
+    if not this_processor().onednn:
         return set()
     return {_PASSES[node.target] for node, _ in _candidates(module) if _is_worth_it(module, node)}
 
@@ -48,7 +39,7 @@ def pack_weights(module: GraphModule, passes: Collection[str] = PACKED) -> None:
     Nothing is changed where this torch or this processor does not have them. A weight that something else reads as well
     (tied to an embedding) stays as it is: it would be in memory twice.
     """
-    if not can_pack():
+    if not this_processor().onednn:
         return
     for node, weight in _candidates(module):
         if _PASSES[node.target] in passes and _is_worth_it(module, node):
@@ -64,7 +55,12 @@ def _candidates(module: GraphModule) -> list[tuple[Node, Tensor]]:
     for node in module.graph.nodes:
         if node.target in _PACKS:
             weight = _tensor(module, node.args[_PACKS[node.target][0]])
-            if weight is not None and _has_kernels(weight.dtype) and readers[_address(weight)] == 1:
+            if (
+                weight is not None
+                and weight.dtype in _PACKED_TYPES
+                and this_processor().computes(weight.dtype)
+                and readers[_address(weight)] == 1
+            ):
                 found.append((node, weight))
     return found
 
@@ -268,9 +264,3 @@ def _arguments(node: Node, count: int) -> list[Any]:
 def _pair(value: Any, default: int) -> list[int]:
     values = [default] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
     return values * 2 if len(values) == 1 else values
-
-
-def _has_kernels(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 or (
-        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )

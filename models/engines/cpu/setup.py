@@ -8,11 +8,9 @@ every processor: packed convolutions take half the time of plain ones with AVX-5
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import torch
+from ...processor import this_processor
 
 PACKED_CONVOLUTIONS = "packed convolutions"
 PACKED_PRODUCTS = "packed products"
@@ -54,17 +52,6 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-@cache
 def processor() -> str:
-    """The processor's name and the instructions that torch and oneDNN use of it.
-
-    ``ATEN_CPU_CAPABILITY`` and ``ONEDNN_MAX_CPU_ISA`` in the environment restrict these; the second is read here, since
-    torch does not tell what oneDNN found.
-    """
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = "unknown processor"
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}" + (f", oneDNN up to {limit}" if limit else "")
+    """The processor's name and the instructions that torch and oneDNN use of it."""
+    return str(this_processor())

@@ -50,9 +50,13 @@ def dry_run_sentences(facts: Mapping[str, Any]) -> str:
     learns = (
         f"{rows['training']} rows, {rows['held_out']} held out; {trial['parameters']} parameters that learn"
     )
+    parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in trial["estimated_parts"].items())
+    conversion = (
+        "" if trial["conversion_known"] else ", and the conversion: no job of this model has shown how long"
+    )
     steps = (
-        f"{trial['total_steps']} steps of {trial['seconds_per_step']:.3g} s, about {trial['estimated_seconds']:.3g} s "
-        f"without evaluations and conversion; {memory}"
+        f"{trial['total_steps']} steps of {trial['seconds_per_step']:.3g} s in {trial['precision']}; the job takes "
+        f"about {trial['estimated_seconds']:.3g} s ({parts}){conversion}; {memory}"
     )
     return "\n".join([*lines, learns, steps])
 

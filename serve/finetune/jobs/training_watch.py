@@ -105,7 +105,10 @@ def _choice(line: Line) -> str:
     words = []
     if "precision" in line:
         times = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in line["seconds"].items())
-        words.append(f"precision {line['precision']} (a step: {times})")
+        words.append(
+            f"precision {line['precision']} (a step: {times}; found in {line.get('took_seconds', 0):.2g} s)"
+        )
+        words += [f"{one['precision']} is left out: {one['sentence']}" for one in line.get("left_out", ())]
     if "learning_rate" in line:
         found = (
             (rate, "not finite" if loss is None else f"{loss:.3g}") for rate, loss in line["losses"].items()

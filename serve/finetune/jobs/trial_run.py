@@ -17,14 +17,15 @@ from .child_watch import result_of
 from .concluding import JobFailed
 from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
 from .records.job_store import JobStore
-from .records.job_types import JobRequest
+from .records.job_types import SUCCEEDED, JobRequest
 from .training_request import TRAINER
 from .worker_process import Child, Priority
 
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever
 PRIORITY: Priority = "low"  # not idle: the caller waits for the result of the trial
-NO_GRADIENT = "NO_GRADIENT"
+NO_GRADIENT, SLOW_PRECISION = "NO_GRADIENT", "SLOW_PRECISION"
+NEWEST_JOBS = 50
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
 
 
@@ -57,9 +58,9 @@ class TrialRuns:
         findings = [{"code": "DATA", "message": sentence} for sentence in request.findings]
         trained, error = None, None
         try:
-            findings += self._policy_findings(parent, request, folder)
             trained = self._first_steps(parent, rows, request, folder)
-            findings += _idle(trained)
+            findings += [*_idle(trained), *_slow(trained)]
+            findings += self._policy_findings(parent, trained["precision"], folder)
         except JobFailed as failed:
             error = {"code": failed.code, "message": str(failed)}
         return {
@@ -71,18 +72,26 @@ class TrialRuns:
             "rows": {"training": rows.train, "held_out": rows.held_out.count},
             "hyperparameters": dict(request.hyperparameters),
             "findings": findings,
-            "trial": None if trained is None else _figures(trained),
+            "trial": None if trained is None else _figures(trained, self._conversion_seconds(request.name)),
         }
 
-    def _policy_findings(self, parent: Version, request: JobRequest, folder: Path) -> list[dict[str, Any]]:
-        if request.hyperparameters["precision"] not in ("fp16", "bf16"):
+    def _conversion_seconds(self, name: str) -> float | None:
+        """What the newest job of the model took beside its training: its conversion, proof and promotion. None where
+        no job of it has succeeded yet."""
+        for job in self._job_store.jobs(None, NEWEST_JOBS, {}):
+            if job.name == name and job.status == SUCCEEDED and job.summary and job.started_at:
+                return max(0.0, (job.finished_at or job.started_at) - job.started_at - job.summary["seconds"])
+        return None
+
+    def _policy_findings(self, parent: Version, precision: str, folder: Path) -> list[dict[str, Any]]:
+        if precision == "fp32":
             return []
         question = {
             "store": str(self._store.root),
             "model": parent.name,
             "version": parent.number,
             "samples": str(folder / HELD_OUT),
-            "dtype": request.hyperparameters["precision"],
+            "dtype": "bf16" if precision == "bf16" else "fp16",
             "threads": self._threads,
             "priority": PRIORITY,
         }
@@ -94,7 +103,7 @@ class TrialRuns:
     ) -> Mapping[str, Any]:
         place = asked.Place(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
         question = asked.training_request(parent, rows, request.hyperparameters, request.seed, "trial", place)
-        question |= {"trial_steps": STEPS, "checkpoint_every": 0}
+        question |= {"trial_steps": STEPS}
         return self._answer(Child.of_script(TRAINER, question, folder / "train"), "trainer")
 
     def _answer(self, child: Child, what: str) -> Mapping[str, Any]:
@@ -131,13 +140,31 @@ def _idle(trained: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"code": NO_GRADIENT, "message": message}]
 
 
-def _figures(trained: Mapping[str, Any]) -> dict[str, Any]:
-    """``estimated_seconds``: of the steps of the whole job, without its evaluations and the conversion."""
+def _slow(trained: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is known of precisions that are much slower here: of the one asked for, or of those that were left out."""
+    left_out = [one["sentence"] + ": it is left out" for one in (trained["chosen"] or {}).get("left_out", ())]
+    sentences = [trained["slow_precision"]] if trained["slow_precision"] else left_out
+    return [{"code": SLOW_PRECISION, "message": sentence} for sentence in sentences]
+
+
+def _figures(trained: Mapping[str, Any], conversion_s: float | None) -> dict[str, Any]:
+    """``estimated_seconds``: of the whole job, by ``estimated_parts``; without the conversion where none is known."""
+    step_s = trained["seconds_per_step"]
+    parts = {"steps": step_s * trained["total_steps"]}
+    parts |= {
+        "steps of the range test": step_s * trained["range_test_steps"],
+        **trained["seconds_beside_steps"],
+    }
+    if conversion_s is not None:
+        parts["conversion, as of the last job"] = conversion_s
     return {
+        "precision": trained["precision"],
+        "estimated_parts": {name: seconds for name, seconds in parts.items() if seconds},
         "steps": trained["steps"],
         "total_steps": trained["total_steps"],
-        "seconds_per_step": trained["seconds_per_step"],
-        "estimated_seconds": trained["seconds_per_step"] * trained["total_steps"],
+        "seconds_per_step": step_s,
+        "estimated_seconds": sum(parts.values()),
+        "conversion_known": conversion_s is not None,
         "peak_memory_bytes": trained["peak_memory_bytes"],
         "peak_device_bytes": trained["peak_device_bytes"],
         "parameters": trained["parameters"],

@@ -11,15 +11,18 @@ from torch import Tensor
 
 from .checkpoints import sync
 from .evaluation import loss_of_rows
+from .loop.batch_loop import BatchLoop, total_steps
 from .loop.passes import autocast_of
 from .loop.setting_names import USUAL_LEARNING_RATE
 from .loop.training_terms import Settings
-from .precision_test import chosen_precision, timed_steps
+from .nets import loop_of
+from .precision_test import EXACT_FIRST, PrecisionTest, chosen_precision
 from .range_test import range_test
 from .task import Task
 from .trainee import Trainee
 
 AUTO, FILE = "auto", "chosen.json"
+HALF_MODELS = ("fp16", "bf16")  # the precisions of a half model (O2)
 Request = Mapping[str, Any]
 
 
@@ -42,25 +45,36 @@ def settings_of(request: Request, task: Task, trainee: Trainee) -> tuple[Setting
     except (OSError, ValueError):
         chosen = _measured(request, task, trainee, settings, open_ones)
         _write(path, chosen)
-    return replace(settings, **{name: chosen[name] for name in open_ones}), chosen
+    settings = replace(settings, **{name: chosen[name] for name in open_ones})
+    trainee.enter(settings.precision)
+    return settings, chosen
+
+
+def _precision_test(request: Request, task: Task, trainee: Trainee, settings: Settings) -> PrecisionTest:
+    def loop(asked: Settings, rows: int) -> BatchLoop:
+        return loop_of(request, trainee, task, asked, rows=rows)
+
+    steps = total_steps(len(task.rows), settings)
+    return PrecisionTest(trainee.module, loop, settings, steps, request["device"], trainee.enter)
 
 
 def _measured(
     request: Request, task: Task, trainee: Trainee, settings: Settings, open_ones: set[str]
 ) -> dict[str, Any]:
     device, rows = request["device"], len(task.rows)
-    parts = (trainee.module, task.loss, task.parts, rows)
     found: dict[str, Any] = {}
     if "precision" in open_ones:
-        seconds = timed_steps(*parts, settings, device)
-        found |= {"precision": chosen_precision(seconds), "seconds": seconds}
+        among = EXACT_FIRST if settings.opt_level == "O1" else HALF_MODELS
+        timed = _precision_test(request, task, trainee, settings).timed(among)
+        found |= {"precision": chosen_precision(timed.seconds, among), **timed.facts()}
         settings = replace(settings, precision=found["precision"])
+        trainee.enter(settings.precision)
     if "learning_rate" in open_ones:
 
         def evaluated(batch: Tensor) -> float:
             return loss_of_rows(trainee, task, batch, autocast_of(settings, device, trainee.module))
 
-        test = range_test(*parts, settings, device, evaluated)
+        test = range_test(trainee.module, task.loss, task.parts, rows, settings, device, evaluated)
         losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}
         found |= {"learning_rate": test.rate, "steps": test.steps, "losses": losses}
     return found

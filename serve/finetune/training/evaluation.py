@@ -1,7 +1,8 @@
 """The loss on held-out rows, the best step by it, and when a training that gains nothing any more is ended early."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -34,6 +35,19 @@ def loss_of_rows(
         losses = [task.loss(part).item() * (part.numel() / len(batch)) for part in task.parts(batch)]
     restore(before)
     return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
+
+
+def seconds_of_a_row(
+    loop: BatchLoop, trainee: Trainee, task: Task, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds that one row takes in an evaluation: of the second of two over a few rows."""
+    batch = torch.arange(min(len(task.rows), loop.settings.batch_size))
+    times: list[float] = []
+    for _ in range(2):
+        began = clock()
+        loss_of_rows(trainee, task, batch, autocast_of(loop.settings, loop.kind, trainee.module))
+        times.append(clock() - began)
+    return times[-1] / len(batch)
 
 
 class BestStep:

@@ -25,16 +25,21 @@ Request = Mapping[str, Any]
 
 
 def loop_of(
-    request: Request, trainee: Trainee, task: Task, settings: Settings, ranks: Ranks = ALONE
-) -> BatchLoop:
-    """The loop of a job: one loss and one optimizer, or the steps that model.toml declares."""
-    loop = _loop_of(request, trainee, task, settings, ranks)
+    request: Request, trainee: Trainee, task: Task, settings: Settings, ranks: Ranks = ALONE,
+    rows: int | None = None,
+) -> BatchLoop:  # fmt: skip
+    """The loop of a job: one loss and one optimizer, or the steps that model.toml declares. ``rows``: only the first
+    ones of the task."""
+    count = len(task.rows) if rows is None else min(rows, len(task.rows))
+    loop = _loop_of(request, trainee, task, settings, ranks, count)
     loop.on_epoch = task.begin
     return loop
 
 
-def _loop_of(request: Request, trainee: Trainee, task: Task, settings: Settings, ranks: Ranks) -> BatchLoop:
-    count, device, declared = len(task.rows), request["device"], request.get("declared_steps")
+def _loop_of(
+    request: Request, trainee: Trainee, task: Task, settings: Settings, ranks: Ranks, count: int
+) -> BatchLoop:
+    device, declared = request["device"], request.get("declared_steps")
     if declared is None:
         return Loop(trainee.module, task.loss, count, settings, device, task.parts, ranks)
     nets = {MODEL: trainee.module, **nets_of(request)}

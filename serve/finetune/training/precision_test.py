@@ -1,53 +1,164 @@
-"""``precision = "auto"``: the time of a few steps in each precision on this device. Needs torch alone."""
+"""``precision = "auto"``: what a step takes in each precision on this device. Needs torch alone.
+
+On a processor a half kernel may be a reference implementation: measured on one with AVX512-FP16, a training step of a
+convolution took 180 times as long in FP16 as in FP32. So on a processor the precisions are first tried with a few rows,
+then with more, and one that takes more than `MOST_TIMES` the shortest time is left out in the middle of its step. So
+the cost of the choice is bounded in steps of the best precision, however slow a kernel is.
+"""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import nn
 
-from .loop.amp import Loop
+from .loop.batch_loop import BatchLoop
 from .loop.loop_state import copied, generators_untouched, put_into
-from .loop.passes import LossOf, PartsOf
 from .loop.patience import named_tensors
-from .loop.training_terms import Settings, Stopped
+from .loop.training_terms import Settings, StepRecord, Stopped
+from .step_watch import Clock, Slow, StepWatch, TooSlow, slow
+from .trainee import kernel_costs
 
 EXACT_FIRST = ("fp32", "fp16", "bf16")
-ROUNDS = 5  # after one that warms up; of each precision the shortest step counts
+SLOW_LAST = ("fp32", "bf16", "fp16")
+ROUNDS = 5  # of full steps; of each precision the shortest counts. Before them is one that warms up
+ROUNDS_SHARE = 0.02  # of the job's steps: a short job has fewer rounds
 NEARLY = 1.03  # of the shortest time: what is hardly slower and more exact is taken
+MOST_TIMES = 5.0
+FEWEST_ROWS, GROWTH = 2, 4  # with four times the rows, a step takes about four times as long
 CALM_SCALE = 256.0  # a step that overflowed would be a shorter one
+LoopOf = Callable[[Settings, int], BatchLoop]
 
 
-def timed_steps(
-    module: nn.Module, loss_of: LossOf, parts_of: PartsOf, rows: int, settings: Settings, device: str,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:  # fmt: skip
-    """Seconds of a step by precision; those that the device does not have are left out. Weights, buffers and
-    generators are as before afterwards. The precisions take turns, so that a disturbance meets all of them."""
-    start = {name: copied(tensor) for name, tensor in named_tensors(module).items()}
-    found: dict[str, float] = {}
-    with generators_untouched():
-        runs = {}
-        for precision in EXACT_FIRST:
-            asked = replace(
-                settings, precision=precision, n_epochs=ROUNDS + 1, learning_rate=1e-10, init_scale=CALM_SCALE,
-                scale_floor=1.0,
-            )  # fmt: skip
-            runs[precision] = Loop(module, loss_of, rows, asked, device, parts_of).run()
-        for turn in range(ROUNDS + 1):
-            for precision, steps in runs.items():
-                begun = clock()
-                try:
-                    next(steps)
-                except (Stopped, RuntimeError, StopIteration):
-                    continue
-                if turn:
-                    found[precision] = min(found.get(precision, float("inf")), clock() - begun)
-    put_into(module, start)
-    return found
+@dataclass(slots=True)
+class Timed:
+    """``seconds`` of a full step by precision; ``left_out``: those that are much slower; ``took_s``: seconds that it
+    took to find this out."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    left_out: list[Slow] = field(default_factory=list)
+    took_s: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds,
+            "left_out": [{**asdict(one), "sentence": str(one)} for one in self.left_out],
+            "took_seconds": round(self.took_s, 3),
+        }
 
 
-def chosen_precision(seconds: Mapping[str, float]) -> str:
-    """The most exact one that is nearly as fast as the fastest; fp32 where nothing could be timed."""
+class PrecisionTest:
+    """Steps of a job in several precisions. Weights, buffers and generators are as before afterwards.
+
+    ``loop_of`` makes the loop of the job with other settings, over so many rows; ``enter`` is called with the precision
+    before each step. ``steps``: of the job.
+    ``clock`` times full steps; ``work_clock`` gives processor time, with which slow precisions are found: another
+    program cannot make one seem slow.
+    """
+
+    def __init__(
+        self, module: nn.Module, loop_of: LoopOf, settings: Settings, steps: int, device: str,
+        enter: Callable[[str], None] = lambda precision: None,
+        clock: Clock = time.perf_counter, work_clock: Clock = time.process_time,
+    ) -> None:  # fmt: skip
+        self._module, self._loop_of, self._settings, self._enter = module, loop_of, settings, enter
+        self._on_cpu = torch.device(device).type == "cpu"
+        self._clock, self._work_clock = clock, work_clock
+        self._rounds = min(ROUNDS, max(1, int(ROUNDS_SHARE * steps)))
+
+    def timed(self, among: Sequence[str] = EXACT_FIRST) -> Timed:
+        """The time of a full step in each of ``among``; a precision that the device does not have is left out, and on
+        a processor one that is much slower."""
+        found, began = Timed(), self._clock()
+        with self._untouched():
+            rivals = self._without_slow([one for one in SLOW_LAST if one in among], found)
+            runs = {one: self._steps(one, self._settings.batch_size) for one in rivals}
+            for turn in range(self._rounds + (not self._on_cpu)):
+                for precision, steps in runs.items():
+                    self._time(precision, steps, found, counts=self._on_cpu or turn > 0)
+        found.took_s = self._clock() - began
+        return found
+
+    def _without_slow(self, among: list[str], found: Timed) -> list[str]:
+        """Those that are not much slower, whatever the rows; they take turns with the fewest rows first."""
+        if not self._on_cpu or len(among) < 2:
+            return among
+        rivals = list(among)
+        with kernel_costs.one_thread():  # of several, those that wait for each other take processor time too
+            self._watched(among[0], FEWEST_ROWS)  # the first step of all makes what the others find
+            for rows in self._row_counts():
+                best_name, best = "", None
+                for precision in list(rivals):
+                    watch = self._watched(precision, rows, MOST_TIMES * best.took if best else float("inf"))
+                    if watch is None:
+                        rivals.remove(precision)
+                    elif best is not None and watch.took > MOST_TIMES * best.took:
+                        found.left_out.append(slow(precision, watch, best_name, best))
+                        rivals.remove(precision)
+                    elif best is None or watch.took < best.took:
+                        best_name, best = precision, watch
+        return rivals
+
+    def _row_counts(self) -> Iterator[int]:
+        rows = FEWEST_ROWS
+        while rows < self._settings.batch_size:
+            yield rows
+            rows *= GROWTH
+        yield self._settings.batch_size
+
+    def _watched(self, precision: str, rows: int, most: float = float("inf")) -> StepWatch | None:
+        """One step with so many rows, or its beginning; None where the device does not run it. A step that takes too
+        long is tried once more: the first one of a kind may have had to make its kernels."""
+        first = self._one_step(precision, rows, most)
+        return first if first is None or first.took <= most else self._one_step(precision, rows, most)
+
+    def _one_step(self, precision: str, rows: int, most: float) -> StepWatch | None:
+        steps, watch = self._steps(precision, rows), StepWatch(self._clock, self._work_clock, most)
+        try:
+            self._enter(precision)
+            with watch:
+                next(steps)
+        except TooSlow:
+            pass
+        except (Stopped, RuntimeError, StopIteration):
+            return None
+        return watch
+
+    def _time(self, precision: str, steps: Iterator[StepRecord], found: Timed, counts: bool) -> None:
+        self._enter(precision)
+        began = self._clock()
+        try:
+            next(steps)
+        except (Stopped, RuntimeError, StopIteration):
+            return
+        if counts:
+            seconds = self._clock() - began
+            found.seconds[precision] = min(found.seconds.get(precision, seconds), seconds)
+
+    def _steps(self, precision: str, rows: int) -> Iterator[StepRecord]:
+        asked = replace(
+            self._settings, precision=precision, batch_size=rows, n_epochs=ROUNDS + 1, learning_rate=1e-10,
+            init_scale=CALM_SCALE, scale_floor=1.0,
+        )  # fmt: skip
+        return self._loop_of(asked, rows).run()
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        start = {name: copied(tensor) for name, tensor in named_tensors(self._module).items()}
+        with generators_untouched():
+            try:
+                yield
+            finally:
+                put_into(self._module, start)
+                self._module.zero_grad(set_to_none=True)
+                self._enter(self._settings.precision)
+
+
+def chosen_precision(seconds: Mapping[str, float], among: Sequence[str] = EXACT_FIRST) -> str:
+    """Of ``among``, the most exact first, the first that is nearly as fast as the fastest; the first of all where
+    nothing could be timed."""
     fastest = min(seconds.values(), default=0.0)
-    return next((one for one in EXACT_FIRST if one in seconds and seconds[one] <= NEARLY * fastest), "fp32")
+    return next((one for one in among if one in seconds and seconds[one] <= NEARLY * fastest), among[0])

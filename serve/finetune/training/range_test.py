@@ -51,9 +51,9 @@ def range_test(
     ``evaluated``: the mean loss of some rows in evaluation mode. Of fewer than four rows nothing can be tried.
     """
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(settings.seed))
-    judged = order[: min(MOST_JUDGED, int(SHARE_JUDGED * rows))]
+    judged = order[: judged_rows(rows)]
     trained = order[len(judged) :]
-    steps = min(MOST_STEPS, max(FEWEST_STEPS, int(SHARE_OF_STEPS * total_steps(rows, settings))))
+    steps = short_steps(total_steps(rows, settings))
     before = evaluated(judged) if len(judged) else math.nan
     losses: dict[float, float | None] = {}
     start = {name: copied(tensor) for name, tensor in named_tensors(module).items()}
@@ -70,6 +70,16 @@ def range_test(
         put_into(module, start)
         losses[rate] = loss if math.isfinite(loss) else None
     return RangeTest(chosen_rate(before, losses), steps, before, losses)
+
+
+def judged_rows(rows: int) -> int:
+    """How many of the rows judge each short training."""
+    return min(MOST_JUDGED, int(SHARE_JUDGED * rows))
+
+
+def short_steps(steps: int) -> int:
+    """The steps of one short training, for a job of so many steps."""
+    return min(MOST_STEPS, max(FEWEST_STEPS, int(SHARE_OF_STEPS * steps)))
 
 
 def chosen_rate(before: float, losses: Mapping[float, float | None]) -> float:

@@ -21,7 +21,7 @@ from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
 from .adapters import Adapters
-from .loop.half_model import half_model
+from .loop.half_model import HalfModel
 from .loop.training_terms import DTYPES, Stopped
 
 Request = Mapping[str, Any]
@@ -38,13 +38,16 @@ def _of_models(path: str) -> Any:
     return module
 
 
-child, durable = _of_models("capture/child.py"), _of_models("durable.py")
+child, durable, processor, kernel_costs = (
+    _of_models(path) for path in ("capture/child.py", "durable.py", "processor.py", "kernel_costs.py")
+)
 
 
 @dataclass
 class Trainee:
     """The module to train. ``same_as``: names that no node reads, each with the name of the tied weight that is
-    read. ``adapters``: those that learn instead of the module's own parameters."""
+    read. ``adapters``: those that learn instead of the module's own parameters. ``half``: the
+    forward of a half model (O2)."""
 
     module: nn.Module
     forward: Callable[..., tuple[Tensor, ...]]
@@ -52,6 +55,12 @@ class Trainee:
     note: str = ""
     same_as: dict[str, str] = field(default_factory=dict)
     adapters: Adapters | None = None
+    half: HalfModel | None = None
+
+    def enter(self, precision: str) -> None:
+        """From now on a half model (O2) computes in this precision; autocast does not need to be told before."""
+        if self.half is not None:
+            self.half.dtype = DTYPES[precision]
 
     def facts(self) -> dict[str, Any]:
         parameters = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
@@ -87,7 +96,8 @@ def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     """The operator's module; the captured program where there is none, or none that can be built any more."""
     found = _trainee_of(request, parent)
     if request["hyperparameters"].get("opt_level") == "O2":
-        found.forward = half_model(found.module, DTYPES[request["precision"]])
+        precision = request["precision"]
+        found.forward = found.half = HalfModel(found.module, DTYPES.get(precision, torch.float16))
     return found
 
 

@@ -5,8 +5,7 @@
 Standard output is one JSON object per line (`training_job.py`). At the end of standard input the server is gone, and
 this process ends; a line "cancel" in it ends the job after the current step, and "pause" writes a checkpoint there
 and ends the process.
-Of this package it loads, by path, only the files of this folder, and models/capture/child.py, which knows how a model
-folder is built.
+Of this package it loads, by path, only the files of this folder and some of models/ (`trainee.py` names them).
 """
 
 import gc

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity, sync
-from .chosen import settings_of
-from .evaluation import BestStep, held_out_loss
+from .chosen import AUTO, settings_of
+from .evaluation import BestStep, held_out_loss, seconds_of_a_row
 from .first_steps import first_steps
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
 from .loop.patience import audit, finite_names
@@ -30,13 +30,15 @@ from .loop.seeding import seed_everything
 from .loop.training_terms import StepRecord, Stopped
 from .nets import loop_of
 from .peak_memory import peak_memory
+from .precision_warning import slow_precision
+from .range_test import RATES, judged_rows, short_steps
 from .task import Task
-from .trainee import Trainee, trainee_of
+from .trainee import Trainee, processor, trainee_of
 
 Request = Mapping[str, Any]
 Line = dict[str, Any]
 Report = Callable[[Line], None]
-NO_BEST_STEP = "NO_BEST_STEP"
+NO_BEST_STEP, SLOW_PRECISION = "NO_BEST_STEP", "SLOW_PRECISION"
 WITHOUT_BEST_STEP = (
     "the loss on the held-out rows was never finite, so no step is the best: the weights are those of the last one. "
     "Look for extreme values in the held-out rows, or train in bf16 or fp32"
@@ -68,10 +70,12 @@ def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line
     trainee = trainee_of(request, parent)
     job = TrainingJob(request, report, trainee, parent, rank)
     if request.get("trial_steps"):
-        return first_steps(job.loop, trainee, request["trial_steps"])
+        return {**first_steps(job.loop, trainee, request["trial_steps"]), **job.costs_beside_the_steps()}
     report({"type": "started", "total_steps": job.loop.steps, **trainee.facts()})
     if job.chosen:
         report({"type": "chosen", **job.chosen})
+    if not rank and (why := job.slow_precision()) is not None:
+        report({"type": "note", "code": SLOW_PRECISION, "message": why})
     job.resume()
     if rank:
         job.follow()
@@ -112,6 +116,38 @@ class TrainingJob:
         self._checkpoints = (
             Checkpoints(folder, identity_of({**request, **self.chosen}), most) if self._every else None
         )
+
+    def slow_precision(self) -> str | None:
+        """A sentence where the job asks for a precision in which this processor is much slower than in FP32."""
+        asked = self._request["precision"]
+        return slow_precision(asked, self._trainee.module) if self.loop.kind == "cpu" else None
+
+    def costs_beside_the_steps(self) -> Line:
+        """Of a trial: what was chosen, ``slow_precision``, the steps of the range test, and ``seconds_beside_steps``:
+        the time of the whole training that no step takes, by what takes it."""
+        return {
+            "precision": self.loop.settings.precision,
+            "chosen": self.chosen or None,
+            "slow_precision": self.slow_precision(),
+            "range_test_steps": len(RATES) * short_steps(self.loop.steps) if self._tests_rates else 0,
+            "seconds_beside_steps": self._seconds_beside_steps(),
+        }
+
+    @property
+    def _tests_rates(self) -> bool:
+        return self._request["hyperparameters"].get("learning_rate") == AUTO
+
+    def _seconds_beside_steps(self) -> dict[str, float]:
+        seconds = {"choosing the precision": self.chosen.get("took_seconds", 0.0)}
+        rows, held_out = len(self._training.rows), self._held_out
+        if held_out is not None and self._every:
+            times = -(-self.loop.steps // self._every)
+            row_s = seconds_of_a_row(self.loop, self._trainee, held_out)
+            seconds["evaluations"] = times * len(held_out.rows) * row_s
+        if self._tests_rates:
+            row_s = seconds_of_a_row(self.loop, self._trainee, self._training)
+            seconds["evaluations of the range test"] = (len(RATES) + 1) * judged_rows(rows) * row_s
+        return seconds
 
     @property
     def ends(self) -> bool:
@@ -225,7 +261,7 @@ def identity_of(request: Request) -> Identity:
 
 def trained_with(device: str, processes: int) -> dict[str, Any]:
     """Library, device, instructions, threads and processes, of which the last bits depend."""
-    instructions = torch.backends.cpu.get_cpu_capability()
+    instructions = processor.this_processor().instructions
     return {
         "torch": str(torch.__version__),
         "device": device,

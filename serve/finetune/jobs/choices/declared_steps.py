@@ -5,10 +5,10 @@ from typing import Any
 
 from .....models.store import Version
 from .bad_hyperparameter import bad
-from .hyperparameter_table import AUTO, QUARANTINE
+from .hyperparameter_table import QUARANTINE
 
 OF_OPTIMIZERS = ("learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm")
-_NOT_WITH_STEPS = {"precision": AUTO, "opt_level": "O2", "bad_rows": QUARANTINE}
+_NOT_WITH_STEPS = {"opt_level": "O2", "bad_rows": QUARANTINE}
 
 
 def declared_steps(parent: Version) -> Mapping[str, Any] | None:

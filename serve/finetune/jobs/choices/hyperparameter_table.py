@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...training.loop.setting_names import SCHEDULES
+from ...training.loop.setting_names import PRECISIONS, SCHEDULES
 
 AUTO = "auto"
 REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
 WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
-    "precision": ("fp16", "bf16", "fp32", AUTO),
+    "precision": (AUTO, *PRECISIONS),
     "opt_level": ("O1", "O0", "O2"),
     "schedule": tuple(SCHEDULES),
     "stale_parent": (REFUSE, REJUDGE, RETRAIN),

@@ -7,7 +7,7 @@ What ``auto`` means:
   ``max_batch_size``;
 - ``learning_rate``: found by a range test in the trainer's process (`range_test.py`); ``learning_rate_multiplier`` in
   its place is that multiple of 1e-4 (AdamW's usual rate for going on with a trained model);
-- ``precision``: measured there (`precision_test.py`);
+- ``precision``: measured there (`precision_test.py`); ``fp16_emulated`` stores FP16 and computes products in FP32;
 - ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
 - ``warmup_ratio``: a twentieth of the steps, and at most 100 steps; of ``one_cycle`` three tenths (torch's own);
 - ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;
@@ -116,10 +116,8 @@ def _settle_level(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
         if asked.get("precision", "fp32") != "fp32":
             raise bad("precision", f"opt_level O0 is fp32; expected fp32 or nothing, got {shown(precision)}")
         values["precision"], values["opt_level"] = "fp32", "O1"
-    elif level == "O2" and precision not in ("fp16", "bf16"):
-        raise bad(
-            "precision", f"opt_level O2 trains a half model; expected fp16 or bf16, got {shown(precision)}"
-        )
+    elif level == "O2" and precision == "fp32":
+        raise bad("precision", "opt_level O2 trains a half model; expected fp16, bf16 or auto, got fp32")
 
 
 def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:

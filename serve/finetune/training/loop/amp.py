@@ -93,7 +93,7 @@ class Loop(BatchLoop):
 
 def grad_scaler(device: str, settings: Settings, steps: int) -> torch.amp.GradScaler:
     """Enabled for fp16 only; for bf16 and fp32 its methods pass everything through."""
-    wanted = settings.precision == "fp16"
+    wanted = settings.is_fp16
     interval = settings.growth_interval or growth_interval(steps)
     scaler = torch.amp.GradScaler(
         device, init_scale=float(settings.init_scale), growth_interval=interval, enabled=wanted

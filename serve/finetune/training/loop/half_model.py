@@ -5,7 +5,6 @@ Apex's master gradients are. Source: Apex's amp, opt levels (``keep_batchnorm_fp
 alone.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,27 +19,30 @@ def norms_of(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if "Norm" in type(part).__name__]
 
 
-def half_model(module: nn.Module, dtype: torch.dtype) -> Callable[..., Answers]:
-    """The forward of ``module`` in ``dtype``. Norms get FP32 inputs and give half outputs."""
-    norms = norms_of(module)
-    spared = {id(one) for part in norms for one in (*part.parameters(), *part.buffers())}
-    for part in norms:
-        part.register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32))
-        part.register_forward_hook(lambda _, inputs, answer: cast(answer, dtype))
+class HalfModel:
+    """The forward of ``module`` in ``dtype``, which may be changed between two passes. Norms get FP32 inputs and give
+    half outputs."""
 
-    def forward(*inputs: Tensor) -> Answers:
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self.dtype, self._module = dtype, module
+        norms = norms_of(module)
+        self._spared = {id(one) for part in norms for one in (*part.parameters(), *part.buffers())}
+        for part in norms:
+            part.register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32))
+            part.register_forward_hook(lambda _, inputs, answer: cast(answer, self.dtype))
+
+    def __call__(self, *inputs: Tensor) -> Answers:
+        module = self._module
         tensors = (*module.named_parameters(), *module.named_buffers())
-        own = {name: one for name, one in tensors if one.is_floating_point() and id(one) not in spared}
-        half = {name: one.to(dtype) for name, one in own.items()}
+        own = {name: one for name, one in tensors if one.is_floating_point() and id(one) not in self._spared}
+        half = {name: one.to(self.dtype) for name, one in own.items()}
         versions = {name: one._version for name, one in half.items()}
-        answers = functional_call(module, half, cast(inputs, dtype))
+        answers = functional_call(module, half, cast(inputs, self.dtype))
         with torch.no_grad():
             for name, one in half.items():
                 if one._version != versions[name]:  # a buffer that forward has changed
                     own[name].copy_(one)
         return answers
-
-    return forward
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .bisection import culprits
-from .lstm import lstm_context
+from .emulated_half import emulated_context
 from .ranks import ALONE, Ranks
-from .setting_names import most_quarantined
+from .recurrent import recurrent_context
+from .setting_names import EMULATED, most_quarantined
 from .training_terms import (
     DTYPES,
     NO_ROWS,
@@ -59,7 +60,8 @@ class Passes:
             total = total + loss.detach()
             if not is_finite(total):
                 break
-            self.scaler.scale(loss).backward()
+            with emulated_context(self.settings, self.kind):
+                self.scaler.scale(loss).backward()
         total, faulty = self.ranks.agree(total, not self.buffers_are_finite())
         if not is_finite(total):
             return total, NON_FINITE_LOSS
@@ -113,7 +115,12 @@ def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[
     half (O2)."""
     precision, kind = settings.precision, torch.device(device).type
     dtype, wanted = DTYPES[precision], precision != "fp32" and settings.opt_level == "O1"
-    with torch.amp.autocast(kind, dtype=dtype, enabled=wanted), lstm_context(module, kind, dtype, wanted):
+    needs_kernels = wanted and precision != EMULATED
+    with (
+        torch.amp.autocast(kind, dtype=dtype, enabled=wanted),
+        recurrent_context(module, kind, dtype, needs_kernels),
+        emulated_context(settings, kind),
+    ):
         yield
 
 

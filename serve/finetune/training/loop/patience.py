@@ -39,7 +39,7 @@ class Patience:
             raise self.stopped("not one step was taken")
 
     def stopped(self, what: str) -> Stopped:
-        half = self.settings.precision == "fp16"
+        half = self.settings.is_fp16
         if self.cause == GRADIENT_OVERFLOW:
             code, why = ("SCALE_COLLAPSE", self.collapse()) if half else ("DIVERGED", EXPLODED)
         else:

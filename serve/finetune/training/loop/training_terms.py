@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .setting_names import SCHEDULES
+from .setting_names import EMULATED, SCHEDULES
 
 GRADIENT_OVERFLOW = "gradient overflow"
 NON_FINITE_LOSS = "non-finite loss"
 NON_FINITE_BUFFER = "non-finite buffer"
 NO_ROWS = "no rows left"
 DATA_FAULTS = (NON_FINITE_LOSS, NON_FINITE_BUFFER)
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"fp16": torch.float16, EMULATED: torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Stopped(Exception):
@@ -40,7 +40,7 @@ class Settings:
     schedule_period: float = 1 / 3  # of the steps behind the warm-up
     schedule_gamma: float = 0.1
     ema_decay: float = 0.0  # 0: no average is published
-    precision: str = "fp16"  # fp16 | bf16 | fp32
+    precision: str = "fp16"  # one of `DTYPES`
     opt_level: str = "O1"  # O1: autocast; O2: a half model (`half_model.py`)
     init_scale: float = 65536.0
     growth_interval: int | None = None
@@ -48,6 +48,11 @@ class Settings:
     max_floor_hits: int = 10
     bad_rows: str = "refuse"  # or quarantine: a row that spoils a step is left out from then on
     seed: int = 0
+
+    @property
+    def is_fp16(self) -> bool:
+        """Whether activations and gradients are stored in FP16, so that a loss scale is needed."""
+        return DTYPES[self.precision] is torch.float16
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES or self.schedule not in SCHEDULES:

@@ -138,7 +138,6 @@ PARENT = cast(
     [
         ({"learning_rate": 1e-3}, "learning_rate: each optimizer .* change it there"),
         ({"clip_norm": 1.0}, "clip_norm: each optimizer .* convert again"),
-        ({"precision": "auto"}, "precision: auto is for a training with one optimizer"),
         ({"opt_level": "O2"}, "opt_level: O2 is for"),
         ({"bad_rows": "quarantine"}, "bad_rows: quarantine is for .* choose another value"),
     ],

@@ -45,3 +45,23 @@ def test_a_trial_of_a_few_steps_takes_the_usual_rate_without_a_test(tmp_path: Pa
     lines, _ = run(auto)
     assert [line["type"] for line in lines] == ["tried"] and lines[0]["steps"] == 2
     assert not (Path(auto["out"]) / "chosen.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("level", "possible"), [("O1", {"fp32", "fp16", "bf16"}), ("O2", {"fp16", "bf16"})], ids=["O1", "O2"]
+)
+def test_the_precision_of_a_job_is_measured_and_the_event_has_what_that_cost(
+    tmp_path: Path, level: str, possible: set[str]
+) -> None:
+    job = hard_job(tmp_path / "job") | {"precision": "auto", "hyperparameters": {**HARD, "opt_level": level}}
+    model = Path(job["source"]["folder"]) / "model.py"
+    model.write_text(
+        model.read_text().replace("torch.rand(1)", "torch.rand(())")
+    )  # leaves a half tensor half
+    lines, _ = run(job)
+    assert lines[-1]["type"] == "done", lines[-1]
+    chosen = next(line for line in lines if line["type"] == "chosen")
+    assert chosen["precision"] == lines[-1]["summary"]["precision"] in possible
+    assert chosen["seconds"].keys() | {one["precision"] for one in chosen["left_out"]} == possible
+    assert chosen["took_seconds"] > 0

@@ -386,7 +386,7 @@ BAD_NUMBERS: list[tuple[dict[str, Any], str, str]] = [
     ({"learning_rate_multiplier": 1, "learning_rate": 1}, "learning_rate", "expected one of them"),
     ({"weight_decay": 2}, "weight_decay", "from 0 to 1, got 2"),
     ({"clip_norm": 0}, "clip_norm", "got 0"),
-    ({"precision": "fp8"}, "precision", "fp16, bf16, fp32, auto, got 'fp8'"),
+    ({"precision": "fp8"}, "precision", "auto, fp16, bf16, fp32, fp16_emulated, got 'fp8'"),
     ({"init_scale": 1, "scale_floor": 2}, "scale_floor", "at most init_scale = 1, got 2"),
     ({"scale_floor": 0}, "scale_floor", "got 0"),
     ({"max_floor_hits": 0}, "max_floor_hits", "from 1 to 1000"),

@@ -102,13 +102,13 @@ def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -
         return found["opt_level"], found["precision"]
 
     assert read(opt_level="O0") == read(opt_level="O0", precision="fp32") == ("O1", "fp32")
-    assert read(opt_level="O2") == ("O2", "fp16") and read(opt_level="O2", precision="bf16") == ("O2", "bf16")
+    assert read(opt_level="O2") == ("O2", "auto") and read(opt_level="O2", precision="bf16") == ("O2", "bf16")
     with pytest.raises(
         BadInput, match="precision: opt_level O0 is fp32; expected fp32 or nothing, got 'bf16'"
     ):
         read(opt_level="O0", precision="bf16")
-    with pytest.raises(BadInput, match=r"precision: opt_level O2 trains a half model; .*, got 'auto'"):
-        read(opt_level="O2", precision="auto")
+    with pytest.raises(BadInput, match=r"precision: opt_level O2 trains a half model; .*, got fp32"):
+        read(opt_level="O2", precision="fp32")
 
 
 def test_the_page_has_every_setting_with_its_range_and_default() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from halfeven.serve.finetune.training.loop.amp import Loop
 from halfeven.serve.finetune.training.loop.batch_loop import batches
-from halfeven.serve.finetune.training.loop.half_model import half_model
+from halfeven.serve.finetune.training.loop.half_model import HalfModel
 from halfeven.serve.finetune.training.loop.training_terms import DTYPES, Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -87,7 +87,7 @@ def test_o2_is_bit_for_bit_the_loop_with_a_half_model_and_fp32_masters(precision
     settings = replace(SETTINGS, precision=precision)
     net, other = Net(), Net()
     other.load_state_dict(net.state_dict())
-    forward = half_model(net, DTYPES[precision])
+    forward = HalfModel(net, DTYPES[precision])
 
     def loss(rows: Tensor) -> Tensor:
         answer: Any = forward(X[rows])
