@@ -24,7 +24,8 @@ from tests.recurrent import recurrent_folder
 from tests.serve.cli.test_main import overflowing, run
 from tests.serve.conftest import running
 
-pytestmark = pytest.mark.slow  # a conversion and processes of their own
+# A conversion and processes of their own.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
 
 
 def _convert(where: Path) -> None:
