@@ -17,7 +17,6 @@ from typing import IO
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp
 
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
@@ -41,8 +40,8 @@ from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
+from .http.limits.descriptors import raise_descriptor_limit
 from .http.limits.memory_budget import MemoryBudget, default_limit, usable_memory
-from .http.limits.request_limits import RequestLimits
 from .http.page_headers import PageHeaders
 from .http.routes.app import build_app
 from .http.routes.history import history_of
@@ -126,7 +125,7 @@ def application(
     written: dict[str, Phase] = {}
     limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
-    bounds, load = bounds or _bounds(limits), ServerLoad(lambda: _loaded(roster))
+    bounds, load = bounds or _bounds(settings), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(lambda: _loaded(roster), lambda: written)
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
@@ -202,6 +201,7 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
     """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
     certificates = settings.certificates
     one_heap()
+    raise_descriptor_limit()
     if settings.models is not None:
         convert_all(settings.models, store, notify)
     app, roster = build(settings, store)
@@ -220,7 +220,7 @@ def port_taken(settings: Settings) -> BadSetting:
     )
 
 
-def http_config(settings: Settings, app: ASGIApp, certificates: Certificates | None) -> uvicorn.Config:
+def http_config(settings: Settings, app: InferFront, certificates: Certificates | None) -> uvicorn.Config:
     """How HTTP is spoken."""
     config = uvicorn.Config(
         app,
@@ -229,7 +229,7 @@ def http_config(settings: Settings, app: ASGIApp, certificates: Certificates | N
         loop="uvloop",
         http=HotProtocol,
         ws="none",  # else uvicorn would hand the connection over to whatever library is installed
-        backlog=backlog_of(connection_limit(settings.max_connections)),
+        backlog=backlog_of(app.bounds.connections.limit),
         proxy_headers=False,  # the caller's address is not used here
         lifespan="on",
         access_log=False,
@@ -362,10 +362,13 @@ def _lifespan(
     return lifespan
 
 
-def _bounds(limits: RequestLimits) -> Bounds:
+def _bounds(settings: Settings) -> Bounds:
     """Raises BadSetting for more connections than this process may have."""
+    limits = settings.limits
+    # The connections of gRPC have the same limit once more, and so have TLS handshakes under way.
+    each = 1 + (settings.grpc_port is not None) + (settings.tls_cert is not None)
     return Bounds(
         limits.arrival_seconds,
         MemoryBudget(limits.in_flight_bytes or default_limit()),
-        Connections(connection_limit(limits.connections)),
+        Connections(connection_limit(limits.connections, each)),
     )

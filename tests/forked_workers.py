@@ -46,7 +46,7 @@ def workers(config: pytest.Config) -> int:
     asked = config.getoption("workers")
     if asked != "auto":
         return int(asked or 0)
-    from halfeven.models.engines.cpu.setup import usable_cores  # imports torch
+    from halfeven.models.usable_cores import usable_cores  # imports torch
 
     return usable_cores() + 1
 

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from ...models.errors import BadFolder, EngineFailed
+from ...models.usable_cores import usable_cores
 from ..onnx.reading.bounded_file import external_files
 from .run_child import read_message, write_message
 
@@ -48,7 +49,8 @@ class FileRuns:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         try:
-            self._asked({"path": self._source, "outputs": self._outputs}, self._model)
+            head = {"path": self._source, "outputs": self._outputs, "threads": usable_cores()}
+            self._asked(head, self._model)
         except EngineFailed as error:
             raise BadFolder(f"{self._path}: ONNX Runtime cannot load it: {str(error)[:500]}") from error
 

@@ -79,6 +79,7 @@ def _session(head: Mapping[str, Any], arrays: Arrays) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = head["threads"]
     source = head["path"] or arrays["model"].tobytes()
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = head["outputs"]

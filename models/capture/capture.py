@@ -31,6 +31,7 @@ from ..index_ranges.input_ranges import with_ranges
 from ..package import ModelFolder
 from ..program import runnable, source_line, walk
 from ..spec import Dim, ModelSpec, TensorSpec
+from ..usable_cores import bound_libraries
 from .regions import foreign_op, inline_regions
 
 CHILD = Path(__file__).with_name("child.py")
@@ -165,10 +166,8 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
 
 def _run_child(script: Path, out: Path, folder: Path, limits: Limits) -> dict[str, Any]:
     # Captured on the CPU: no device constant to remove.
-    environment = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    bound_libraries(environment)
     with (out / "log").open("w+b") as log:
         child = subprocess.Popen(
             [sys.executable, "-PB", str(script), str(out / "request.json")],

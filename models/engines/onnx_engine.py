@@ -10,6 +10,7 @@ import torch
 
 from ..errors import EngineFailed
 from ..opened_file import OpenedFile
+from ..usable_cores import usable_cores
 from .arrays import joined
 from .cpu.setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
 from .engine import BRIEF_SECONDS, Launched
@@ -124,7 +125,7 @@ def _session(
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = setup.threads
+    options.intra_op_num_threads = setup.threads or usable_cores()
     if NO_SPINNING in setup.passes:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     elif BRIEF_SPINNING in setup.passes:

@@ -12,9 +12,9 @@ import onnxruntime
 import torch
 
 from ...exporters.selftest_record import record_here
-from ...models.engines.cpu.setup import usable_cores
 from ...models.kernel_costs import costs_here
 from ...models.processor import Processor, this_processor
+from ...models.usable_cores import cores_here
 from ...models.version import __version__
 
 TESTED_TORCH = ("2.11", "2.13")
@@ -41,7 +41,7 @@ def _check(what: str, found: str, advice: str = "") -> dict[str, str]:
 
 def _machine() -> list[dict[str, str]]:
     processor = this_processor()
-    found = ", ".join([f"{usable_cores()} cores", processor.instructions, *processor.units()])
+    found = ", ".join([str(cores_here()), processor.instructions, *processor.units()])
     return [
         _check("python", platform.python_version()),
         _check(
@@ -166,6 +166,7 @@ def _cuda_session_fault() -> str:
     model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CUDAExecutionProvider"])
         if session.get_providers()[0] != "CUDAExecutionProvider":

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...models.errors import BadSetting, DamagedFile
+from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
 from .backup_command import backup
 from .bringing import import_models, init
@@ -35,6 +36,7 @@ app = typer.Typer(
 def main() -> None:
     """The console script. Errors of ours end as one sentence on stderr and an exit code."""
     use_utf8()
+    bound_libraries()
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )

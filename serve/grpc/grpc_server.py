@@ -64,6 +64,7 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", self._front.max_body_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_allowed_incoming_connections", limit),  # each takes a descriptor
                 ("grpc.so_reuseport", 0),  # else two servers could share the port
                 ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
             ],

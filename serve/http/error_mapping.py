@@ -82,6 +82,12 @@ class EngineAway(errors.Overloaded):
     code = "engine_away"
 
 
+class NoDescriptor(errors.Overloaded):
+    """The process has no file descriptor left for another connection."""
+
+    code = "no_descriptor"
+
+
 class TooManyConnections(errors.Overloaded):
     """As many connections are open as may be."""
 

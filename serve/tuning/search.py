@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ...exporters.inputs.samples import Samples, stored_samples
 from ...exporters.selftest_record import obey_selftest
-from ...models.engines.cpu.setup import PLAIN, CpuSetup, usable_cores
+from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import Engine
 from ...models.engines.load import load_half, load_whole
@@ -27,6 +27,7 @@ from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
 from ...models.spec import ModelSpec
 from ...models.store import Store, Version
+from ...models.usable_cores import usable_cores
 from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
 from ..batching.place import Place

@@ -26,10 +26,12 @@ from types import FrameType
 from ...models import errors
 from ...models.errors import BadSetting, EngineFailed, HalfevenError
 from ...models.store import Store
+from ...models.usable_cores import usable_cores
 from ..access.access_control import LOOK_EVERY_S
 from ..address import address
 from ..finetune.training.parent_death import die_with_the_parent
 from ..http.limits.connections import backlog_of, connection_limit
+from ..http.limits.descriptors import raise_descriptor_limit
 from ..server import Notify, notify_leaving, port_taken
 from ..settings import Settings
 from ..tracing.otel_environment import traces_wanted
@@ -37,7 +39,7 @@ from .channel import new_memory
 from .control import Control, Said, read_packet, send_packet
 from .engine_process import run_engine
 from .http_worker import run_worker
-from .shared_bounds import SharedCounts, shared_bounds
+from .shared_bounds import DESCRIPTORS_EACH, SharedCounts, shared_bounds
 
 _QUICK_S = 2.0  # a child that ends sooner after it was up is started again later
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
@@ -59,6 +61,11 @@ def serve_with_workers(settings: Settings, store: Store, notify: Notify) -> None
             "set OTEL_SDK_DISABLED=true"
         )
     settings.certificates  # noqa: B018 (a pair that cannot be used is refused here)
+    raise_descriptor_limit()
+    if settings.http_workers > (cores := usable_cores()):
+        _LOG.warning(
+            "--http-workers %d: there are %d cores for them and the models", settings.http_workers, cores
+        )
     _Parent(settings, store, _bound(settings), notify).run()
 
 
@@ -71,7 +78,7 @@ def _bound(settings: Settings) -> socket.socket:
         listener = socket.socket(found[0][0], socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(found[0][4])
-        listener.listen(backlog_of(connection_limit(settings.max_connections)))
+        listener.listen(backlog_of(connection_limit(settings.max_connections, DESCRIPTORS_EACH)))
     except OSError as error:
         raise port_taken(settings) from error
     return listener

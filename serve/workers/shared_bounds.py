@@ -14,6 +14,9 @@ from ..http.limits.request_limits import RequestLimits
 
 _BYTES, _CONNECTIONS = range(2)  # the counts of one process
 _COUNTS = 2
+# Of each connection, in a worker: its own, and the socket over which a call goes to the engine process; there, that
+# socket's other end, and a connection of gRPC.
+DESCRIPTORS_EACH = 2
 
 
 class SharedCounts:
@@ -37,7 +40,7 @@ class SharedCounts:
 def shared_bounds(limits: RequestLimits, counts: SharedCounts, place: int) -> Bounds:
     """The bounds of the process at this place. Raises BadSetting as `connection_limit`."""
     budget = SharedBudget(limits.in_flight_bytes or default_limit(), counts, place)
-    connections = SharedConnections(connection_limit(limits.connections), counts, place)
+    connections = SharedConnections(connection_limit(limits.connections, DESCRIPTORS_EACH), counts, place)
     return Bounds(limits.arrival_seconds, budget, connections)
 
 

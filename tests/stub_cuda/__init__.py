@@ -13,16 +13,19 @@ import sys
 from pathlib import Path
 
 import onnxruntime.capi
+import torch
 
 HERE = Path(__file__).resolve().parent
 PROVIDER = Path(onnxruntime.capi.__file__).parent / "libonnxruntime_providers_cuda.so"
 LACKING = (
-    "needs gcc, nm and readelf to compile the stub libraries, and an ONNX Runtime with its CUDA provider"
+    "needs gcc, nm and readelf to compile the stub libraries, an ONNX Runtime with its CUDA provider, and a torch "
+    "without CUDA (another one has the real libraries loaded)"
 )
 
 
 def can_compile() -> bool:
-    return all(map(shutil.which, ("gcc", "nm", "readelf"))) and PROVIDER.exists()
+    tools = all(map(shutil.which, ("gcc", "nm", "readelf")))
+    return tools and PROVIDER.exists() and torch.version.cuda is None
 
 
 def stub_libraries(folder: Path) -> Path:

@@ -22,6 +22,7 @@ import sys, onnx, onnxruntime
 onnx.checker.check_model(sys.argv[1], full_check=True)
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 4
+options.intra_op_num_threads = 1
 if sys.argv[2] == "plain":
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -43,6 +44,7 @@ def check_file(path: Path, bodies: bool) -> None:
     onnx.checker.check_model(str(path), full_check=True)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # it is not run
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 

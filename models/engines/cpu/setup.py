@@ -5,12 +5,12 @@ every processor: packed convolutions take half the time of plain ones with AVX-5
 (an image net at batch 1). So each pass is a candidate beside the plain program, and the server measures which to take.
 """
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...processor import this_processor
+from ...usable_cores import usable_cores as usable_cores
 
 PACKED_CONVOLUTIONS = "packed convolutions"
 PACKED_PRODUCTS = "packed products"
@@ -44,12 +44,6 @@ class CpuSetup:
 
 
 PLAIN = CpuSetup()
-
-
-def usable_cores() -> int:
-    """The cores that this process may use; all of them where the system does not tell (only Linux does)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def processor() -> str:

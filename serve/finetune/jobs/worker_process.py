@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ....models.usable_cores import bound_libraries
+
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
 _LAST_BYTES = 1000  # of what a process wrote, in messages
 _LOOK_EVERY_MS = 100  # whether the process has ended
@@ -32,11 +34,16 @@ class Child:
         self._log = log
         self._started = time.monotonic()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+        }  # the order of a set must not differ from run to run
+        bound_libraries(environment)
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
                 process_group=0,  # no new session: Linux divides processor time among sessions whatever their niceness
-                env={**os.environ, "PYTHONHASHSEED": "0"},  # the order of a set must not differ from run to run
+                env=environment,
             )  # fmt: skip
         # Before it has begun: its imports alone take seconds of a core.
         with suppress(OSError):

@@ -12,15 +12,15 @@ from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from ....models.errors import BadRequest, HalfevenError
-from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong, body_of, headers_of, status_of
+from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong
 from ..limits.bounds import Bounds
 from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
 from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
+from .refusal import refusal_of
 
 MAX_HEAD_BYTES, MAX_HEADERS = DEFAULTS.head_bytes, DEFAULTS.headers
 MAX_QUEUED = DEFAULTS.requests_ahead
@@ -73,9 +73,10 @@ class GuardedProtocol(PoliteProtocol):
             self._close_in(self._bounds.seconds)
         else:
             self._refused = True
-            self._write_refusal(
-                TooManyConnections(f"{self._bounds.connections.limit} connections are open; try again later")
-            )
+            limit = self._bounds.connections.limit
+            error = TooManyConnections(f"{limit} connections are open; try again later")
+            self._bounds.refused.count(str(error))
+            self._write_refusal(error)
             transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -223,14 +224,8 @@ class GuardedProtocol(PoliteProtocol):
         self._close_in(_REFUSAL_SECONDS)
 
     def _write_refusal(self, error: HalfevenError) -> None:
-        path = self.url.decode("latin-1")
-        body, kind = body_of(error, path)
-        headers = {"content-type": kind, "content-length": str(len(body)), **headers_of(error)}
-        lines = [STATUS_LINE[status_of(error)]]
-        for name, value in self.server_state.default_headers:
-            lines += (name, b": ", value, b"\r\n")
-        lines += (f"{name}: {value}\r\n".encode() for name, value in headers.items())
-        self.transport.write(b"".join((*lines, b"connection: close\r\n\r\n", body)))
+        default_headers = self.server_state.default_headers
+        self.transport.write(refusal_of(error, self.url.decode("latin-1"), default_headers))
 
     # Time.
 

@@ -15,21 +15,29 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import HANDLED_SIGNALS
 
+from ....models.usable_cores import usable_cores
+from ..limits.bounds import Bounds
+from ..routes.infer import InferFront
 from .accept_queue import hold_off, waiting_in
+from .listening import AT_ONCE, Listening, listeners_at
 from .polite_protocol import PoliteProtocol, PoliteState
 
 logger = logging.getLogger("halfeven")
 QUIET_S = 0.25  # of a kept-alive connection: longer than a busy caller pauses between two requests
 _HANDSHAKE_S = 0.1  # handshakes that have begun end meanwhile
 _ACCEPT_S = 2.0  # for a queue that is not emptied, because there is no descriptor left
+_HANDSHAKES_S = 2.0  # for TLS handshakes under way when the port is closed: a caller may never end one
 _LOOK_EVERY_S = 0.02
 _TICK_S = 1.0  # the answers' Date
 
@@ -63,6 +71,8 @@ class PoliteServer(uvicorn.Server):
     uvicorn's ``timeout_graceful_shutdown`` bounds the wait for requests under way.
     """
 
+    accepts_at_once = AT_ONCE
+
     def __init__(
         self,
         config: uvicorn.Config,
@@ -79,7 +89,27 @@ class PoliteServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self.beside is not None:
             await self.beside.start()
-        await super().startup(sockets)
+        # Python's own number, with the cores that it may use instead of those of the machine.
+        pool = ThreadPoolExecutor(usable_cores() + 4, "halfeven-aside")
+        asyncio.get_running_loop().set_default_executor(pool)
+        await super().startup([])  # connections are accepted here instead
+        config = self.config
+        try:
+            opened = listeners_at(config.host, config.port, config.backlog) if sockets is None else sockets
+        except OSError as error:  # as uvicorn ends where a port is taken
+            logger.error("no connection can be taken: %s", error)
+            await self.lifespan.shutdown()
+            sys.exit(STARTUP_FAILURE)
+        bounds = config.app.bounds if isinstance(config.app, InferFront) else Bounds()
+        self.servers: list[Listening] = [  # type: ignore[assignment] (uvicorn looks at it only where it made it)
+            Listening(one, self._protocol, config.ssl, bounds, self.accepts_at_once) for one in opened
+        ]
+        for one in self.servers:
+            one.start()
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: Any = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called at each signal, which goes one step further. A signal may come between any two instructions."""
@@ -136,13 +166,12 @@ class PoliteServer(uvicorn.Server):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _close_port(self, sockets: list[socket.socket] | None) -> None:
-        listeners = [listener for server in self.servers for listener in server.sockets]
         if sockets is None:  # given sockets may belong to another process as well, which goes on
-            await accept_the_last(listeners)
-        for server in self.servers:
-            server.close()
-        for given in sockets or ():
-            given.close()
+            await accept_the_last([listener for one in self.servers for listener in one.sockets])
+        for one in self.servers:
+            one.close()
+        for one in self.servers:
+            await one.settled(_HANDSHAKES_S)
 
     async def _answer_the_rest(self) -> None:
         loop = asyncio.get_running_loop()

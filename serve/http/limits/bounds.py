@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from .connections import Connections, connection_limit
 from .memory_budget import MemoryBudget, default_limit
-from .repeated_warnings import RepeatedWarning
+from .repeated_warnings import RepeatedWarning, WarningEachSecond
 from .request_limits import DEFAULTS
 
 _LOG = logging.getLogger(__name__)
@@ -20,4 +20,7 @@ class Bounds:
     connections: Connections = field(default_factory=lambda: Connections(connection_limit(None)))
     malformed: RepeatedWarning = field(
         default_factory=lambda: RepeatedWarning(_LOG, "a request that is not HTTP/1.1 was refused")
+    )
+    refused: WarningEachSecond = field(
+        default_factory=lambda: WarningEachSecond(_LOG, "a connection was refused")
     )

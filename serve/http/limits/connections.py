@@ -1,12 +1,15 @@
 """How many connections may be open at once, and which one is closed for a new one."""
 
-import resource
 from itertools import islice
 from typing import Protocol
 
 from ....models.errors import BadSetting
+from .descriptors import descriptor_limit, descriptors_in_use
 
 _MOST = 1024  # without a setting
+# Descriptors at least. The event loop and the database open 16 after this is counted, 24 are for connections that are
+# being refused, 8 for the files of a model and the pipes of a child process.
+_KEPT = 48
 _LOOKED_AT = 16  # connections; so that each of many new connections costs a fixed time
 
 
@@ -33,10 +36,14 @@ class Connections:
 
     def enter(self, connection: Connection) -> bool:
         """Whether the connection may stay."""
-        if len(self) >= self.limit and not self._close_one():
+        if not self.has_room():
             return False
         self._open[connection] = None
         return True
+
+    def has_room(self, coming: int = 0) -> bool:
+        """Whether one more may stay beside ``coming`` that have not entered yet. An idle one is closed for it."""
+        return len(self) + coming < self.limit or self._close_one()
 
     def leave(self, connection: Connection) -> None:
         self._open.pop(connection, None)
@@ -52,23 +59,27 @@ class Connections:
         return False
 
 
-def connection_limit(setting: int | None) -> int:
-    """The setting, or the default; three quarters of the descriptors at most: models and files need some too.
+def connection_limit(setting: int | None, each: int = 1) -> int:
+    """The setting, or the default; less where there are few descriptors. ``each``: how many a connection may take.
 
-    Raises BadSetting for a setting above that.
+    Those that are open already are counted, and a quarter of the others is kept for models, files and child processes.
+    Raises BadSetting for a setting above that, and where there is no descriptor for a connection.
     """
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if descriptors == resource.RLIM_INFINITY:
+    limit = descriptor_limit()
+    if limit is None:
         return setting or _MOST
-    most = max(descriptors * 3 // 4, 1)
-    if setting is not None and setting > most:
+    in_use = descriptors_in_use()
+    free = limit - in_use
+    most = (free - max(free // 4, _KEPT)) // each
+    if most < 1 or (setting is not None and setting > most):
+        asked = "no connection can be taken" if setting is None else f"HALFEVEN_MAX_CONNECTIONS = {setting}"
         raise BadSetting(
-            f"HALFEVEN_MAX_CONNECTIONS = {setting}: this process may open {descriptors} files, so at most {most} "
-            "connections; raise the limit first (ulimit -n)"
+            f"{asked}: this process may open {limit} files, of which {in_use} are open already, so at most "
+            f"{max(most, 0)} connections; raise the limit first (ulimit -n)"
         )
     return setting or min(_MOST, most)
 
 
 def backlog_of(limit: int) -> int:
-    """How many connections may wait to be accepted: they are accepted in one go, above the limit for a moment."""
-    return max(min(limit // 6, 2048), 16)
+    """How many connections may wait in the kernel until they are accepted. They take no descriptor yet."""
+    return max(min(limit, 2048), 128)

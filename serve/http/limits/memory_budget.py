@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ....models.control_groups import ROOT, groups_of
 from ....models.errors import Overloaded, TooLarge
 
 FREE_BYTES = 64 * 1024
 _SHARE = 4  # one part of so many of the machine's memory
 _LEAST, _MOST = 64 * 2**20, 2**30
 _RETRY_AFTER_S = 1.0
-_CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")  # version 2 and 1
+_CGROUP_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}  # by version
 
 
 class MemoryBudget:
@@ -126,24 +127,11 @@ def default_limit(memory: Callable[[], int] | None = None) -> int:
     return min(max((memory or usable_memory)() // _SHARE, _LEAST), _MOST)
 
 
-def usable_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes: the machine's memory, or less where the control group of this process says so."""
+def usable_memory(root: Path = ROOT) -> int:
+    """Bytes: the machine's memory, or less where a control group of this process says so. ``root``: where ``/`` is."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(limit for limit in map(_limit_in, _files(cgroups)) if limit is not None)])
-
-
-def _files(cgroups: Path) -> Iterator[Path]:
-    """The limits of the group of this process and those around it. Source: cgroups(7), proc(5)."""
-    try:
-        own = Path("/proc/self/cgroup").read_text().split("::", 1)[-1].split("\n", 1)[0].strip("/")
-    except OSError:
-        own = ""
-    for name in _CGROUP_FILES:
-        yield cgroups / name
-    group = cgroups / own
-    while group != cgroups and cgroups in group.parents:
-        yield group / _CGROUP_FILES[0]
-        group = group.parent
+    groups = (_limit_in(folder / _CGROUP_FILES[version]) for version, folder in groups_of("memory", root))
+    return min([machine, *(limit for limit in groups if limit is not None)])
 
 
 def _limit_in(file: Path) -> int | None:

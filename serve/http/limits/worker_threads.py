@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ....models.errors import Overloaded
+from ....models.usable_cores import usable_cores
 from .request_limits import DEFAULTS
 
 T = TypeVar("T")
@@ -19,10 +20,10 @@ _NICE = 15  # behind the compute threads too (`batching/device.py`: 5): their ca
 
 
 class WorkerThreads:
-    """``threads``: by default half the cores, 2 at least; `_NICE` steps of niceness behind the event loop."""
+    """``threads``: by default `default_threads`; `_NICE` steps of niceness behind the event loop."""
 
     def __init__(self, threads: int | None = None, most_waiting: int = MOST_WAITING) -> None:
-        self._threads = threads or max(2, (os.cpu_count() or 2) // 2)
+        self._threads = threads or default_threads()
         self._pool = ThreadPoolExecutor(self._threads, "halfeven-predict", _stand_behind)
         self._most, self._waiting = self._threads + most_waiting, 0
 
@@ -50,6 +51,12 @@ class WorkerThreads:
         self._waiting -= 1
         if not done.cancelled():
             done.exception()  # read it, else asyncio warns where the caller has gone
+
+
+def default_threads(processes: int = 1) -> int:
+    """Half the usable cores, two where there are two, divided among the processes that have such threads."""
+    cores = usable_cores()
+    return max(1, min(cores, max(2, cores // 2)) // processes)
 
 
 def _stand_behind() -> None:

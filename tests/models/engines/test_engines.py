@@ -17,6 +17,7 @@ from halfeven.models.archive.archive import save_program
 from halfeven.models.engines.arrays import joined, to_numpy, to_torch
 from halfeven.models.engines.cpu.in_place import write_in_place
 from halfeven.models.engines.cpu.one_product import make_one_product
+from halfeven.models.engines.cpu.setup import PLAIN, CpuSetup
 from halfeven.models.engines.device_choice import resolve_device
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.load import load_half, load_whole
@@ -64,6 +65,16 @@ def engine(request: pytest.FixtureRequest, net: Whole, onnx_file: Path) -> Engin
     if request.param == "onnx":
         return OnnxEngine(onnx_file, "fp32", CPU)
     return TorchEngine(net.program, "fp32", CPU)
+
+
+def test_onnx_runtime_without_a_number_of_threads_is_given_that_of_the_usable_cores(
+    onnx_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own default is the number of the machine's cores."""
+    monkeypatch.setattr("halfeven.models.engines.onnx_engine.usable_cores", lambda: 3)
+    for setup, threads in ((PLAIN, 3), (CpuSetup(2), 2)):
+        session = OnnxEngine(onnx_file, "fp32", CPU, setup)._session
+        assert session.get_session_options().intra_op_num_threads == threads
 
 
 def parts(*rows: int) -> list[list[np.ndarray]]:

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from halfeven.models.usable_cores import cores_here
 from halfeven.serve.cli.doctor import examine
 
 BUILT = ["sm_75", "sm_80", "sm_90a", "compute_90"]
@@ -93,5 +94,5 @@ def test_a_system_without_the_calls_of_linux_has_cores_and_its_limits_are_named(
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(sys, "platform", "darwin")
     found = {check["what"]: check for check in examine(NO_STORE)["checks"]}
-    assert found["cpu"]["found"].startswith(f"{os.cpu_count()} cores")
+    assert found["cpu"]["found"].startswith(f"{cores_here()}, ")
     assert "only Linux limits the memory of child processes" in found["system"]["advice"]

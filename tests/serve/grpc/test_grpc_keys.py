@@ -1,9 +1,11 @@
 """Keys over gRPC: every call of the table is refused without the right key, before its message is read."""
 
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -365,3 +367,18 @@ def test_a_renewed_certificate_that_cannot_be_read_once_is_read_for_the_next_con
     other.key.replace(pair.key)
     live(port, other.authority)
     assert not faults and live(port, other.authority)
+
+
+def test_connections_above_the_limit_are_ended_before_they_cost_a_call(start: Start) -> None:
+    """A connection that is taken gets the server's HTTP/2 settings, one that is too many gets its end."""
+    both = start(bounds=Bounds(connections=Connections(3)))
+    host, _, port = both.grpc.rpartition(":")
+    with ExitStack() as stack:
+        first = []
+        for _ in range(8):
+            caller = stack.enter_context(socket.create_connection((host, int(port)), timeout=SECONDS))
+            try:
+                first.append(caller.recv(1))
+            except ConnectionResetError:
+                first.append(b"")
+    assert sorted(map(bool, first)) == [False] * 5 + [True] * 3

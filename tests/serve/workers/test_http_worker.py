@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
-from halfeven.serve.workers import http_worker
+from halfeven.serve.http.connection import polite_server
 from halfeven.serve.workers.control import Control
 from halfeven.serve.workers.engine_link import EngineLink
 from halfeven.serve.workers.http_worker import _WorkerServer
@@ -20,7 +20,7 @@ SECONDS = PATIENCE_S
 def test_a_caller_that_never_goes_on_with_its_handshake_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_worker, "_HANDSHAKES_S", 0.0)
+    monkeypatch.setattr(polite_server, "_HANDSHAKES_S", 0.0)
 
     async def closes() -> None:
         config = uvicorn.Config(cast(Any, None), lifespan="off")
@@ -32,11 +32,12 @@ def test_a_caller_that_never_goes_on_with_its_handshake_does_not_hold_up_the_end
             worker.lifespan = config.lifespan_class(config)  # as uvicorn does before `startup`
             await worker.startup()
             with socket.create_connection(listener.getsockname()):
-                while not worker._setting_up:
+                (listening,) = worker.servers
+                while not listening._setting_up:
                     await asyncio.sleep(0)
                 await worker._close_port(None)
-                assert worker._setting_up
-            await asyncio.wait(worker._setting_up)
+                assert listening._setting_up
+            await asyncio.wait(listening._setting_up)
 
     async def in_time() -> None:
         async with asyncio.timeout(SECONDS):

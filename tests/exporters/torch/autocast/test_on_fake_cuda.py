@@ -24,6 +24,10 @@ NOT_TRACED = {
     "warp": "torch's decomposition of grid_sampler slices, which a torch without CUDA cannot do there",
     "spectrum": "its transform in half is computed by no CPU, and the rewrite asks for the CPU's kernel",
 }
+if torch.version.cuda is not None and not torch.cuda.is_available():
+    NOT_TRACED |= dict.fromkeys(
+        ("lstm", "zoo lstm"), "a CUDA build asks for the device before it fakes cuDNN's LSTM"
+    )
 TRACED = [name for name in CORPUS if name not in NOT_TRACED]
 LOOPS = {"lstm", "zoo lstm"}  # half on CUDA alone
 # What the host has to know before it can go on: no CUDA graph can hold such a model.

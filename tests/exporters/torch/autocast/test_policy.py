@@ -9,6 +9,7 @@ KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 
 # On a list by their plain name, registered by torch under the overload that they call: the same happens below.
 CALLS_A_LISTED_ONE = ("vec", "padding")
+BELOW_A_LISTED_ONE = {"_cudnn_rnn"}  # which lstm, gru and rnn call; only a CUDA build has it
 # Not registered either. With an out_dtype the caller has said what he wants; nothing of the product uses them.
 OTHERS = {
     "cuda": {"addmm.dtype", "baddbmm.dtype", "bmm.dtype", "mm.dtype"},
@@ -46,7 +47,8 @@ def overload(name: str) -> OpOverload:
 def test_every_op_that_autocast_knows_is_on_our_list(lists: OpLists) -> None:
     known = registered(lists.device)
     assert len(known) > 100, "the registry was not read"
-    assert [name for name in sorted(known) if lists.rule(overload(name)) is Rule.INPUT] == []
+    missing = {name for name in known if lists.rule(overload(name)) is Rule.INPUT}
+    assert missing - BELOW_A_LISTED_ONE == set()
 
 
 def test_every_op_on_our_list_is_one_that_autocast_knows(lists: OpLists) -> None:

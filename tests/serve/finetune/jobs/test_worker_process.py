@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from halfeven.models.usable_cores import Cores
 from halfeven.serve.finetune.jobs import worker_process
 from halfeven.serve.finetune.jobs.worker_process import Child
 
@@ -106,3 +107,13 @@ def until_gone(status: Path) -> None:
             return
         os.sched_yield()
     pytest.fail("the grandchild lives on")
+
+
+def test_the_process_of_a_job_is_told_of_the_quota_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halfeven.models.usable_cores.cores_here", lambda: Cores(64, 64, 1.5))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with started(tmp_path, "import json, os\nprint(json.dumps({**os.environ}))") as child:
+        (found,) = whole_lines(child)
+    assert isinstance(found, dict) and found["OMP_NUM_THREADS"] == "2"

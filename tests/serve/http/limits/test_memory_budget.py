@@ -29,6 +29,8 @@ from halfeven.serve.http.limits.memory_budget import (
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
+from tests.control_group_tree import UNIFIED, control_groups, of_version_1
+
 from ...conftest import HISTORY, FakeRoster, FakeServed, make_roster, tensor
 from ..test_caller import GONE, chunk, receiving
 from ..wire import Wire
@@ -183,11 +185,25 @@ def test_the_objects_of_json_are_not_counted_too_low(item: bytes) -> None:
 def test_the_default_is_a_share_of_the_memory_that_this_process_may_have(tmp_path: Path) -> None:
     assert default_limit(lambda: 512 * MIB) == 128 * MIB
     assert default_limit(lambda: 64 * MIB) == 64 * MIB and default_limit(lambda: 2**40) == 1024 * MIB
-    whole = usable_memory(tmp_path)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert usable_memory(tmp_path) == whole > 0
-    (tmp_path / "memory.max").write_text("268435456\n")
-    assert usable_memory(tmp_path) == 256 * MIB
+    assert default_limit() > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "mount", "files", "limit"),
+    [
+        ("0::/box", UNIFIED, {"box/memory.max": "max"}, None),
+        ("0::/box", UNIFIED, {"box/memory.max": str(256 * MIB)}, 256 * MIB),
+        ("0::/a/b", UNIFIED, {"a/b/memory.max": "max", "a/memory.max": str(128 * MIB)}, 128 * MIB),
+        ("4:memory:/a", of_version_1("memory"), {"memory/a/memory.limit_in_bytes": str(64 * MIB)}, 64 * MIB),
+        ("4:memory:/a", of_version_1("memory"), {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
+    ],
+)
+def test_the_memory_is_what_the_tightest_control_group_allows(
+    own: str, mount: str, files: dict[str, str], limit: int | None, tmp_path: Path
+) -> None:
+    whole = usable_memory(tmp_path / "without any")
+    groups = control_groups(tmp_path / "groups", [own], [mount], files)
+    assert usable_memory(groups) == (whole if limit is None else limit) > 0
 
 
 # In the server.

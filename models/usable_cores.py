@@ -1,0 +1,91 @@
+"""How many cores this process may use: what its affinity and the processor quota of its control groups allow.
+
+Every number of threads or processes that follows the machine is taken from here. Libraries that count the cores by
+themselves know the affinity and not the quota: with four threads under a quota of one core, all four are stopped for
+most of each period of the scheduler, and a batch waits for the last of them. Imports nothing heavy: it is asked before
+torch and numpy start their threads.
+"""
+
+import math
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .control_groups import ROOT, groups_of
+
+_OF_LIBRARIES = "OMP_NUM_THREADS"  # OpenMP, MKL, OpenBLAS and Arrow read it when they are loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """``affinity``: the cores on which this process may run (None: the system does not tell). ``quota``: the time that
+    the tightest control group gives it, in cores (None: no limit)."""
+
+    online: int
+    affinity: int | None
+    quota: float | None
+
+    @property
+    def usable(self) -> int:
+        """A part of a core counts as a core."""
+        allowed = self.affinity or self.online
+        return allowed if self.quota is None else max(1, min(allowed, math.ceil(self.quota)))
+
+    def __str__(self) -> str:
+        usable = f"{self.usable} core{'s' if self.usable > 1 else ''}"
+        if self.usable == self.online and self.quota is None:
+            return usable
+        limits = [f"{self.online} online"]
+        limits += [] if self.affinity is None else [f"affinity {self.affinity}"]
+        limits += [] if self.quota is None else [f"cgroup quota {self.quota:g}"]
+        return f"{usable} ({', '.join(limits)})"
+
+
+def usable_cores() -> int:
+    """At least 1."""
+    return cores_here().usable
+
+
+def cores_here(root: Path = ROOT) -> Cores:
+    """``root``: where ``/`` is (another one in tests)."""
+    affinity = getattr(os, "sched_getaffinity", None)  # only Linux has it
+    return Cores(os.cpu_count() or 1, len(affinity(0)) if affinity else None, quota_in(root))
+
+
+def quota_in(root: Path = ROOT) -> float | None:
+    """The smallest quota of the control groups that hold this process, in cores; None where none of them has one."""
+    read = {1: _quota_of_version_1, 2: _quota_of_version_2}
+    found = (read[version](folder) for version, folder in groups_of("cpu", root))
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def bound_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Tell the libraries of this process and of its children about a quota, which they do not see by themselves.
+
+    A number that the user has set stays. To be called before numpy and torch are imported.
+    """
+    cores = cores_here()
+    if cores.quota is not None and cores.usable < (cores.affinity or cores.online):
+        environment.setdefault(_OF_LIBRARIES, str(cores.usable))
+
+
+def _quota_of_version_1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        return _in_cores(quota, int((folder / "cpu.cfs_period_us").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def _quota_of_version_2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else _in_cores(int(quota), int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def _in_cores(quota: int, period: int) -> float | None:
+    """-1 stands for no limit (version 1)."""
+    return quota / period if quota > 0 and period > 0 else None
