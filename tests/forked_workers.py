@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 import pytest
+from halfeven.models.usable_cores import usable_cores
 
 RECORD = "halfeven/seconds"  # in pytest's cache: the seconds of each test that took `WORTH` or more
 WORTH = 0.2
@@ -44,11 +45,7 @@ def workers(config: pytest.Config) -> int:
     ``auto`` is one more than there are cores, because many tests wait for other processes.
     """
     asked = config.getoption("workers")
-    if asked != "auto":
-        return int(asked or 0)
-    from halfeven.models.usable_cores import usable_cores  # imports torch
-
-    return usable_cores() + 1
+    return usable_cores() + 1 if asked == "auto" else int(asked or 0)
 
 
 @pytest.hookimpl(tryfirst=True)
