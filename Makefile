@@ -14,7 +14,7 @@ GPU_BENCH_SECONDS := 190
 # Else each of the hundreds of processes that the tests start would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test test-all check lint types layers resolves older peers real kernels sbom gpu gpu-prepare weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves peers real kernels sbom gpu gpu-prepare weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
@@ -49,28 +49,19 @@ demo: $(ALONE)
 	$(BIN)/halfeven demo
 
 # Torch would start a thread for each core in each test process; so many threads mostly wait for each other. On two
-# cores `make test` takes 5:09 with them and 3:22 with one thread in each process.
-test test-all older: export OMP_NUM_THREADS := 1
+# cores the tests take half as long again with them.
+test test-all: export OMP_NUM_THREADS := 1
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest --workers auto -m "not slow"
 
 # What needs one core runs two at a time. The tests come last, so that pytest's closing line closes the output.
 check: $(READY)
 	$(MAKE) --no-print-directory -j 2 -O lint types resolves peers kernels
-	$(MAKE) --no-print-directory older
 	$(MAKE) --no-print-directory test-all
 
-# The engines once more as on a processor with AVX2 and no bf16 units.
-older: export ONEDNN_MAX_CPU_ISA := AVX2
-older: export ATEN_CPU_CAPABILITY := avx2
-older: $(READY)
-	$(BIN)/python -m pytest -q -n auto tests/models/engines/test_engines.py tests/models/engines/cpu/test_packed.py \
-	  tests/models/engines/cpu/test_row_shares.py tests/models/engines/cpu/test_scripted.py \
-	  tests/serve/tuning/test_search.py tests/serve/versions/loading/test_ready.py
-
 test-all: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile --durations=25
+	$(BIN)/python -m pytest --workers auto --durations=25
 
 lint: $(READY)
 	$(BIN)/ruff check .

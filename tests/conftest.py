@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.usable_cores import usable_cores
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
+
+from tests import preloaded
+from tests.patience import PATIENCE_S
+
+pytest_plugins = ["tests.forked_workers"]
+subprocess.Popen = preloaded.Popen
+for phase in ("connect", "read", "write", "pool"):  # a request without a limit of its own waits 5 s otherwise
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(
@@ -80,13 +88,6 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """The number of test processes that ``-n auto`` starts: one more than there are cores, because many tests wait for
-    other processes. On two cores the quick tests take 181 s with three test processes and 204 s with two."""
-    return usable_cores() + 1
-
-
 def pytest_report_header() -> str:
     return f"seed: {SEED} (HALFEVEN_TEST_SEED={SEED} draws the same numbers again)"
 
@@ -126,7 +127,7 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(shutil.copytree(ROOT, folder / "source", ignore=NOT_SOURCE))
     command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
-        [*command, "--quiet", "--wheel-dir", str(folder)], capture_output=True, text=True, timeout=120
+        [*command, "--quiet", "--wheel-dir", str(folder)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, f"the wheel could not be built:\n{done.stdout}\n{done.stderr}"
     (wheel,) = folder.glob("*.whl")

@@ -10,12 +10,15 @@ import pytest
 from tests.benchmarks import gpu
 from tests.benchmarks.floors import nets, operations_and_bytes
 from tests.benchmarks.gpu_packages import missing, wanted
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def recipe(target: str) -> str:
-    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -63,7 +66,7 @@ def test_a_warning_that_only_a_gpu_gives_fails_no_gpu_test(tmp_path: Path) -> No
             "no:cacheprovider",
         ]
         done = subprocess.run(
-            [*command, *options, str(tmp_path)], capture_output=True, text=True, timeout=120
+            [*command, *options, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S
         )
         return done.returncode
 

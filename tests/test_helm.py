@@ -21,6 +21,7 @@ from halfeven.models.version import __version__
 from halfeven.serve.settings import Settings
 
 from tests.conformance.test_peers import PEERS, WITHOUT_PEERS
+from tests.patience import PATIENCE_S
 from tests.test_kubernetes import FOLDER, containers, faults_in, variables
 
 CHART = FOLDER.parent / "helm/halfeven"
@@ -74,7 +75,9 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def template(helm: Path, values: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
     """What `helm template` makes of the chart for a release named halfeven, its values beside the chart's own."""
     command = [str(helm), "template", "halfeven", str(CHART), "--values", "-"]
-    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, input=json.dumps(values), capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def rendered(helm: Path, values: Mapping[str, Any]) -> dict[str, Any]:

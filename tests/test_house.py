@@ -18,6 +18,8 @@ from pathlib import Path
 import networkx
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "exporters", "serve")  # each may import itself and those before it
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
@@ -250,7 +252,7 @@ def test_a_repository_with_its_own_models_package_keeps_it_beside_us(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(unpacked_wheel / "halfeven/__init__.py"), str(models / "net.py")]
@@ -266,7 +268,7 @@ def test_no_name_of_ours_is_importable_at_the_top_level(room: str, tmp_path: Pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "None"

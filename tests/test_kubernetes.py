@@ -18,6 +18,7 @@ from halfeven.serve.cli.serve_command import serve
 from halfeven.serve.settings import Settings
 
 from tests.conformance.test_peers import PEERS, WITHOUT_PEERS
+from tests.patience import PATIENCE_S
 from tests.test_docker import PORT, exposed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +36,7 @@ def documents() -> list[dict[str, Any]]:
 def faults_in(*files: Path) -> dict[str, list[str]]:
     done = subprocess.run(
         [sys.executable, str(MODELS), *map(str, files)],
-        env={**os.environ, "PYTHONPATH": str(PEERS)}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(PEERS)}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)

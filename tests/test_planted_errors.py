@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from tests.models.engines import test_cuda_graphs as graphs
 from tests.models.engines import test_on_simulated_gpu as on_gpu
 from tests.models.engines import test_onnx_on_simulated_gpu as onnx_on_gpu
+from tests.patience import PATIENCE_S
 from tests.planting import broken, plant
 from tests.programs import Whole, whole
 from tests.serve.batching import test_memory_in_flight as in_memory
@@ -296,20 +297,23 @@ def the_waiting_thread_rings_after_each_batch_and_survives_an_error() -> None:
     rung = [threading.Event() for _ in range(2)]
 
     def failing() -> None:
-        assert held.wait(5)
+        assert held.wait(PATIENCE_S)
         order.append("ended")
         raise RuntimeError("the device's error")
 
-    silent, threading.excepthook = threading.excepthook, lambda _: None
+    hook, threading.excepthook = (
+        threading.excepthook,
+        lambda _: rung[0].set(),
+    )  # a thread that ends never rings
     try:
         arrivals.watch(failing, lambda: (order.append("rung"), rung[0].set()))  # type: ignore[arg-type, func-returns-value]
         held.set()
-        assert rung[0].wait(2) and order == ["ended", "rung"]
+        assert rung[0].wait(PATIENCE_S) and order == ["ended", "rung"]
         arrivals.watch(lambda: None, rung[1].set)
-        assert rung[1].wait(2)
+        assert rung[1].wait(PATIENCE_S)
     finally:
         arrivals.stop()
-        threading.excepthook = silent
+        threading.excepthook = hook
 
 
 class Lent:

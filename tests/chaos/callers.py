@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.chaos.servers import Server
+from tests.patience import PATIENCE_S
 
 FIELDS = [{"name": "x", "shape": [1, 4], "datatype": "FP32"}]
 TOLERANCE = 0.02  # between the half and the whole
@@ -17,7 +18,7 @@ TOLERANCE = 0.02  # between the half and the whole
 def infer(server: Server, name: str, row: list[float]) -> tuple[int, dict[str, str], Any]:
     """(status, headers, outputs or words of the refusal). Raises OSError or HTTPException without a whole answer."""
     body = json.dumps({"inputs": [{**FIELDS[0], "data": row}]})
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     try:
         connection.request("POST", f"/v2/models/{name}/infer", body)
         answer = connection.getresponse()
@@ -49,7 +50,7 @@ class Callers:
     def end(self) -> list[str]:
         self._over.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
         return self.faults
 
     def _ask(self, name: str) -> None:

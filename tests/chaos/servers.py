@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-SECONDS = 60.0  # for anything that must come about
+from tests.patience import PATIENCE_S
+
+SECONDS = PATIENCE_S
 STARTING = "models are being made ready"
 
 

@@ -19,6 +19,7 @@ from halfeven.models.store import Store
 
 from tests.conformance.hosted import MODELS, host
 from tests.kept import kept_store
+from tests.patience import PATIENCE_S
 
 LIMIT = 2**20  # bytes: the smallest limit that a server can be started with
 BODY_SECONDS = 3
@@ -59,7 +60,7 @@ class Serving:
 
     def client(self) -> httpx.Client:
         # No TLS here, so none is prepared: that would take longer than most of these tests.
-        return httpx.Client(base_url=f"http://{self.address}", timeout=60, verify=False)
+        return httpx.Client(base_url=f"http://{self.address}", timeout=PATIENCE_S, verify=False)
 
 
 @contextmanager
@@ -98,7 +99,7 @@ def launched(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Ser
             yield Serving(address, process, grpc)
         finally:
             process.terminate()
-            reader.join(60)
+            reader.join(PATIENCE_S)
 
 
 def _addresses(lines: IO[str], missing: set[str]) -> tuple[str, str]:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tests.patience import PATIENCE_S
+
 LOOK_EVERY_S = 0.05
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CONNECTION = re.compile(rb"\r\nconnection: *([^\r]+)", re.IGNORECASE)
@@ -130,10 +132,10 @@ def following() -> Iterator[FollowingProxy]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(proxy.run(up, end)))
     thread.start()
     try:
-        assert up.wait(20)
+        assert up.wait(PATIENCE_S)
         yield proxy
     finally:
         loop.call_soon_threadsafe(end.set)
-        thread.join(20)
+        thread.join(PATIENCE_S)
         loop.run_until_complete(asyncio.sleep(0.1))  # the last closed connections are taken down
         loop.close()

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, answers_right, error_of
+from tests.patience import PATIENCE_S
 from tests.slow import slow_but_every
 
 GOOD = {"inputs": [COUNTING, ONES]}
@@ -199,7 +200,7 @@ def exchange(serving: Serving, sent: bytes) -> bytes:
     host, port = serving.address.split(":")
     received = b""
     with (
-        socket.create_connection((host, int(port)), timeout=30) as wire,
+        socket.create_connection((host, int(port)), timeout=PATIENCE_S) as wire,
         suppress(BrokenPipeError, ConnectionResetError),  # it need not read what it refuses
     ):
         with suppress(BrokenPipeError, ConnectionResetError):

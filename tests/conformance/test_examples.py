@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.conftest import Serving
+from tests.patience import PATIENCE_S
 
 FOLDER = os.environ.get("HALFEVEN_TRITON_EXAMPLES")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="HALFEVEN_TRITON_EXAMPLES names no folder of examples")
@@ -50,7 +51,7 @@ def run_example(script: str, address: str, *options: str) -> subprocess.Complete
         [sys.executable, str(Path(FOLDER or "") / script), "-u", address, *options],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 

@@ -15,10 +15,11 @@ from tritonclient.utils import InferenceServerException
 from tests.conformance.conftest import LIMIT, Serving, seen_waiting
 from tests.conformance.hosted import ANIMALS
 from tests.conformance.perf_analyzer import BINARY, measure, read
+from tests.patience import PATIENCE_S
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc, triton
 
 NAMES = {"INT8": np.int8, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32}
-SECONDS = 60
+SECONDS = PATIENCE_S
 
 
 @pytest.fixture

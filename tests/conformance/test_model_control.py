@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 from tests.conformance import test_examples
 from tests.conformance.conftest import Serving, answers_right, served
 from tests.conformance.hosted import MODELS, SIMPLE_OF_16, host
+from tests.patience import PATIENCE_S
 
 SEVEN = ["simple", *sorted(set(MODELS) - {"simple"})[:6]]  # the script wants exactly so many
 
@@ -41,7 +42,7 @@ def client(serving: Serving) -> Iterator[Any]:
 def gone(client: Any, name: str) -> None:
     """Unloading is asynchronous by the protocol: clients ask until the model is not ready."""
     client.unload_model(name)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while client.is_model_ready(name):
         assert time.monotonic() < deadline, f"{name} is still there"
 

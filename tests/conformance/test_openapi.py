@@ -18,6 +18,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving
+from tests.patience import PATIENCE_S
 
 CONFIG = '[checks.not_a_server_error]\nexpected-statuses = ["2xx", "4xx", 501, 503]\n'  # these two have words
 CHANGES_WHAT_IS_SERVED = re.compile("/(load|unload|rollback|promote|canary|shadow)$")
@@ -173,7 +174,7 @@ def test_schemathesis_finds_no_fault_of_ours(serving: Serving, document: Any, tm
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     generated = re.search(r"([\d,]+) generated", done.stdout)

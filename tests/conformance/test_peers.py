@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.conftest import Serving
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".peers"
@@ -29,7 +30,7 @@ def read_by(client: str, address: str) -> Any:
     script = Path(__file__).parent / "peers" / f"{client}_client.py"
     done = subprocess.run(
         [sys.executable, str(script), address],
-        env={**os.environ, "PYTHONPATH": str(PEERS)}, capture_output=True, text=True, timeout=180,
+        env={**os.environ, "PYTHONPATH": str(PEERS)}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

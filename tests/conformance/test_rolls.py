@@ -16,11 +16,12 @@ import pytest
 
 from tests.conformance.conftest import ONES, SIMPLE, Serving, launched
 from tests.conformance.following_proxy import FollowingProxy, following
+from tests.patience import PATIENCE_S
 
 ROLLS = int(os.environ.get("HALFEVEN_ROLLS", "2"))
 CALLERS = 3
 PAUSE_S = 0.005  # between two requests of a caller: the server that starts needs the processor too
-SECONDS = 60
+SECONDS = PATIENCE_S
 
 
 class Caller(threading.Thread):

@@ -16,6 +16,7 @@ from halfeven.serve.settings import read_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.conformance.conftest import answers_right
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
 
@@ -63,10 +64,10 @@ def test_a_request_s_span_and_its_phases_arrive_at_a_collector(
     shutil.copytree(hosted / "models/simple", tmp_path / "models/simple")
     app, roster = build(read_settings(store=tmp_path, device="cpu"), Store(tmp_path))
     with running(app) as address:
-        roster.wait(60)
+        roster.wait(PATIENCE_S)
         with httpx.Client(base_url=f"http://{address}", verify=False) as client:
             answers_right(client)
-        assert collector.complete.wait(30)
+        assert collector.complete.wait(PATIENCE_S)
     parent = collector.spans["POST /v2/models/{m}/infer"]
     phases = [collector.spans[name] for name in ("queue", "assemble", "compute")]
     assert collector.service == "halfeven"

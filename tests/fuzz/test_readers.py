@@ -15,11 +15,12 @@ from tests.chaos.converted import converted
 from tests.conftest import SEED
 from tests.fuzz.http_wire import HttpWire
 from tests.fuzz.targets import Target, mutator, targets, try_out
+from tests.patience import PATIENCE_S
 from tests.slow import FUZZED
 
 pytestmark = pytest.mark.slow  # thousands of inputs of each of thirty readers
 
-HUNG_AFTER_S = 60
+HUNG_AFTER_S = PATIENCE_S
 MOST_BYTES = 512 << 20  # that the process may grow by, while it reads inputs of a few kilobytes
 NAMES = [
     "HTTP", "V2 JSON", "V2 binary", "predict", "gRPC", "repository", "content coding", "picture", "model.toml",

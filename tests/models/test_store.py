@@ -21,6 +21,8 @@ from halfeven.models.errors import BadInput, Conflict, DamagedFile, HalfevenErro
 from halfeven.models.store import LIVE, REFUSED, Store, Version, sha256_of
 from safetensors.numpy import save_file
 
+from tests.patience import PATIENCE_S
+
 
 def publish(
     store: Store,
@@ -65,7 +67,7 @@ def test_the_draft_of_a_dead_process_is_deleted_and_that_of_a_living_one_stays(s
     try:
         dead, living = [Path(writer.stdout.readline().strip()) for writer in writers if writer.stdout]
         writers[0].kill()
-        writers[0].wait(20)
+        writers[0].wait(PATIENCE_S)
         assert dead.is_dir() and living.is_dir()
         store.remove_dead_drafts()
         assert not dead.exists() and living.is_dir()
@@ -158,7 +160,7 @@ def test_threads_that_publish_at_once_get_a_number_each(store: Store) -> None:
     def one(i: int) -> Version:
         with store.draft("net") as draft:
             draft.write_json("spec.json", {"i": i})
-            barrier.wait(timeout=30)
+            barrier.wait(timeout=PATIENCE_S)
             return draft.publish(LIVE, {})
 
     with ThreadPoolExecutor(8) as pool:
@@ -190,7 +192,7 @@ def test_a_number_that_another_process_took_first_is_not_taken_again(
 
     def late(path: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "rename", rename)
-        subprocess.run([sys.executable, "-c", code, str(store.root)], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code, str(store.root)], check=True, timeout=PATIENCE_S)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", late)
@@ -299,7 +301,7 @@ def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> 
     barrier = Barrier(len(others) - 2)
 
     def race(version: Version) -> bool:
-        barrier.wait(30)
+        barrier.wait(PATIENCE_S)
         try:
             store.promote_over(1, version, "thread")
         except Conflict:
@@ -308,7 +310,7 @@ def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> 
 
     with ThreadPoolExecutor(len(others)) as pool:
         threads = pool.map(race, others[2:])
-        words = [racer.communicate("x", timeout=30)[0].strip() for racer in racers]
+        words = [racer.communicate("x", timeout=PATIENCE_S)[0].strip() for racer in racers]
         moved = [*threads].count(True) + words.count("moved")
     assert moved == 1
     assert store.promotions("net")[store.live_number("net") or 0]["last"]["over"] == 1

@@ -21,6 +21,7 @@ from halfeven.models.zoo.digits.model import build
 from safetensors.torch import load, load_file
 from torch import nn
 
+from tests.patience import PATIENCE_S
 from tests.programs import whole
 from tests.slow import slow_but
 
@@ -104,7 +105,7 @@ def _run_script(folder: Path) -> dict[str, bytes]:
         "--out",
         str(folder),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 

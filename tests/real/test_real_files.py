@@ -28,6 +28,7 @@ from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from torch import device
 
+from tests.patience import PATIENCE_S
 from tests.real.made_files import MADE, SHIPPED
 from tests.serve.conftest import running
 
@@ -86,8 +87,8 @@ def asked_over_http(store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarr
     }
     app, roster = build(read_settings(store=store.root, device="cpu"), store)
     with running(app, seconds=60) as address:
-        roster.wait(300)
-        answer = httpx.post(f"http://{address}/v2/models/{spec.name}/infer", json=body, timeout=120)
+        roster.wait(PATIENCE_S)
+        answer = httpx.post(f"http://{address}/v2/models/{spec.name}/infer", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return {
         found["name"]: np.array(found["data"]).reshape(found["shape"]) for found in answer.json()["outputs"]

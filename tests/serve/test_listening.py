@@ -16,6 +16,7 @@ from halfeven.models.errors import BadSetting, DamagedFile
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.settings import read_settings
 
+from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
 from tests.serve.grpc.theirs import triton
 
@@ -67,7 +68,7 @@ def status_of(port: int, key: str | None = None) -> int:
     sent = {"authorization": f"Bearer {key}"} if key else {}
     try:
         return urllib.request.urlopen(
-            urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers=sent), timeout=20
+            urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers=sent), timeout=PATIENCE_S
         ).status
     except urllib.error.HTTPError as error:
         return error.code
@@ -100,7 +101,7 @@ def test_grpc_has_a_port_of_its_own_on_loopback_where_it_is_asked_for(tmp_path: 
         taken = subprocess.run(
             [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(tmp_path / "other"),
              "--port", "0", "--grpc-port", str(grpc_port), "--device", "cpu"],
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=PATIENCE_S,
         )  # fmt: skip
         assert taken.returncode == 2 and "--grpc-port" in taken.stderr, taken.stderr
 
@@ -110,7 +111,7 @@ def test_grpc_has_a_port_of_its_own_on_loopback_where_it_is_asked_for(tmp_path: 
 def test_an_ipv6_address_is_named_as_a_url_has_it(options: list[str], tmp_path: Path) -> None:
     with announced(tmp_path / "store", "--host", "::1", *options) as (_, url):
         assert url.startswith("http://[::1]:")
-        assert httpx.get(f"{url}/v2/health/live", timeout=20).status_code == 200
+        assert httpx.get(f"{url}/v2/health/live", timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.mark.slow
@@ -121,7 +122,7 @@ def test_a_server_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
             _,
             port,
         ),
-        httpx.Client(verify=pair.trusting(), timeout=20) as client,
+        httpx.Client(verify=pair.trusting(), timeout=PATIENCE_S) as client,
     ):
         assert client.get(f"https://localhost:{port}/v1/models").status_code == 200
 

@@ -29,9 +29,11 @@ from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.roster import Roster
 
 from tests.kept import kept_store
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
-pytestmark = pytest.mark.slow  # a server process; the conformance tests have one in every run
+# A server process; the conformance tests have one in every run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
 
 
 def _convert(where: Path) -> None:
@@ -70,7 +72,7 @@ def samples(converted: Path) -> Samples:
 def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
     app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
     with running(app, seconds=30) as address:
-        roster.wait(60)
+        roster.wait(PATIENCE_S)
         yield address, roster
 
 
@@ -80,7 +82,7 @@ def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, A
         request = urllib.request.Request(
             f"http://{address}{path}", body, {"content-type": "application/json"}
         )
-        answer = urllib.request.urlopen(request, timeout=30)
+        answer = urllib.request.urlopen(request, timeout=PATIENCE_S)
     except urllib.error.HTTPError as error:
         answer = error
     content = answer.read()
@@ -92,10 +94,10 @@ def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, A
     )
 
 
-LOAD_SECONDS = 90.0  # for a version to be loaded and proven beside other tests; CI once needed more than 20
+LOAD_SECONDS = PATIENCE_S
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -321,7 +323,7 @@ def test_probes_a_server_that_loads_serves_drains_or_lost_its_device(
     may_load, make_ready = threading.Event(), roster_module.make_ready
 
     def slow(*arguments: Any) -> Any:
-        may_load.wait(30)
+        may_load.wait(PATIENCE_S)
         return make_ready(*arguments)
 
     monkeypatch.setattr(roster_module, "make_ready", slow)
@@ -333,7 +335,7 @@ def test_probes_a_server_that_loads_serves_drains_or_lost_its_device(
 
         assert probed() == [200, 200, 503], "a model is loading"
         may_load.set()
-        roster.wait(60)
+        roster.wait(PATIENCE_S)
         assert probed() == [200, 200, 200]
         roster.leave()
         assert probed() == [200, 200, 503], "the server is draining"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-PATIENCE_S = 30.0  # for a thread that waits while the device is held
+from tests.patience import PATIENCE_S
 
 
 @dataclass(eq=False)

@@ -22,6 +22,7 @@ from halfeven.models.store import Store, Version, sha256_of
 
 from tests.kept import kept_store
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow  # a conversion and processes of their own
 
@@ -246,7 +247,11 @@ def test_the_program_on_the_page_answers_the_rows_and_its_answers_pass(
     folder = tmp_path / "out"
     (program,) = re.findall(r"```python\n(.*?)```", page(version(name), "onnxruntime", folder), re.S)
     subprocess.run(
-        [sys.executable, "-c", dedent(program)], cwd=folder, check=True, capture_output=True, timeout=120
+        [sys.executable, "-c", dedent(program)],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
     )
     found, engine = Version.at(folder), answers_file(folder / "answers.npz")
     proof = prove_engine(found, stored_samples(found), engine)
@@ -268,7 +273,9 @@ def test_openvinos_commands_build_an_engine_that_passes(
     (folder / "ask.py").write_text(dedent(program))
     build = text.split("```console\n")[1].split("```")[0].replace("ovc", "-m openvino.tools.ovc", 1)
     for command in (build.split(), ["ask.py"]):
-        subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True, timeout=120)
+        subprocess.run(
+            [sys.executable, *command], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S
+        )
     found = Version.at(folder)
     proof = prove_engine(found, stored_samples(found), answers_file(folder / "answers.npz"))
     assert proof["status"] == "equal" and proof["forms"]["engine"]["max_error_u"] > 0

@@ -15,6 +15,7 @@ from halfeven.exporters.exported.tensorrt_operators import LACKING
 from tests.benchmarks.same_plans import names_of
 from tests.benchmarks.tensorrt_engines import SECONDS, row_of
 from tests.exporters.exported.rewritten_files import Array, File, drawn, is_rewritten
+from tests.patience import PATIENCE_S
 
 CASES = [(road, name) for road in ("zoo", "program") for name in names_of(road)]
 
@@ -51,7 +52,7 @@ print(json.dumps(sorted(name for name in names if not parser.supports_operator(n
 
 def test_the_operations_that_tensorrt_lacks_are_those_that_its_parser_does_not_have() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _PARSER], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", _PARSER], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     known = {schema.name for schema in onnx.defs.get_all_schemas()}
     assert set(json.loads(done.stdout.splitlines()[-1])) == LACKING & known

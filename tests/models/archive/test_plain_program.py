@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from tests import control_flow
 from tests.nets import NETS, captured_net
+from tests.patience import PATIENCE_S
 from tests.programs import whole
 from tests.slow import slow_but
 
@@ -192,6 +193,6 @@ def test_a_program_is_read_without_torchs_reader_and_what_that_brings(linear: Pa
         "TorchEngine(module, 'fp32', torch.device('cpu')); print('sympy' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert done.stdout.strip() == "False"

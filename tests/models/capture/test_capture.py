@@ -20,6 +20,7 @@ from halfeven.models.spec import Dim
 from torch import nn
 
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
+from tests.patience import PATIENCE_S
 
 CPU = torch.device("cpu")
 SEQUENCE = {
@@ -486,7 +487,7 @@ def test_from_the_wheel_a_repository_keeps_its_own_models_package(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{unpacked_wheel / 'halfeven/__init__.py'} ['bias', 'weight']\n"

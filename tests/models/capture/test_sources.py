@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.model_folders import samples_of, tensor, write_folder
+from tests.patience import PATIENCE_S
 
 CPU = torch.device("cpu")
 LIMITS = Limits(seconds=240.0)
@@ -248,7 +249,7 @@ def test_ctrl_c_while_the_users_code_runs_leaves_no_process_and_no_file(tmp_path
         child = int(os.read(ready, 20))
         assert list((tmp_path / "tmp").glob("halfeven-capture-*"))
         parent.send_signal(signal.SIGINT)
-        said = parent.communicate(timeout=60)[1]
+        said = parent.communicate(timeout=PATIENCE_S)[1]
     finally:
         parent.kill()
         os.close(ready)

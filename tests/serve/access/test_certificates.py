@@ -16,6 +16,7 @@ from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.settings import read_settings
 
+from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
 from tests.serve.conftest import HISTORY, make_roster, started
 
@@ -37,7 +38,7 @@ def serving(pair: Pair) -> Iterator[int]:
 def shown(port: int, context: ssl.SSLContext, name: str) -> bytes:
     """The certificate that the server shows to a new connection. An address is no server name in the handshake."""
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname=name) as secured,
     ):
         certificate = secured.getpeercert(binary_form=True)
@@ -47,22 +48,22 @@ def shown(port: int, context: ssl.SSLContext, name: str) -> bytes:
 
 def test_every_route_answers_over_tls_and_nothing_over_plain_http(pair: Pair) -> None:
     infer = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-    with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=20) as client:
+    with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=PATIENCE_S) as client:
         url = f"https://127.0.0.1:{port}"
         for _ in range(3):  # the second and third from the head that is known
             answer = client.post(f"{url}/v2/models/double/infer", json=infer)
             assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
         assert client.get(f"{url}/v1/models").status_code == 200
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=20)
+            httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE_S)
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/healthz", timeout=20)  # an authority that this caller does not trust
+            httpx.get(f"{url}/healthz", timeout=PATIENCE_S)  # an authority that this caller does not trust
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"], ids=["with a server name", "without one"])
 def test_a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on(pair: Pair, name: str) -> None:
     first = pair.renew()
-    with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=20) as old:
+    with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=PATIENCE_S) as old:
         assert old.get(f"https://localhost:{port}/healthz").status_code == 200
         assert shown(port, pair.trusting(), name) == first
         second = pair.renew()

@@ -18,6 +18,8 @@ from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import Bell, DeviceThread
 from halfeven.serve.batching.interface import Answer, PreparedVersion
 
+from tests.patience import PATIENCE_S
+
 POISON = -1.0
 Future = asyncio.Future[Answer]
 
@@ -43,7 +45,7 @@ class Fake:
         self.batches.append([part.shape for part in parts[0]])
         self.entered()
         if self.gate is not None:
-            assert self.gate.wait(30)
+            assert self.gate.wait(PATIENCE_S)
         joined = np.concatenate(parts[0])
         if (joined == POISON).any():
             raise ValueError("poison")

@@ -11,6 +11,7 @@ from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import Answer
 
+from tests.patience import PATIENCE_S
 from tests.serve.batching.stage import (
     POISON,
     Clock,
@@ -454,8 +455,8 @@ def test_answers_to_a_closed_loop_do_not_hurt_the_device(caplog: pytest.LogCaptu
 
     asyncio.run(leave())
     device.release()
-    device.call(lambda: None).result(30)
-    device.call(lambda: None).result(30)
+    device.call(lambda: None).result(PATIENCE_S)
+    device.call(lambda: None).result(PATIENCE_S)
     assert asyncio.run(come()).outputs[0].item() == 5
     assert device.stop(30)
     assert "mistake of ours" not in caplog.text

@@ -10,6 +10,7 @@ from halfeven.models.errors import EngineFailed
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 
+from tests.patience import PATIENCE_S
 from tests.serve.batching.stage import (
     POISON,
     Clock,
@@ -227,7 +228,7 @@ async def test_what_the_device_thread_ends_just_then_is_answered_on_the_event_lo
             """Between the decision to run here and the device's refusal the first batch ends."""
             assert engine.gate is not None
             engine.gate.set()
-            assert answered.wait(30)
+            assert answered.wait(PATIENCE_S)
             found.append(first.done())
             return run_here(one)
 

@@ -11,6 +11,7 @@ from halfeven.serve.batching import core_wait
 from halfeven.serve.batching.core_wait import seconds_on_core, waited_for_core_s
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count it")
@@ -30,7 +31,7 @@ def test_two_threads_on_one_core_each_wait_for_the_other() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert len(waited) == 2
     assert max(waited) > 0.05
 

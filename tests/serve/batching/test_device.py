@@ -11,6 +11,8 @@ import pytest
 from halfeven.models.errors import NotReady
 from halfeven.serve.batching.device import BACKGROUND_EVERY_NS, Bell, DeviceThread
 
+from tests.patience import PATIENCE_S
+
 
 class BatchScheduler:
     """A batcher without requests: a list of arrival times, one batch each, recorded in a common list of events."""
@@ -49,7 +51,7 @@ def device() -> Iterator[DeviceThread]:
 def looked(device: DeviceThread) -> None:
     """Return after the thread has looked at least once and found nothing to do but calls."""
     for _ in range(2):
-        device.call(lambda: None).result(30)
+        device.call(lambda: None).result(PATIENCE_S)
 
 
 def test_the_oldest_waiting_request_of_all_models_goes_first(device: DeviceThread) -> None:
@@ -63,11 +65,11 @@ def test_the_oldest_waiting_request_of_all_models_goes_first(device: DeviceThrea
 
 def test_calls_run_on_the_device_thread_and_their_results_and_errors_come_back(device: DeviceThread) -> None:
     device.start()
-    assert device.call(lambda: device.here).result(30)
+    assert device.call(lambda: device.here).result(PATIENCE_S)
     assert not device.here
     with pytest.raises(ZeroDivisionError):
-        device.call(lambda: 1 / 0).result(30)
-    assert device.call(lambda: 7).result(30) == 7
+        device.call(lambda: 1 / 0).result(PATIENCE_S)
+    assert device.call(lambda: 7).result(PATIENCE_S) == 7
 
 
 def test_a_call_cancelled_before_its_turn_is_not_run(device: DeviceThread) -> None:
@@ -116,8 +118,8 @@ def test_a_call_that_exits_the_interpreter_does_not_end_the_thread(device: Devic
 
     device.start()
     with pytest.raises(SystemExit):
-        device.call(leave).result(30)
-    assert device.call(lambda: 1).result(30) == 1
+        device.call(leave).result(PATIENCE_S)
+    assert device.call(lambda: 1).result(PATIENCE_S) == 1
 
 
 def test_it_sleeps_without_a_timer_unless_a_batch_is_due_later(device: DeviceThread) -> None:
@@ -139,7 +141,7 @@ def test_it_sleeps_without_a_timer_unless_a_batch_is_due_later(device: DeviceThr
     device.attach(later)
     looked(device)
     device.ring()
-    assert timed.wait(30)
+    assert timed.wait(PATIENCE_S)
     device.detach(later)
 
 
@@ -200,14 +202,14 @@ def test_stopping_says_so_when_a_call_outlasts_its_time(device: DeviceThread) ->
 
     def long() -> None:
         inside.set()
-        assert gate.wait(30)
+        assert gate.wait(PATIENCE_S)
 
     device.start()
     future = device.call(long)
-    assert inside.wait(30)
+    assert inside.wait(PATIENCE_S)
     assert not device.stop(0)
     gate.set()
-    assert future.result(30) is None
+    assert future.result(PATIENCE_S) is None
 
 
 def test_a_bell_rung_many_times_is_heard_once() -> None:
@@ -220,7 +222,7 @@ def test_a_bell_rung_many_times_is_heard_once() -> None:
     listener.start()
     assert not heard.is_set()
     bell.ring()
-    assert heard.wait(30)
+    assert heard.wait(PATIENCE_S)
     listener.join()
 
 
@@ -323,13 +325,13 @@ def test_a_thread_that_computes_stands_behind_those_that_speak_http_and_so_do_th
 
     def nice_of_another() -> int:
         with ThreadPoolExecutor(1) as another:
-            return another.submit(nice).result(30)
+            return another.submit(nice).result(PATIENCE_S)
 
     before = nice()
     device = DeviceThread(nice=3)
     device.start()
-    assert device.call(nice).result(30) == before + 3
-    assert device.call(nice_of_another).result(30) == before + 3
+    assert device.call(nice).result(PATIENCE_S) == before + 3
+    assert device.call(nice_of_another).result(PATIENCE_S) == before + 3
     assert device.stop(30)
     assert nice() == before
 
@@ -344,13 +346,13 @@ def test_after_work_and_a_rest_it_is_told_once() -> None:
 
     device = DeviceThread(at_rest=at_rest, rest_ns=1_000_000)
     device.start()
-    device.call(lambda: None).result(30)
-    assert resting.wait(30)
+    device.call(lambda: None).result(PATIENCE_S)
+    assert resting.wait(PATIENCE_S)
     resting.clear()
     device.ring()  # it looks, finds nothing, and has not worked
     assert not resting.wait(0.05)
-    thread = device.call(threading.get_ident).result(30)
-    assert resting.wait(30)
+    thread = device.call(threading.get_ident).result(PATIENCE_S)
+    assert resting.wait(PATIENCE_S)
     assert device.stop(30)
     assert reply == [thread, thread]
 
@@ -370,7 +372,7 @@ def test_neither_a_rest_that_raises_nor_a_niceness_that_is_forbidden_ends_the_th
     monkeypatch.setattr(os, "setpriority", forbidden)
     device = DeviceThread(nice=3, at_rest=at_rest, rest_ns=1_000_000)
     device.start()
-    assert device.call(lambda: 7).result(30) == 7
-    assert resting.wait(30)
-    assert device.call(lambda: 8).result(30) == 8
+    assert device.call(lambda: 7).result(PATIENCE_S) == 7
+    assert resting.wait(PATIENCE_S)
+    assert device.call(lambda: 8).result(PATIENCE_S) == 8
     assert device.stop(30)

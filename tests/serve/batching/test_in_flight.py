@@ -11,6 +11,7 @@ from halfeven.models.errors import EngineFailed
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import BACKGROUND_EVERY_NS, DeviceThread
 
+from tests.patience import PATIENCE_S
 from tests.serve.batching.stage import (
     POISON,
     Clock,
@@ -33,7 +34,7 @@ class _Launched:
     def wait(self) -> list[np.ndarray]:
         self.engine.events.append(f"wait {len(self.parts[0])}")
         self.engine.waiting.set()
-        assert self.engine.done.wait(30)
+        assert self.engine.done.wait(PATIENCE_S)
         self.engine.computing -= 1
         return Fake.run(self.engine, self.parts)
 
@@ -63,7 +64,7 @@ class Ahead(Fake):
 class _LaunchedInBackground(_Launched):
     def synchronize(self) -> None:
         self.engine.waiting.set()
-        assert self.engine.done.wait(30)
+        assert self.engine.done.wait(PATIENCE_S)
 
     def wait(self) -> list[np.ndarray]:
         if not self.engine.done.is_set():

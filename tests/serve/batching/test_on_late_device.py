@@ -19,6 +19,7 @@ from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.warming import warm
 from torch import Tensor, nn
 
+from tests.patience import PATIENCE_S
 from tests.programs import whole
 from tests.serve.batching.stage import async_test, rows_of, serving, spec
 from tests.simulated_gpu import SimulatedGpu
@@ -60,7 +61,7 @@ async def late(rows: int, pace: float) -> AsyncIterator[tuple[Batcher, DeviceThr
     with SimulatedGpu(random.Random(0), pace) as gpu:
         engine = TorchEngine(PROGRAM, "fp32", gpu.device)
         async with serving(engine, spec(rows=rows)) as (batcher, device):
-            device.call(gpu.operations.__enter__).result(30)
+            device.call(gpu.operations.__enter__).result(PATIENCE_S)
             try:
                 yield batcher, device, gpu
             finally:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import NotReady
 
+from tests.patience import PATIENCE_S
 from tests.serve.batching.stage import Fake, async_test, gated, prepared, rows_of, serving, spec
 
 WIDE = spec(width=6)
@@ -41,7 +42,7 @@ async def test_a_request_that_was_not_handed_over_in_time_is_told_to_look_again_
     async with serving(Fake()) as (batcher, device):
         swapped = device.call(lambda: batcher.swap(prepared(new, "2"), WIDE))
         late = [batcher.submit(rows_of(1), 1), batcher.submit(rows_of(*range(70)), 70)]
-        swapped.result(30)  # on the loop, so that nothing is handed over before
+        swapped.result(PATIENCE_S)  # on the loop, so that nothing is handed over before
         for future in late:
             with pytest.raises(NotReady, match=r"other inputs or outputs .* metadata"):
                 await future
@@ -68,7 +69,7 @@ async def test_requests_of_two_signatures_in_one_iteration_of_the_loop_are_kept_
     async with serving(Fake()) as (batcher, device):
         device.hold()
         old = batcher.submit(rows_of(1), 1)
-        device.call(lambda: batcher.swap(prepared(new, "2"), WIDE)).result(30)
+        device.call(lambda: batcher.swap(prepared(new, "2"), WIDE)).result(PATIENCE_S)
         fresh = batcher.submit(wide(2), 1)
         device.release()
         with pytest.raises(NotReady):
@@ -99,5 +100,5 @@ async def test_narrower_bounds_of_a_free_dimension_are_another_signature() -> No
         device.hold()
         long = batcher.submit(rows_of(1, width=9), 1)
         await asyncio.sleep(0)
-        device.call(lambda: batcher.swap(prepared(new, "2"), spec(width=4))).result(30)
+        device.call(lambda: batcher.swap(prepared(new, "2"), spec(width=4))).result(PATIENCE_S)
         assert (await long).prepared.version == "1"

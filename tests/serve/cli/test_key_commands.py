@@ -20,6 +20,7 @@ from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from typer.testing import CliRunner, Result
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, make_roster, running
 
 
@@ -91,7 +92,7 @@ def test_the_client_commands_send_the_key_of_the_environment(
 def test_the_command_line_begins_without_torch() -> None:
     """It takes seconds to import, and most commands' help and `keys` need none of it."""
     asked = "import sys, halfeven.serve.cli.main; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.strip() == "False", done.stderr
 
 

@@ -19,11 +19,13 @@ from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
 from tests.kept import kept_store
+from tests.patience import PATIENCE_S
 from tests.recurrent import recurrent_folder
 from tests.serve.cli.test_main import overflowing, run
 from tests.serve.conftest import running
 
-pytestmark = pytest.mark.slow  # a conversion and processes of their own
+# A conversion and processes of their own.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
 
 
 def _convert(where: Path) -> None:
@@ -94,7 +96,7 @@ def test_our_own_server_over_http_is_no_false_alarm(store: Path, tmp_path: Path)
     root = Path(shutil.copytree(store, tmp_path / "store"))
     app, roster = build(read_settings(store=root, device="cpu"), Store(root))
     with running(app, seconds=30) as address:
-        roster.wait(60)
+        roster.wait(PATIENCE_S)
         for name, url in (
             ("digits", f"http://{address}"),
             ("digits@1", f"http://{address}/v2/models/digits/versions/1"),

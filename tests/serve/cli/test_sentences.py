@@ -16,6 +16,7 @@ from halfeven.serve.cli.main import app
 from typer.testing import CliRunner
 
 from tests.model_folders import LINEAR, tensor, write_folder
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow  # each starts the command in a process
 
@@ -41,14 +42,14 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
             "convert", write_folder(where / "net", LINEAR), "--store", store, "--form", "torch"
         )
         assert code == 0, reply
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while served_version(int(url.rpartition(":")[2]), "net") is None:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         yield store, url, log.read_text()
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def test_a_server_on_an_empty_store_says_what_to_do_next(serving: tuple[Path, str, str]) -> None:

@@ -13,6 +13,7 @@ from halfeven.models.errors import BadInput, BadSetting, EngineFailed, NotReady
 from halfeven.serve.cli import v2_engine as client
 from halfeven.serve.cli.v2_engine import v2_engine
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import FakeRoster
 
 ROWS = np.array([[1, 2, 3, 4], [5, 6, 7, np.inf]], np.float32)
@@ -172,7 +173,7 @@ def test_an_answer_beyond_the_bound_is_not_read_to_its_end(monkeypatch: pytest.M
 
 def test_a_server_that_answers_late_or_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    with odd({"/v2": lambda _: ended.wait(20) and {}}) as (url, _):
+    with odd({"/v2": lambda _: ended.wait(PATIENCE_S) and {}}) as (url, _):
         with pytest.raises(NotReady, match=r"within 0\.1 s"):
             v2_engine(url, "m", 0.1, {})
         ended.set()

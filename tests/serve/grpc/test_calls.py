@@ -21,13 +21,14 @@ from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.limits.request_limits import DEFAULTS
 from tritonclient.utils import InferenceServerException
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import FakeServed, tensor
 from tests.serve.grpc.conftest import MOST, Both, Start, serving
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 RAW = ROWS.tobytes()
-SECONDS = 20
+SECONDS = PATIENCE_S
 
 
 @pytest.fixture
@@ -421,8 +422,8 @@ def live(address: str) -> bool:
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(
                 service_pb2.ServerLiveRequest(), timeout=1
             )
-        except grpc.RpcError:
-            return False
+        except grpc.RpcError as error:
+            return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]  # busy, not gone
     return True
 
 

@@ -24,12 +24,13 @@ from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.route_scopes import need_of
 from tritonclient.utils import InferenceServerException
 
+from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
 from tests.serve.grpc.conftest import Both, Start
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
 
 OPEN = {"ServerLive", "ServerReady"}
-SECONDS = 20
+SECONDS = PATIENCE_S
 PATH = "/inference.GRPCInferenceService/"
 HEALTH_PATHS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]
 

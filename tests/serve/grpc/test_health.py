@@ -16,13 +16,14 @@ from halfeven.serve.grpc import open_stream
 from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.limits.connections import Connection, Connections
 
+from tests.patience import PATIENCE_S
 from tests.serve.grpc.conftest import Start
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 V2 = b"inference.GRPCInferenceService"
 LOADING = ["models are being made ready"]
-SECONDS = 20
+SECONDS = PATIENCE_S
 
 
 def check(address: str, service: bytes = b"") -> bytes:

@@ -14,11 +14,12 @@ from halfeven.models.errors import Overloaded
 from halfeven.serve.batching.counters import Counters
 from halfeven.serve.http.server_load import ServerLoad
 
+from tests.patience import PATIENCE_S
 from tests.serve.grpc.conftest import Both, serving
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc
 
 FORMAT, TEXT = "endpoint-load-metrics-format", "endpoint-load-metrics"
-SECONDS = 20
+SECONDS = PATIENCE_S
 
 
 class Waiting:

@@ -21,6 +21,7 @@ from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, running
 from tests.serve.http.route_table import filled, routes
 
@@ -51,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Whole, htt
     served = Whole(Store(tmp_path_factory.mktemp("empty") / "store"))
     with (
         running(served.front) as address,
-        closing(http.client.HTTPConnection(address, timeout=20)) as connection,
+        closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection,
     ):
         yield served, connection
 
@@ -193,7 +194,7 @@ def serving(tmp_path: Path) -> Iterator[tuple[Serving, socket.socket, Any]]:
     served = Serving(tmp_path)
     with running(served.front) as address:
         host, port = address.split(":")
-        dialled = socket.create_connection((host, int(port)), timeout=20)
+        dialled = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         with dialled as connection, connection.makefile("rb") as reader:
             yield served, connection, reader
 
@@ -267,7 +268,7 @@ def test_a_key_s_rate_is_refused_with_the_time_to_wait(serving: tuple[Serving, s
     served.now_s += LOOK_EVERY_S
     assert infer(serving, key) == 200
     host, port = connection.getpeername()
-    with closing(http.client.HTTPConnection(host, port, timeout=20)) as other:
+    with closing(http.client.HTTPConnection(host, port, timeout=PATIENCE_S)) as other:
         status, headers, _ = ask(other, "POST", "/v2/models/double/infer", key, INFER_BODY)
         assert (status, headers["retry-after"]) == (429, "8")
     served.now_s += 8
@@ -280,7 +281,7 @@ def test_readiness_tells_its_reasons_only_to_callers_with_a_key(
     served, connection, _ = serving
     served.roster.reasons = ["model 'secret-name' failed"]
     host, port = connection.getpeername()
-    with closing(http.client.HTTPConnection(host, port, timeout=20)) as other:
+    with closing(http.client.HTTPConnection(host, port, timeout=PATIENCE_S)) as other:
         status, _, content = ask(other, "GET", "/v2/health/ready", None)
         assert status == 503 and "secret-name" not in str(content)
         status, _, content = ask(other, "GET", "/v2/health/ready", served.key)

@@ -21,6 +21,7 @@ from halfeven.serve.http.web_guard import SAFE_METHODS, WebGuard, read_names
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 from tests.serve.http.route_table import filled, routes
 
@@ -56,7 +57,7 @@ def dial() -> Iterator[Dial]:
     """Kept-alive connections, closed when the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda address: stack.enter_context(
-            contextlib.closing(http.client.HTTPConnection(address, timeout=20))
+            contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE_S))
         )
 
 
@@ -149,7 +150,7 @@ def test_the_short_way_lets_in_whom_the_long_way_does(
         hot_protocol.HotProtocol, "_submit", lambda self, hot: (short.append(hot), submit(self, hot))
     )
     host, port = server.split(":")
-    dialled = socket.create_connection((host, int(port)), timeout=20)
+    dialled = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     with dialled as connection, connection.makefile("rb") as reader:
         for fields, wanted in (*[("Host: localhost", 200)] * after, (more, status)):
             connection.sendall(

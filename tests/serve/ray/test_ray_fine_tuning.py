@@ -26,6 +26,7 @@ from halfeven.serve.finetune.client.job_command import exit_code, fine_tune, sen
 from halfeven.serve.finetune.jobs.concluding import FINE_TUNING
 from safetensors.numpy import save_file
 
+from tests.patience import PATIENCE_S
 from tests.serve.ray.test_replica import Handle
 from tests.serve.ray.test_two_nodes import two_nodes, until
 
@@ -190,7 +191,7 @@ def test_replicas_take_up_what_a_job_on_the_cluster_made(
         for name, value in SETTINGS.items():
             command += ["--set", f"{name}={value}"]
         environment = {**os.environ, "RAY_ADDRESS": cluster.do("address"), "RAY_USAGE_STATS_ENABLED": "0"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr[-4000:]
         facts = json.loads(done.stdout.splitlines()[-1])
         assert facts["fine_tuned_model"] == "net@3"

@@ -25,6 +25,7 @@ from halfeven.serve.cli import asking
 from halfeven.serve.cli.asking import ask
 
 from tests.model_folders import LINEAR
+from tests.patience import PATIENCE_S
 from tests.serve.ray.callers import Callers, Expected
 from tests.serve.ray.conftest import SEEDS
 
@@ -34,7 +35,7 @@ pytestmark = [
 ]
 ASKED = int(os.environ.get("HALFEVEN_RAY", "0"))
 CALLERS = 8
-SECONDS = 120
+SECONDS = PATIENCE_S
 KILLS = (
     (3 * (3 * ["kill_replica"] + ["kill_node"]) + ["kill_replica"])
     if ASKED

@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, started
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc
 
@@ -118,8 +119,8 @@ def infer(traced: Traced, stream: bool = False) -> Any:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         metadata = (("traceparent", CALLER),)
         if stream:
-            return list(stub.ModelStreamInfer(iter([request]), timeout=20, metadata=metadata))
-        return stub.ModelInfer.with_call(request, timeout=20, metadata=metadata)[1]
+            return list(stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S, metadata=metadata))
+        return stub.ModelInfer.with_call(request, timeout=PATIENCE_S, metadata=metadata)[1]
 
 
 @pytest.mark.parametrize("call", ["ModelInfer", "ModelStreamInfer"])

@@ -25,7 +25,8 @@ from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_f
 
 from tests.serve.cli.test_main import run
 
-pytestmark = pytest.mark.slow  # each measures a converted model
+# Each measures a converted model.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,9 @@ import pytest
 from halfeven.serve.workers.channel import RING_BYTES, Channel, new_memory
 from halfeven.serve.workers.ring import Message
 
-SECONDS = 30
+from tests.patience import PATIENCE_S
+
+SECONDS = PATIENCE_S
 
 
 @dataclass

@@ -22,7 +22,9 @@ from halfeven.serve.workers.call_frames import (
 )
 from halfeven.serve.workers.engine_calls import answer_call
 
-SECONDS = 30
+from tests.patience import PATIENCE_S
+
+SECONDS = PATIENCE_S
 PIECES = 20
 SCOPE = {
     "type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "http_version": "1.1",

@@ -12,7 +12,9 @@ from halfeven.serve.workers.control import Control
 from halfeven.serve.workers.engine_link import EngineLink
 from halfeven.serve.workers.http_worker import _WorkerServer
 
-SECONDS = 30
+from tests.patience import PATIENCE_S
+
+SECONDS = PATIENCE_S
 
 
 def test_a_caller_that_never_goes_on_with_its_handshake_does_not_hold_up_the_end(

@@ -27,9 +27,10 @@ from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, launched
 from tests.conformance.hosted import MODELS, host
 from tests.kept import kept_store
+from tests.patience import PATIENCE_S
 from tests.slow import KILLS
 
-SECONDS = 60
+SECONDS = PATIENCE_S
 CALLERS = 4
 GOOD = json.dumps({"inputs": [COUNTING, ONES]})
 ROWS = 8  # in every tenth request

@@ -22,7 +22,9 @@ from halfeven.serve.workers.engine_process import _EngineServer
 from halfeven.serve.workers.http_worker import _WorkerServer
 from halfeven.serve.workers.worker_gauges import WorkerGauges
 
-SECONDS = 30
+from tests.patience import PATIENCE_S
+
+SECONDS = PATIENCE_S
 ROSTER: Any = SimpleNamespace(leave=lambda: None, all=list)
 SCOPE = {
     "type": "http", "method": "GET", "path": "/v2/models/double", "raw_path": b"", "query_string": b"",

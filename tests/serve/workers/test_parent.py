@@ -15,7 +15,9 @@ from halfeven.serve.settings import read_settings
 from halfeven.serve.workers import parent
 from halfeven.serve.workers.control import Control, read_packet
 
-SECONDS = 10
+from tests.patience import PATIENCE_S
+
+SECONDS = PATIENCE_S
 
 
 class Running:

@@ -27,9 +27,10 @@ from halfeven.serve.workers.engine_side import EngineSide
 from halfeven.serve.workers.shared_bounds import SharedCounts, shared_bounds
 from halfeven.serve.workers.worker_front import WorkerFront
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, tensor
 
-SECONDS = 30
+SECONDS = PATIENCE_S
 INFER = "/v2/models/double/infer"
 SCOPE = {
     "type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b"",

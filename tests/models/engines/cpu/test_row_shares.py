@@ -13,6 +13,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from torch import Tensor, nn
 
 from tests.control_flow import CONTROL_FLOW
+from tests.patience import PATIENCE_S
 from tests.programs import whole
 
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ def test_several_threads_compute_at_the_same_time() -> None:
     both = threading.Barrier(2)
 
     def program(x: Tensor) -> list[Tensor]:
-        both.wait(20)  # raises where one thread computes share after share
+        both.wait(PATIENCE_S)  # raises where one thread computes share after share
         return [x]
 
     shares = RowShares(program, cores=2)
@@ -91,7 +92,7 @@ def test_a_core_that_is_done_goes_on_with_the_next_batch() -> None:
 
     def program(x: Tensor) -> list[Tensor]:
         if x[0, 0] == 0.0:
-            assert second_began.wait(20)
+            assert second_began.wait(PATIENCE_S)
         if bool((x >= 8.0).all()):
             second_began.set()
         return [x]
@@ -109,7 +110,7 @@ def test_who_wants_several_threads_in_an_operation_waits_until_no_shares_are_com
 
     def program(x: Tensor) -> list[Tensor]:
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(PATIENCE_S)
         return [x]
 
     def waiting() -> None:
@@ -119,12 +120,12 @@ def test_who_wants_several_threads_in_an_operation_waits_until_no_shares_are_com
     shares = RowShares(program, cores=2)
     wait_for_all_shares()  # there are none
     batch = shares.launch(torch.ones(8, 2))
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE_S)
     other = threading.Thread(target=waiting)
     other.start()
     assert not over.wait(0.05)
     may_end.set()
-    assert over.wait(20)
+    assert over.wait(PATIENCE_S)
     other.join()
     batch.wait()
     shares.close()

@@ -105,7 +105,7 @@ def speaking(script: Script) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(600)  # it ends at once
 
 
 class Clock:

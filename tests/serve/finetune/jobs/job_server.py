@@ -13,6 +13,8 @@ from halfeven.models.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.cli.demo_stage import await_port
 
+from tests.patience import PATIENCE_S
+
 
 @contextmanager
 def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
@@ -36,7 +38,7 @@ def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(PATIENCE_S)
         finally:
             process.kill()
 
@@ -53,7 +55,7 @@ def served_to_client(
             yield process, port, client
 
 
-def until(holds: Callable[[], Any], seconds: float = 90.0) -> Any:
+def until(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < deadline, "it did not come about in time"

@@ -23,6 +23,8 @@ from halfeven.serve.finetune.jobs.supervisor import Supervisor
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from safetensors import SafetensorError
 
+from tests.patience import PATIENCE_S
+
 LOST = WorkerLost("WORKER_LOST", "the process ended without a result")
 
 
@@ -314,18 +316,18 @@ def test_a_job_that_goes_on_with_the_next_server_waits_until_the_models_are_read
     job = runner.job()
     runner.job_store.move(job.id, "running", stage="converting")
     supervisor.start()
-    assert roster.asked.wait(10)
+    assert roster.asked.wait(PATIENCE_S)
     roster.asked.clear()
-    assert roster.asked.wait(10), "it asks again, and looks between whether the server ends"
+    assert roster.asked.wait(PATIENCE_S), "it asks again, and looks between whether the server ends"
     assert runner.made == [] and runner.job_store.job(job.id).status == "running"
     roster.ready.set()
-    assert done.wait(10)
+    assert done.wait(PATIENCE_S)
 
 
 def test_a_server_that_ends_while_its_models_load_ends_the_wait(loading: tuple[Supervisor, Loading]) -> None:
     supervisor, roster = loading
     supervisor.start()
-    assert roster.asked.wait(10)
+    assert roster.asked.wait(PATIENCE_S)
 
 
 def test_what_is_not_ready_because_the_server_ends_fails_no_job(runner: Runner) -> None:

@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from tests.model_folders import tensor, write_folder
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
 DOCS = Path(__file__).parents[4] / "docs" / "finetune.md"
@@ -107,7 +108,7 @@ def test_the_example_trains_a_generator_that_answers_with_a_png(folder: Path, tm
         Image.fromarray(pixels).save(buffer, "PNG")
         answer = httpx.post(
             f"http://127.0.0.1:{port}/v1/models/painter:predict", content=buffer.getvalue(),
-            headers={"content-type": "image/png", "accept": "image/png"}, timeout=60,
+            headers={"content-type": "image/png", "accept": "image/png"}, timeout=PATIENCE_S,
         )  # fmt: skip
     assert answer.headers["content-type"] == "image/png", answer.text
     assert answer.headers["halfeven-version"] == "2"

@@ -20,6 +20,7 @@ from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from safetensors.numpy import load_file, save_file
 
 from tests.kept import kept_store
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
@@ -113,7 +114,7 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
             assert words in stale.error.message
         assert (promotion(stale)["state"], stale.to_dict()["halfeven"]["version"]) == ("refused", 3)
         assert served_version(port, "digits") == "2" and store.live_number("digits") == 2
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=60) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=PATIENCE_S) as http:
             assert http.post("/promote", json={"version": 3}).status_code == 200, "an operator may"
             (by_hand,) = http.get("/versions/3/lineage").json()["promotions"]
         assert (by_hand["by"], by_hand["over"], by_hand["stale_parent"]) == ("operator", 2, 1)
@@ -216,7 +217,7 @@ def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
         assert len(events) == 3, "it is said before the training too"
         assert "lack 9 of the 10 classes of output 'logits': 1, 2," in events[-1].message
         assert served_version(port, "digits") == "1" and unjudged.live_number("digits") == 1
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=60) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=PATIENCE_S) as http:
             assert http.post("/promote", json={"version": 2}).status_code == 200
             assert served_version(port, "digits") == "2"
             (by_hand,) = http.get("/versions/2/lineage").json()["promotions"]

@@ -11,6 +11,7 @@ from pyarrow import parquet
 from safetensors.numpy import save_file
 
 from tests.model_folders import tensor, write_folder
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.hard_job import rows
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
@@ -63,7 +64,7 @@ def test_the_same_rows_give_the_same_weights_in_every_format_and_held_out_rows_a
         (last, *_) = client.fine_tuning.jobs.checkpoints.list(jobs[0].id).data
         asked = {"model": "failing", "training_file": files["parquet"], "hyperparameters": values}
         url = f"http://127.0.0.1:{port}/v1/fine_tuning/jobs/validate"
-        failing = httpx.post(url, json=asked, timeout=120).json()
+        failing = httpx.post(url, json=asked, timeout=PATIENCE_S).json()
     lineages = [store.version("net", one["version"]).manifest["lineage"] for one in made]
     assert len({lineage["weights"] for lineage in lineages}) == 1
     assert [lineage["trained_with"]["processes"] for lineage in lineages] == [2, 2]

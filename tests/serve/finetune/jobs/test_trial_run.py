@@ -20,6 +20,7 @@ from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from safetensors.numpy import save_file
 
 from tests.model_folders import tensor, write_folder
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.hard_job import rows
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
@@ -114,8 +115,8 @@ def test_a_training_beyond_its_memory_ends_with_that_reason_and_the_server_answe
             "hyperparameters": {"batch_size": 7, "precision": "fp32"},
         }
         url = f"http://127.0.0.1:{port}/v1/fine_tuning/jobs"
-        tried = httpx.post(f"{url}/validate", json=asked, timeout=120).json()
-        job = ended(client, httpx.post(url, json=asked, timeout=60).json()["id"])
+        tried = httpx.post(f"{url}/validate", json=asked, timeout=PATIENCE_S).json()
+        job = ended(client, httpx.post(url, json=asked, timeout=PATIENCE_S).json()["id"])
         for error in (tried["error"], job.error.to_dict()):
             assert error["code"] == "OUT_OF_MEMORY"
             assert (

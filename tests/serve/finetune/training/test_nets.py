@@ -17,6 +17,7 @@ from halfeven.serve.finetune.training.trainee import trainee_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.training.test_resuming import (
     EVERY,
     HARD,
@@ -94,7 +95,7 @@ def test_a_killed_training_of_several_optimizers_goes_on_to_the_same_bits(advers
     expected = outcome(alone, lines)
     kill_at(adversarial, 4 * 12 + 4 * (12 // EVERY) + 3)  # 2 parts in each of 2 steps, 4 in an evaluation
     with started(adversarial) as process:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
     lines, _ = run(adversarial)
     assert {"type": "resumed", "step": 10} in lines
     assert outcome(adversarial, lines) == expected

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.training.trainer_runs import TRAINER, Line, job, run, started
 from tests.slow import KILLS
 
@@ -159,7 +160,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(
 ) -> None:
     kill_at(hard, call)
     with started(hard) as process:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
     lines, _ = run(hard)
     assert [line["step"] for line in lines if line["type"] == "resumed"] == ([resumed] if resumed else [])
     assert outcome(hard, lines) == expected
@@ -176,7 +177,7 @@ def test_killed_behind_its_last_step_it_makes_no_step_again(hard: Line, expected
             if line["type"] == "checkpoint" and line["step"] == STEPS:
                 os.kill(process.pid, signal.SIGKILL)
                 break
-        process.wait(60)
+        process.wait(PATIENCE_S)
     lines, _ = run(hard)
     assert [line["step"] for line in lines if line["type"] == "resumed"] == [STEPS]
     assert [line["replayed"] for line in lines if line["type"] == "step"] == [True] * STEPS
@@ -194,7 +195,7 @@ def test_paused_twice_it_ends_as_if_it_had_not_been(hard: Line, expected: tuple[
                 if line["type"] == "step" and not line.get("replayed"):
                     process.stdin.write("pause\n")
                     process.stdin.flush()
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
         assert reported[-1]["type"] == "paused"
         assert reported[-1]["step"] == max(line["step"] for line in reported if line["type"] == "step")
     lines, _ = run(hard)
@@ -207,7 +208,7 @@ def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
 ) -> None:
     kill_at(hard, calls(22))
     with started(hard) as process:
-        process.wait(60)
+        process.wait(PATIENCE_S)
     newest = sorted((Path(hard["out"]) / "checkpoints").glob("step-*"))[-1]
     (newest / "state.json").write_text("{}")
     lines, _ = run(hard)
@@ -220,7 +221,7 @@ def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
 def test_with_other_rows_it_is_refused(hard: Line) -> None:
     kill_at(hard, calls(12))
     with started(hard) as process:
-        process.wait(60)
+        process.wait(PATIENCE_S)
     data = load_file(hard["data"])
     data["x"][0] += 1
     save_file(data, hard["data"])
@@ -234,7 +235,7 @@ def test_with_other_rows_it_is_refused(hard: Line) -> None:
 def test_with_other_settings_it_begins_anew_and_says_so(hard: Line) -> None:
     kill_at(hard, calls(7))
     with started(hard) as process:
-        process.wait(60)
+        process.wait(PATIENCE_S)
     other = hard | {"hyperparameters": {**HARD, "learning_rate": 0.02}}
     lines, _ = run(other)
     assert {line["code"] for line in lines if line["type"] == "note"} == {"FOREIGN_CHECKPOINT"}

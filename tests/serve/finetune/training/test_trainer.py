@@ -19,6 +19,7 @@ from halfeven.serve.finetune.training.task import Task
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.training.trainer_runs import TRAINER, Line, job, run, started
 
 DIGITS = TRAINER.parents[3] / "models" / "zoo" / "digits"
@@ -316,7 +317,7 @@ def test_cancel_ends_the_job_after_a_step(small: Line) -> None:
         process.stdin.write("cancel\n")
         process.stdin.flush()
         lines = [json.loads(line) for line in process.stdout]
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert lines[-1] == {"type": "cancelled"}
     assert not list(Path(small["out"]).iterdir())
 
@@ -330,7 +331,7 @@ def test_when_the_control_pipe_ends_the_process_leaves_at_once_even_from_code_th
         assert process.stdin and process.stderr
         assert any("hanging" in line for line in process.stderr)
         process.stdin.close()
-        assert process.wait(timeout=1.0) != 0
+        assert process.wait(PATIENCE_S) != 0
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from halfeven.serve.finetune.training import trainer
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.patience import PATIENCE_S
+
 TRAINER = Path(trainer.__file__)
 Line = dict[str, Any]
 
@@ -50,5 +52,5 @@ def run(request: Line) -> tuple[list[Line], str]:
         assert process.stdout and process.stderr
         lines = [json.loads(line) for line in process.stdout]
         errors = process.stderr.read()
-        assert process.wait(60) == (1 if lines and lines[-1]["type"] == "failed" else 0), errors
+        assert process.wait(PATIENCE_S) == (1 if lines and lines[-1]["type"] == "failed" else 0), errors
     return lines, errors

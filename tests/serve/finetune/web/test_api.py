@@ -36,6 +36,7 @@ from halfeven.serve.http.routes.infer import InferFront
 from rich.console import Console
 from safetensors.numpy import save
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, make_roster, running
 from tests.serve.http.route_table import routes
 from tests.slow import slow_but
@@ -97,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     app.include_router(router(job_store, files, store, wake, leaves, lambda request: {"seed": request.seed}))
     with running(app) as address:
         url = f"http://{address}/v1"
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
             yield Place(job_store, files, store, address, client, woken, leaving)
     job_store.close()
 
@@ -187,7 +188,7 @@ def test_requests_that_wait_for_files_to_be_read_leave_threads_to_others(
 
     def read(self: JobAdmission, asked: Any, permit: Any) -> Any:
         waits.release()
-        assert goes_on.wait(20)
+        assert goes_on.wait(PATIENCE_S)
         raise BadInput("read at last")
 
     monkeypatch.setattr(JobAdmission, "read", read)
@@ -195,7 +196,7 @@ def test_requests_that_wait_for_files_to_be_read_leave_threads_to_others(
     with ThreadPoolExecutor(MOST) as callers:
         try:
             waiting = [callers.submit(posted, place, b"{}") for _ in range(MOST)]
-            assert all(waits.acquire(timeout=20) for _ in waiting)
+            assert all(waits.acquire(timeout=PATIENCE_S) for _ in waiting)
             for refused in (posted(place, b"{}"), httpx.post(validated, json={})):
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
                 assert "wait for the files of jobs to be read" in refused.text
@@ -503,7 +504,7 @@ def test_one_key_is_one_job_under_eight_at_once_and_after_its_file_has_gone(plac
     together = threading.Barrier(8)
 
     def create(_: int) -> str:
-        together.wait(10)
+        together.wait(PATIENCE_S)
         return place.create(training_file=file, extra_headers=key).id
 
     with ThreadPoolExecutor(8) as pool:
@@ -543,7 +544,7 @@ def test_a_file_that_only_turns_out_too_large_is_refused_and_nothing_is_left(pla
     before = place.left()
     head = b'--edge\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
     chunks = [head, *[b"x" * 10_000] * 40, b"\r\n--edge--\r\n"]
-    connection = http.client.HTTPConnection(place.address, timeout=20)
+    connection = http.client.HTTPConnection(place.address, timeout=PATIENCE_S)
     headers = {"content-type": "multipart/form-data; boundary=edge", "transfer-encoding": "chunked"}
     connection.request("POST", "/v1/files", iter(chunks), headers, encode_chunked=True)
     answer = connection.getresponse()
@@ -581,7 +582,7 @@ def test_events_are_streamed_until_the_job_ends_and_go_on_behind_the_last_one_se
     id = place.create().id
     address = f"http://{place.address}/v1/fine_tuning/jobs/{id}/events"
     listens = {"accept": "text/event-stream"}
-    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=30) as client:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=PATIENCE_S) as client:
         with client.stream("GET", address, headers=listens) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             first = next(line for line in stream.iter_lines() if line.startswith("id: "))[len("id: ") :]
@@ -589,7 +590,7 @@ def test_events_are_streamed_until_the_job_ends_and_go_on_behind_the_last_one_se
         place.job_store.move(id, "running")
         place.job_store.record(id, "info", "step 1", {"loss": 0.5}, kind="metrics")
         place.job_store.move(id, "failed", code="DIVERGED", message="line\nbreaks stay inside")
-        answer = later.result(20)
+        answer = later.result(PATIENCE_S)
     found = events_of(answer)
     assert [kind for _, kind, _ in found] == ["message", "metrics", "message"]
     assert [data["number"] for _, _, data in found] == [2, 3, 4] and found[1][2]["data"] == {"loss": 0.5}
@@ -606,7 +607,7 @@ def test_a_stream_ends_when_the_server_leaves(place: Place) -> None:
     address = f"http://{place.address}/v1/fine_tuning/jobs/{place.create().id}/events?stream=true"
     place.leaving.append("leaving")
     try:
-        assert events_of(httpx.get(address, timeout=20))
+        assert events_of(httpx.get(address, timeout=PATIENCE_S))
     finally:
         place.leaving.clear()
 

@@ -20,6 +20,7 @@ from halfeven.serve.http.codecs.predict_bodies import read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited
 from safetensors.numpy import save_file
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import FakeRoster, tensor
 
 WORDS = ValueRange((0,), (30521,))
@@ -162,7 +163,7 @@ def test_over_http_it_is_a_bad_request_and_the_metadata_says_the_range(
     pair.spec = ModelSpec("pair", (bounded, mask), pair.spec.outputs, 8)
     assert ids.range is None
     host, port = server.split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
 
     def asked(path: str, message: object) -> tuple[int, str]:
         connection.request("POST", path, json.dumps(message), {"content-type": "application/json"})

@@ -14,6 +14,8 @@ from halfeven.serve.http.connection import hot_protocol
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
+from tests.patience import PATIENCE_S
+
 from ...conftest import HISTORY
 from ..wire import Wire
 
@@ -39,7 +41,7 @@ def binary() -> tuple[bytes, dict[str, str]]:
 
 def connected(server: str) -> socket.socket:
     host, port = server.split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def one_response(connection: socket.socket) -> tuple[bytes, bytes]:
@@ -225,9 +227,9 @@ def test_a_caller_who_leaves_cancels_his_request(server: str, roster: Any, hot_r
     double.holding = True
     connection = connected(server)
     connection.sendall(request(json.dumps(GOOD).encode()))
-    assert double.submitted.wait(20) and not double.cancelled.is_set()
+    assert double.submitted.wait(PATIENCE_S) and not double.cancelled.is_set()
     connection.close()
-    assert double.cancelled.wait(20)
+    assert double.cancelled.wait(PATIENCE_S)
     assert len(hot_requests) == 1
 
 

@@ -22,6 +22,7 @@ from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, started
 
 FOREVER_S = 60.0
@@ -42,7 +43,7 @@ class Wire:
     """One connection; `read` gives (status, whether the server said that it closes, body)."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._reader = self.socket.makefile("rb")
 
     def ask(self, message: bytes) -> tuple[int, bool, bytes]:
@@ -83,7 +84,7 @@ class Leaving:
         self.server.handle_exit(number, None)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + 20
+        end_s = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < end_s, "it did not come about in time"
             time.sleep(0.005)
@@ -220,13 +221,13 @@ class Stalled:
         (one,) = server._state.connections
         assert isinstance(one, HotProtocol)
         one.loop.call_soon_threadsafe(self._stall, one)
-        assert self._stalls.wait(20)
+        assert self._stalls.wait(PATIENCE_S)
         wires[0].socket.sendall(infer())
         self._sent.set()
 
     def _stall(self, one: HotProtocol) -> None:
         self._stalls.set()
-        assert self._sent.wait(20)
+        assert self._sent.wait(PATIENCE_S)
         self._then(one)
 
 
@@ -256,14 +257,14 @@ def test_who_connected_before_the_port_closed_is_answered_though_nobody_had_acce
 
     def stall() -> None:
         stalls.set()
-        assert sent.wait(20)
+        assert sent.wait(PATIENCE_S)
         leaving.signal()
 
     (one,) = leaving.server._state.connections
     leaving.signal()
     leaving.until_leaving()
     one.loop.call_soon_threadsafe(stall)
-    assert stalls.wait(20)
+    assert stalls.wait(PATIENCE_S)
     for _ in range(20):
         late.append(leaving.dial())
         late[-1].socket.sendall(infer())
@@ -364,6 +365,6 @@ def test_a_process_ends_with_0_where_it_ended_in_order(
         for number in signals:  # one by one: a process sees that a signal came, not how often
             process.send_signal(number)
             assert process.stdout.readline() == "heard\n"
-        assert process.wait(20) == code
+        assert process.wait(PATIENCE_S) == code
         assert process.stdout.read() == ("" if code else "ended in order\nleft\n")
         wire.close()

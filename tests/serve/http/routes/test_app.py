@@ -13,6 +13,7 @@ from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.routes.app import build_app
 from tritonclient.utils import InferenceServerException
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, running
 
 DIGEST = "0123456789abcdef" * 4
@@ -21,7 +22,7 @@ PREDICT = "/v1/models/double:predict"
 
 @pytest.fixture
 def http(server: str) -> Any:
-    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
+    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -72,7 +73,7 @@ def test_every_version_that_is_loaded_is_listed_and_counted(client: Any, roster:
 def test_the_strict_dialect_answers_with_triton_s_statuses(roster: Any) -> None:
     roster.reasons.append("model 'x' is being proven")
     app = build_app(roster, lambda: b"", HISTORY, "triton", dialect=STRICT)
-    with running(app) as address, httpx.Client(base_url=f"http://{address}", timeout=20) as http:
+    with running(app) as address, httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_S) as http:
         statuses = {
             path: http.get(path).status_code
             for path in (

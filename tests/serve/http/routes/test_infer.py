@@ -13,6 +13,8 @@ import tritonclient.http as triton
 from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.serve.http.routes.infer import InferFront
 
+from tests.patience import PATIENCE_S
+
 URL = "/v2/models/double/infer"
 ONES = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 GOOD = {"inputs": [ONES]}
@@ -21,7 +23,7 @@ LENGTH = "inference-header-content-length"
 
 @pytest.fixture
 def http(server: str) -> Any:
-    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
+    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -230,7 +232,7 @@ def test_a_failing_engine_is_500_in_its_own_words_and_a_bug_in_ours(http: httpx.
 
 def sending(server: str, body: bytes, length: int | None = None) -> socket.socket:
     host, port = server.split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     length = len(body) if length is None else length
     connection.sendall(
         f"POST {URL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode() + body
@@ -250,9 +252,9 @@ def test_a_caller_who_leaves_cancels_his_request_and_disturbs_nobody(
     double = roster.models["double"]
     double.holding = True
     connection = sending(server, json.dumps(GOOD).encode())
-    assert double.submitted.wait(20) and not double.cancelled.is_set()
+    assert double.submitted.wait(PATIENCE_S) and not double.cancelled.is_set()
     connection.close()
-    assert double.cancelled.wait(20)
+    assert double.cancelled.wait(PATIENCE_S)
     double.holding = False
     still_serves(http)
 

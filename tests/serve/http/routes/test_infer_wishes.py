@@ -16,6 +16,7 @@ from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.routes.infer import SMALL_JSON, InferFront
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
 URL = "/v2/models/double/infer"
@@ -26,7 +27,7 @@ LENGTH = "inference-header-content-length"
 
 @pytest.fixture
 def http(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
+    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -120,7 +121,7 @@ def test_each_request_is_a_record_where_the_operator_wants_them(
 def strict(roster: Any) -> Iterator[httpx.Client]:
     """A server with room for large bodies that speaks as Triton does."""
     front = InferFront(no_app, roster, dialect=STRICT)
-    with running(front) as address, httpx.Client(base_url=f"http://{address}", timeout=20) as client:
+    with running(front) as address, httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -177,23 +178,23 @@ def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwh
     def slow(self: InferCodec, body: bytes, header_length: str | None = None) -> Any:
         if len(body) > SMALL_JSON:
             reading.set()
-            assert others_done.wait(20)
+            assert others_done.wait(PATIENCE_S)
         return read(self, body, header_length)
 
     monkeypatch.setattr(InferCodec, "read", slow)
     large = json.dumps(GOOD).encode() + b" " * SMALL_JSON
     with running(InferFront(no_app, roster)) as address, ThreadPoolExecutor() as pool:
         url = f"http://{address}{URL}"
-        answer = pool.submit(httpx.post, url, content=large, timeout=20)
+        answer = pool.submit(httpx.post, url, content=large, timeout=PATIENCE_S)
         with_head = pool.submit(
             httpx.post,
             url,
             content=large,
             headers={LENGTH: str(len(large)), "accept-encoding": ""},
-            timeout=20,
+            timeout=PATIENCE_S,
         )
-        assert reading.wait(20)
-        assert httpx.post(url, json=GOOD, timeout=20).status_code == 200
+        assert reading.wait(PATIENCE_S)
+        assert httpx.post(url, json=GOOD, timeout=PATIENCE_S).status_code == 200
         others_done.set()
-        for one in (answer.result(20), with_head.result(20)):
+        for one in (answer.result(PATIENCE_S), with_head.result(PATIENCE_S)):
             assert one.json()["outputs"][0]["data"] == [2, 4, 6, 8]

@@ -21,6 +21,7 @@ from halfeven.serve.http.routes import predict as predict_routes
 from halfeven.serve.http.routes.app import build_app
 from PIL import Image
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running, tensor
 
 ENTRY = {"size": [4, 4], "color": "L", "scale": 1 / 16}
@@ -61,7 +62,7 @@ def models(whole: tuple[FakeRoster, str], roster: FakeRoster) -> FakeRoster:
 
 @pytest.fixture
 def http(whole: tuple[FakeRoster, str], models: FakeRoster) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{whole[1]}", timeout=20) as client:
+    with httpx.Client(base_url=f"http://{whole[1]}", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -151,7 +152,7 @@ def test_nobody_waits_while_a_large_body_is_read(
         where.append(threading.current_thread().name)
         if spec.name == "wide":
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE_S)
         return read(spec, *more)
 
     monkeypatch.setattr(predict_routes, "read_body_of", slow)
@@ -159,12 +160,12 @@ def test_nobody_waits_while_a_large_body_is_read(
         large = other.submit(
             lambda: httpx.post(f"{http.base_url}/v1/models/wide:predict", content=large_json())
         )
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE_S)
         small = predict(http, "double", json={"instances": [[1, 2, 3, 4]]})
         assert small.json() == {"predictions": [[2, 4, 6, 8]]} and not large.done()
         assert predict(http, "seeing", content=png(grey[0])).status_code == 200
         go_on.set()
-        assert large.result(20).json() == {"predictions": [20_000.0]}
+        assert large.result(PATIENCE_S).json() == {"predictions": [20_000.0]}
     pooled = [name.startswith("halfeven-predict") for name in where]
     assert pooled == [True, False, True], "large and small JSON, a picture"
 
@@ -200,7 +201,7 @@ async def crowded(worker_threads: WorkerThreads) -> None:
 
     def work() -> int:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE_S)
         return 7
 
     first, second = (

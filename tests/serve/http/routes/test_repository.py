@@ -11,6 +11,8 @@ import tritonclient.http as triton
 from halfeven.models.errors import EngineFailed
 from tritonclient.utils import InferenceServerException
 
+from tests.patience import PATIENCE_S
+
 
 @pytest.fixture
 def client(server: str) -> Iterator[Any]:
@@ -20,7 +22,7 @@ def client(server: str) -> Iterator[Any]:
 
 @pytest.fixture
 def http(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
+    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -8,6 +8,8 @@ import socket
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 BODY = json.dumps(
     {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 ).encode()
@@ -52,7 +54,7 @@ GOOD = [
 
 def status_of(server: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     host, port = server.split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         fields = f"Host: localhost\r\nConnection: close\r\nContent-Length: {len(body)}"
         connection.sendall(f"{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
         answer = b""

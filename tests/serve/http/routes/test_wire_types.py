@@ -19,6 +19,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from tests.model_folders import tensor, write_folder
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
 SEEING = """
@@ -50,7 +51,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings: dict[str, Any] = {"store": store.root, "device": "cpu"}
     app, roster = build(Settings(**settings), store)
     with running(app) as address:
-        roster.wait(60)
+        roster.wait(PATIENCE_S)
         yield address
 
 

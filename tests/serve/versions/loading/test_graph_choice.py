@@ -18,6 +18,7 @@ from halfeven.serve.versions.loading.candidate_forms import Candidate, warm_cand
 from halfeven.serve.versions.loading.graph_choice import choose_graphs
 from torch import Tensor, nn
 
+from tests.patience import PATIENCE_S
 from tests.programs import Whole, whole
 from tests.simulated_gpu import SimulatedGpu
 
@@ -43,7 +44,7 @@ def loaded(model: Whole) -> Iterator[tuple[SimulatedGpu, Place, Candidate, Sampl
     thread.start()
     samples = Samples({"x": np.ones((8, 3), np.float32)})
     with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(30)
+        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
         place = Place(gpu.device, thread)
         chosen = Candidate(place.call(lambda: TorchEngine(model.program, "fp16", gpu.device)), "half.pt2")
         warm_candidate(model.spec, samples, chosen, place)

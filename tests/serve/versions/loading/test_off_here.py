@@ -36,6 +36,7 @@ from halfeven.serve.versions.loading.ready import make_ready
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.patience import PATIENCE_S
 from tests.programs import Whole, whole
 from tests.simulated_gpu import SimulatedGpu
 
@@ -74,7 +75,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SimulatedGpu, P
     thread.start()
     try:
         with SimulatedGpu(random.Random(0)) as gpu:
-            thread.call(gpu.operations.__enter__).result(30)
+            thread.call(gpu.operations.__enter__).result(PATIENCE_S)
             yield gpu, Place(gpu.device, thread)
     finally:
         thread.stop(30)

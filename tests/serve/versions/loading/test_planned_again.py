@@ -25,6 +25,7 @@ from halfeven.serve.versions.loading.planned_again import plan_again
 from halfeven.serve.versions.loading.ready import proven_halves
 from torch import Tensor, nn
 
+from tests.patience import PATIENCE_S
 from tests.programs import whole
 from tests.simulated_gpu import SimulatedGpu
 
@@ -58,7 +59,7 @@ def place() -> Iterator[Place]:
     thread.start()
     with SimulatedGpu(Random(0)) as gpu:
         gpu.operations.without_half = {"sin"}
-        thread.call(gpu.operations.__enter__).result(30)
+        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
         yield Place(gpu.device, thread)
         thread.stop(5)
 
@@ -93,7 +94,7 @@ def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_p
     halves, refusals = proven_halves(published, published.spec(), stored_samples(published), place)
     assert halves == []
     assert "not implemented for 'Half'" in refusals[0] and "planned again for this device" in refusals[0]
-    begun[0].join(60)
+    begun[0].join(PATIENCE_S)
     assert store.live_number("net") == 2
     again = store.version("net", 2)
     assert [(one["op"], one["reason"]) for one in again.json("precision.json")["kept"]] == [

@@ -25,6 +25,7 @@ from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.ready import proven_halves
 from torch import nn
 
+from tests.patience import PATIENCE_S
 from tests.programs import whole
 from tests.simulated_gpu import SimulatedGpu
 
@@ -44,7 +45,7 @@ def place() -> Iterator[Place]:
     thread = DeviceThread()
     thread.start()
     with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(30)
+        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
         yield Place(gpu.device, thread)
         thread.stop(5)
 

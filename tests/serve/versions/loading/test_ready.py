@@ -28,6 +28,7 @@ from halfeven.serve.versions.loading.candidate_forms import Candidate, fastest
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.patience import PATIENCE_S
 from tests.programs import Whole, whole
 from tests.simulated_gpu import SimulatedGpu
 
@@ -205,7 +206,7 @@ def simulated() -> Iterator[tuple[SimulatedGpu, Place]]:
     thread = DeviceThread("cuda:0")
     thread.start()
     with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(30)
+        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
         yield gpu, Place(gpu.device, thread)
         thread.stop(30)
 

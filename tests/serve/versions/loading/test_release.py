@@ -11,6 +11,7 @@ from halfeven.models.store import Store
 from safetensors.torch import save_file
 
 from tests.model_folders import write_folder
+from tests.patience import PATIENCE_S
 
 BATCHES = """
 import ctypes, resource, sys
@@ -48,7 +49,11 @@ def test_what_a_batch_frees_waits_for_the_next_and_goes_when_it_is_given_back() 
     found = {}
     for how in ("one_heap", "as it is"):
         done = subprocess.run(
-            [sys.executable, "-c", BATCHES, how], capture_output=True, text=True, timeout=120, check=True
+            [sys.executable, "-c", BATCHES, how],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
         )
         found[how] = [int(word) for word in done.stdout.split()]
     faults, returned = found["one_heap"]
@@ -95,7 +100,7 @@ def test_weights_that_were_read_are_let_go_and_can_be_read_again(
         [sys.executable, "-c", WEIGHTS, str(path), how],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     before, after, same = done.stdout.split()
@@ -130,7 +135,7 @@ print(before, mapped(), torch.equal(rows @ weight, answer), mapped())
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5)'s")
 def test_what_libtorch_needed_to_be_imported_is_let_go_and_it_goes_on() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LIBRARIES], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", LIBRARIES], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     before, after, same, again = done.stdout.split()
     assert same == "True"
@@ -159,7 +164,7 @@ def test_a_server_of_torch_forms_loads_nothing_that_only_others_need(tmp_path: P
         [sys.executable, "-c", PROGRAMS, str(store.root)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -25,6 +25,7 @@ from halfeven.serve.versions import roster as roster_file
 from halfeven.serve.versions.loading import release
 from halfeven.serve.versions.roster import Roster
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
 
@@ -85,7 +86,7 @@ class Versions:
     ) -> PreparedVersion:
         number = version.number
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(PATIENCE_S)
         if number in self.refuse:
             raise self.refuse[number]
         self.loads[number] += 1
@@ -135,7 +136,7 @@ def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None, **mor
 def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
     app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
     with running(app, seconds=30) as address:
-        roster.wait(60)
+        roster.wait(PATIENCE_S)
         yield address, roster
 
 
@@ -146,7 +147,7 @@ def call(address: str, path: str, asked: Any = None) -> tuple[int, Any]:
         request = urllib.request.Request(
             f"http://{address}{path}", body, {"content-type": "application/json"}
         )
-        answer = urllib.request.urlopen(request, timeout=30)
+        answer = urllib.request.urlopen(request, timeout=PATIENCE_S)
     except urllib.error.HTTPError as error:
         answer = error
     content = answer.read()
@@ -166,7 +167,7 @@ def infer(address: str, value: float = 0.5, id: str | None = None, version: str 
     return answer["model_version"]
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     """Wait for another thread's doing."""
     deadline = time.monotonic() + seconds
     while not holds():

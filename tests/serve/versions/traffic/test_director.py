@@ -18,6 +18,7 @@ from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.served import ServedModel
 
+from tests.patience import PATIENCE_S
 from tests.serve.versions.traffic.conftest import Versions, attached, publish, spec, until
 
 
@@ -73,7 +74,7 @@ def answering(roster: Roster, width: int = 4, rows: int = 1) -> str:
 def on_another_thread(deed: Callable[[], object]) -> None:
     thread = threading.Thread(target=deed)
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 

@@ -22,6 +22,7 @@ from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.automatic_decisions import AutomaticDecisions
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
+from tests.patience import PATIENCE_S
 from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, spec, until
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
@@ -290,5 +291,5 @@ def hold_then_reject(address: str, roster: Roster) -> None:
     served.reject(bad, "a test says so", {})
     roster.place.thread.release()
     for caller in callers:
-        caller.join(20)
+        caller.join(PATIENCE_S)
     assert answered == ["2"] * 4

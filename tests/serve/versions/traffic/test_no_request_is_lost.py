@@ -15,6 +15,7 @@ from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions import retiring
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import started
 from tests.serve.versions.traffic.conftest import Versions, call, until
 from tests.slow import by_name
@@ -40,7 +41,7 @@ class Caller:
         tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": row.tolist()}
         body = json.dumps({"inputs": [tensor]})
         while not self.over.is_set():
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
             try:
                 connection.connect()
             except ConnectionRefusedError:  # nothing was asked: the next server is on its way
@@ -80,7 +81,7 @@ class Life:
         )
         server = self._stack.enter_context(own)
         self.port = server.servers[0].sockets[0].getsockname()[1]
-        self.roster.wait(20)
+        self.roster.wait(PATIENCE_S)
 
     def stop(self) -> None:
         self._stack.close()
@@ -104,7 +105,7 @@ def callers(port: int) -> Iterator[list[Caller]]:
         for one in asking:
             one.over.set()
         for one in asking:
-            one.thread.join(20)
+            one.thread.join(PATIENCE_S)
 
 
 def rolls_of(life: Life, rolls: int) -> Iterator[Callable[[], None]]:
@@ -172,7 +173,7 @@ def life(store: Store, versions: Versions) -> Iterator[Life]:
 def test_a_body_that_was_on_its_way_while_its_version_was_loaded_again_is_answered(
     life: Life, path: str, how: str, more: str
 ) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", life.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", life.port, timeout=PATIENCE_S)
     connection.connect()
     body = body_of(1)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode()
@@ -196,7 +197,7 @@ def test_what_waits_longer_than_a_drain_may_take_is_answered_all_the_same(
     monkeypatch.setattr(retiring, "DRAIN_SECONDS", 0.05)
     device = life.roster.place.thread
     device.hold()
-    connection = http.client.HTTPConnection("127.0.0.1", life.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", life.port, timeout=PATIENCE_S)
     connection.request("POST", "/v2/models/net/infer", body_of(1))
     until(lambda: life.roster.all()[0].loaded_versions()[0].waiting == 1)
     engine = versions.halves[1]

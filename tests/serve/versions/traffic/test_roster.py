@@ -15,6 +15,7 @@ from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.versions.loading.release import give_back
 from torch.fx import graph_module
 
+from tests.patience import PATIENCE_S
 from tests.serve.versions.traffic.conftest import (
     Versions,
     attached,
@@ -79,8 +80,8 @@ def test_unloading_answers_what_waits_before_it_closes(store: Store, versions: V
         until(lambda: call(address, "/v2/models/net/infer", {})[0] in (400, 404))
         assert not versions.halves[1].closed
         thread.release()
-        assert [one.result(20) for one in waiting] == ["1"] * 4
-        unloading.result(20)
+        assert [one.result(PATIENCE_S) for one in waiting] == ["1"] * 4
+        unloading.result(PATIENCE_S)
         assert versions.halves[1].closed
 
 

@@ -40,6 +40,8 @@ from halfeven.serve.finetune.jobs.records.job_types import (
 )
 from halfeven.serve.finetune.jobs.records.old_jobs import forget_old
 
+from tests.patience import PATIENCE_S
+
 FILE = FileRecord("file-1", "a" * 64, 10, "train.npz", 1)
 REASON: dict[str, Any] = {"code": "DIVERGED", "message": "the loss left the numbers"}
 
@@ -97,7 +99,7 @@ def test_what_was_answered_is_there_after_the_process_was_killed(path: Path) -> 
     with writer.stdout:
         id = writer.stdout.readline().strip()
         os.kill(writer.pid, signal.SIGKILL)
-        writer.wait(20)
+        writer.wait(PATIENCE_S)
     reopened = JobStore(path)
     assert (reopened.job(id).status, reopened.job(id).stage) == (RUNNING, "training")
     assert [step["step"] for step in reopened.steps(id)] == [1, 2, 3]
@@ -270,7 +272,7 @@ def test_of_many_who_take_a_job_at_once_one_gets_it(job_store: JobStore, job: Jo
     together = threading.Barrier(8)
 
     def take(_: int) -> bool:
-        together.wait(10)
+        together.wait(PATIENCE_S)
         try:
             return job_store.move(job.id, RUNNING).status == RUNNING
         except IllegalMove:
@@ -376,7 +378,7 @@ def test_one_key_makes_one_job_however_often_and_however_fast(job_store: JobStor
     together = threading.Barrier(8)
 
     def create(_: int) -> tuple[str, bool]:
-        together.wait(10)
+        together.wait(PATIENCE_S)
         job, created = job_store.create_job(request(), "a key")
         return job.id, created
 

@@ -12,6 +12,7 @@ from halfeven.serve.finetune.training import trainer
 from halfeven.serve.finetune.training.training_job import identity_of
 from safetensors.torch import load_file, save_file
 
+from tests.patience import PATIENCE_S
 from tests.serve.finetune.training.trainer_runs import Line, job, run, started
 
 pytestmark = pytest.mark.slow  # each training has two processes that import torch
@@ -146,8 +147,8 @@ def test_the_death_of_one_ends_both_and_the_training_goes_on_to_the_same_bits(
         f"{rank} {2 * 12 + 1}"
     )  # two parts of each step are its own
     with started(hard) as process:
-        assert process.wait(120) == -signal.SIGKILL
-    deadline = time.monotonic() + 30
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    deadline = time.monotonic() + PATIENCE_S
     while alive(tmp_path):
         assert time.monotonic() < deadline, "a process is left behind"
         time.sleep(0.05)
@@ -176,7 +177,7 @@ def test_a_process_that_dies_before_all_have_met_is_not_waited_for(tmp_path: Pat
     asked = request(tmp_path / "job")
     (Path(asked["source"]["folder"]) / "model.py").write_text(DYING + SOURCE)
     with started(of(asked, 2, "lonely")) as process:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
     assert alive(tmp_path) == []
 
 

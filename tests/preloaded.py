@@ -1,0 +1,218 @@
+"""Children of the tested code start at once: forked from a process that has imported what they import and no more.
+
+A capture, a trainer or a conversion of a job is a process of its own, and most of its seconds are the import of torch.
+With `Popen` in the place of ``subprocess.Popen``, a child of the names in `FORKED` is forked by a process that was
+itself started by file path, has imported that, has computed nothing and has one thread. Seen from inside, the child is
+a fresh interpreter: arguments, folder, environment, descriptors, session, path, ``__main__``. It is a child of the
+process that asked for it. The first child of a kind is a fresh interpreter, as all are in the product, and so is each
+one whose environment says something to the interpreter, or to a library, at its start.
+
+    python … preloaded.py DESCRIPTOR        the process that forks; it reads orders from the socket of this number
+"""
+
+import builtins
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FORKED = {
+    "child.py", "describing.py", "trainer.py", "halfeven.serve.finetune.jobs.policy_check",
+    "halfeven.serve.finetune.jobs.weights_to_version",
+}  # fmt: skip
+READ_AT_THE_START = (
+    "PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_",
+    "TORCH", "PYTORCH_", "CUDA_", "HALFEVEN_", "HF_", "TRANSFORMERS_",
+)  # fmt: skip
+ORDINARY = {  # of `subprocess.Popen`: an order has nothing else
+    "executable": None, "preexec_fn": None, "close_fds": True, "pass_fds": (), "shell": False, "restore_signals": True,
+    "gid": None, "gids": None, "uid": None, "umask": -1,
+}  # fmt: skip
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of Linux
+_MOST = 2**20  # bytes of an order
+_ROOM = " " * 4096  # an argument: the memory in which a child writes its own command line
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """``subprocess.Popen``, forked where it may be."""
+
+    def _execute_child(self, *given: Any) -> None:
+        start = super()._execute_child  # type: ignore[misc]
+        asked = inspect.signature(start).bind(*given).arguments
+        parent = _parent_of(asked)
+        if parent is None:
+            return start(*given)
+        pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        self.pid = parent.child(asked, [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)])
+        self._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(asked[name] for name in ends))  # type: ignore[attr-defined]
+        return None
+
+
+class _Parent:
+    """A process that forks children of one kind."""
+
+    def __init__(self, options: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *options, str(Path(__file__)), str(theirs.fileno()), _ROOM],
+                env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def child(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """The process identifier of a new child of this process."""
+        order = {
+            "arguments": asked["args"],
+            "folder": os.fspath(asked["cwd"] or Path.cwd()),
+            "environment": dict(os.environ if asked["env"] is None else asked["env"]),
+            "session": asked["start_new_session"],
+            "group": asked["process_group"],
+        }
+        with self._lock:
+            _adopt_orphans(True)
+            try:
+                socket.send_fds(self._link, [json.dumps(order).encode()], descriptors)
+                return int(self._link.recv(64))
+            finally:
+                _adopt_orphans(False)
+
+    def end(self) -> None:
+        """Close the socket, as the end of this process does: the other process ends then."""
+        self._link.close()
+        self.process.wait()
+
+
+_parents: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], _Parent | None] = {}
+_starting = threading.Lock()
+
+
+def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
+    """The process that forks such children; nothing where the child has to be a fresh interpreter."""
+    command = asked["args"]
+    if sys.platform != "linux" or isinstance(command, str) or command[0] != sys.executable:
+        return None
+    options, what = tuple(command[1:2]), command[2:3]
+    if not what or Path(what[0]).name not in FORKED or not Path(asked["cwd"] or ".").is_dir():
+        return None
+    if any(asked[name] != ORDINARY[name] for name in ORDINARY):
+        return None
+    environment = dict(os.environ if asked["env"] is None else asked["env"])
+    read = frozenset(
+        (name, value) for name, value in environment.items() if name.startswith(READ_AT_THE_START)
+    )
+    with _starting:
+        kind = (os.getpid(), options, read)  # the pid: a forked process has not its parent's children
+        if kind not in _parents:
+            _parents[kind] = None
+            return None
+        if _parents[kind] is None:
+            _parents[kind] = _Parent([part for part in options if part != "-m"], environment)
+        return _parents[kind]
+
+
+def _adopt_orphans(yes: bool) -> None:
+    ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, int(yes), 0, 0, 0)
+
+
+def _serve(link: socket.socket) -> None:
+    """In the process that forks: goes on until the one that started it is gone. Returns in each child alone."""
+    gc.disable()  # going through torch again and again is a quarter of its import
+    if sys.flags.safe_path:
+        for name in ("torch", "torch._dynamo"):
+            importlib.import_module(name)
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(link, _MOST, 3)
+        if not text:
+            os._exit(0)
+        order = json.loads(text)
+        if order["arguments"][1] == "-m":
+            importlib.import_module(order["arguments"][2])
+        gc.freeze()  # a child looks at none of it: it would copy each page that it looks at
+        if _fork(link, order):
+            return _become(order, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork(link: socket.socket, order: Mapping[str, Any]) -> bool:
+    """Whether this is the child. It is forked by a process that ends at once, so the kernel gives it to the nearest
+    process above that adopts orphans: the one that asked for it."""
+    ours, theirs = socket.socketpair()
+    middle = os.fork()
+    if not middle:
+        if os.fork():
+            os._exit(0)
+        link.close()
+        ours.close()
+        if order["session"]:
+            os.setsid()
+        elif order["group"] >= 0:
+            os.setpgid(0, order["group"])
+        theirs.send(str(os.getpid()).encode())
+        theirs.recv(1)  # by then its parent is the one that asked
+        theirs.close()
+        return True
+    theirs.close()
+    os.waitpid(middle, 0)
+    link.send(ours.recv(64))
+    ours.close()
+    return False
+
+
+def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """What a fresh interpreter with this command line is, up to its end."""
+    for place, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    gc.enable()
+    os.chdir(order["folder"])
+    coerced = {
+        name: os.environ[name] for name in ("LC_CTYPE",) if name in os.environ
+    }  # by Python at its start
+    os.environ.clear()
+    os.environ.update({**coerced, **order["environment"]})
+    sys.orig_argv[:] = order["arguments"]
+    _show(order["arguments"])
+    option, what, *more = order["arguments"][1:]
+    numpy, torch = (sys.modules[name] for name in ("numpy", "torch"))
+    numpy.random.seed()  # else the random numbers of all children would be the same
+    torch.default_generator.seed()
+    if option == "-m":
+        sys.path[0] = order["folder"]
+        sys.argv[:] = ["-m", *more]
+        sys.modules.pop(what)
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        return
+    sys.argv[:] = [what, *more]
+    main = types.ModuleType("__main__")
+    vars(main).update(__file__=what, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(compile(Path(what).read_bytes(), what, "exec"), vars(main))
+
+
+def _show(command: Sequence[str]) -> None:
+    """What others see as the command line of this process: proc(5), ``cmdline``, is read from where it was started."""
+    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    text = b"".join(os.fsencode(part) + b"\0" for part in command)
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd())  # instead of this file's folder
+    _serve(socket.socket(fileno=int(sys.argv[1])))

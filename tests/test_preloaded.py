@@ -1,0 +1,151 @@
+"""A child that is forked from a process with torch in it is, seen from inside and from outside, a fresh interpreter."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import preloaded
+from tests.patience import PATIENCE_S
+
+CHILD = """
+import gc, json, os, resource, signal, sys, threading
+import torch, numpy
+print(json.dumps({
+    "argv": sys.argv, "folder": os.getcwd(), "path": sys.path, "flags": str(sys.flags), "name": __name__,
+    "file": __file__, "main": sys.modules["__main__"].__dict__ is globals(), "environment": dict(os.environ),
+    "parent": os.getppid(), "leads": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()],
+    "descriptors": [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
+    "ours": [name for name in sys.modules if name.split(".")[0] in ("halfeven", "tests")],
+    "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))], "collects": gc.isenabled(),
+    "command": sys.orig_argv, "shown": open("/proc/self/cmdline").read().rstrip("\\0"),
+    "writes": [sys.stdout.encoding, sys.stdout.line_buffering, sys.dont_write_bytecode],
+    "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)],
+    "limits": [resource.getrlimit(number) for number in (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)],
+    "nice": os.nice(0), "threads of torch": torch.get_num_threads(),
+    "said": sys.stdin.readline(),
+}), flush=True)
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded_here() -> Iterator[None]:
+    """The processes that fork for these tests alone; the first child of the one that most tests ask has been."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preloaded, "_parents", {})
+        yield
+        for parent in filter(None, preloaded._parents.values()):
+            parent.end()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a script of a name that is forked."""
+    (tmp_path / "child.py").write_text(CHILD)
+    return tmp_path
+
+
+@pytest.fixture
+def prepared(place: Path) -> Path:
+    """The same after a child: further ones like it are forked."""
+    (place / "child.py").write_text("")
+    started(place).communicate(b"", timeout=PATIENCE_S)
+    (place / "child.py").write_text(CHILD)
+    return place
+
+
+def started(place: Path, *arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-PB", str(place / "child.py"), *arguments]
+    # Without one given, C's own environment is passed on, where readline has written sizes of the terminal.
+    more.setdefault("env", dict(os.environ))
+    return preloaded.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **more)
+
+
+def seen_from_inside(place: Path, **more: Any) -> dict[str, Any]:
+    child = started(place, "one", "two", **more)
+    said, _ = child.communicate(b"hello\n", timeout=PATIENCE_S)
+    assert child.returncode == 7, said.decode()
+    return json.loads(said)
+
+
+def forks() -> int:
+    """How many processes fork."""
+    return sum(parent is not None for parent in preloaded._parents.values())
+
+
+@pytest.mark.parametrize(
+    "more", [{"start_new_session": True}, {"process_group": 0}, {"cwd": "/"}, {}], ids=str
+)
+def test_a_forked_child_is_as_a_fresh_one(
+    more: dict[str, Any], prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "cwd" not in more:
+        monkeypatch.chdir(prepared)
+    monkeypatch.setenv("SAID_TO_THE_CHILD", "as it is")
+    forked = seen_from_inside(prepared, **more)
+    assert forks() == 1
+    monkeypatch.setattr(preloaded, "FORKED", set())
+    fresh = seen_from_inside(prepared, **more)
+    assert {name: (fresh[name], forked[name]) for name in fresh if fresh[name] != forked[name]} == {}
+    assert fresh["ours"] == [] and fresh["argv"][1:] == ["one", "two"]
+
+
+def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(prepared: Path) -> None:
+    (prepared / "child.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
+    child = started(prepared)
+    said, _ = child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 1 and said.decode().endswith("ValueError: no\n")
+
+
+def test_it_is_killed_and_waited_for_as_any_child(prepared: Path) -> None:
+    (prepared / "child.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
+    child = started(prepared, process_group=0)
+    assert child.stdout is not None and child.stdout.readline() == b"up\n"
+    assert child.poll() is None
+    os.killpg(child.pid, signal.SIGKILL)
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
+    child.communicate()
+
+
+def test_no_two_children_draw_the_same_random_numbers(prepared: Path) -> None:
+    (prepared / "child.py").write_text(
+        "import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n"
+    )
+    drawn = [started(prepared).communicate(timeout=PATIENCE_S)[0].split() for _ in range(2)]
+    assert len({number for numbers in drawn for number in numbers}) == 4
+
+
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "ONEDNN_MAX_CPU_ISA"])
+def test_an_environment_that_says_something_else_to_the_start_is_another_kind(
+    name: str, prepared: Path
+) -> None:
+    (prepared / "child.py").write_text("")
+    before = forks()
+    for value in ("1", "2"):
+        started(prepared, env={**os.environ, name: value}).communicate(b"", timeout=PATIENCE_S)
+    assert forks() == before
+
+
+def test_what_an_order_cannot_say_is_a_fresh_interpreter(prepared: Path) -> None:
+    (prepared / "child.py").write_text("import os\nprint(os.umask(0o77))\n")
+    assert started(prepared, umask=0o70).communicate(b"", timeout=PATIENCE_S)[0] == b"%d\n" % 0o70
+    with pytest.raises(FileNotFoundError):
+        started(prepared, cwd=prepared / "missing")
+
+
+def test_the_process_that_forks_ends_with_the_one_that_asked(prepared: Path) -> None:
+    (prepared / "child.py").write_text("")
+    started(prepared).communicate(b"", timeout=PATIENCE_S)
+    (kind, parent), *_ = ((kind, parent) for kind, parent in preloaded._parents.items() if parent is not None)
+    assert parent is not None
+    parent.end()
+    assert parent.process.returncode == 0
+    del preloaded._parents[kind]
