@@ -135,9 +135,12 @@ class RequestQueue:
             self.present += 1
 
     def pass_by(self, requests: Iterable[Request]) -> None:
-        """Count requests that were accepted and answered without entering the queue."""
-        for request in requests:
-            self._count(request)
+        """Count requests that were accepted and answered without entering the queue: a caller that leaves before the
+        answer reaches it is not counted again."""
+        with self.lock:
+            for request in requests:
+                self._count(request)
+                request.began = True
 
     def passable(self, now_ns: int) -> bool:
         """Whether no request waits here, and a request that came now would not wait for others."""

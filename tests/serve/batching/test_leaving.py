@@ -104,3 +104,16 @@ async def test_an_answered_future_keeps_no_request() -> None:
         device.release()
         await asyncio.gather(*futures)
         assert all(isinstance(one, WaitingFuture) and one.places is None for one in futures)
+
+
+@async_test
+async def test_a_caller_that_leaves_before_its_refusal_arrives_is_counted_once() -> None:
+    """The device thread refuses a request that was checked against another signature; its caller leaves meanwhile."""
+    async with serving(Fake(), spec()) as (batcher, _):
+        future = batcher.submit(rows_of(1), 1)
+        assert isinstance(future, WaitingFuture) and future.places is not None
+        admission, (request,) = future.places
+        batcher._pending.clear()  # as if the device thread had got it, and refused it
+        batcher._queue.pass_by([request])
+        future.cancel()
+        assert held(batcher) == (0, 0, 0, 0) and admission.waiting == 0
