@@ -49,8 +49,13 @@ def usable_cores() -> int:
 
 def cores_here(root: Path = ROOT) -> Cores:
     """``root``: where ``/`` is (another one in tests)."""
+    return Cores(os.cpu_count() or 1, len(processors_allowed()) or None, quota_in(root))
+
+
+def processors_allowed() -> set[int]:
+    """The numbers of the processors on which this process may run; empty where the system does not tell."""
     affinity = getattr(os, "sched_getaffinity", None)  # only Linux has it
-    return Cores(os.cpu_count() or 1, len(affinity(0)) if affinity else None, quota_in(root))
+    return affinity(0) if affinity else set()
 
 
 def quota_in(root: Path = ROOT) -> float | None:

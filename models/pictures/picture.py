@@ -15,10 +15,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from ..errors import BadInput, BadRequest, TooLarge
+from .picture_bounds import MAX_PIXELS, MAX_SIDE
 from .pixels import Picture
 
-MAX_PIXELS = 2**25  # 33 million: 100 MB while it is decoded
-MAX_SIDE = 2**14  # pixels: a picture of few columns and millions of rows takes seconds, whatever its area
 MAX_SCANS = 100  # of a JPEG; usual ones have 1 to 12, and each more costs a walk over all pixels
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 SUFFIXES = (".png", ".jpg", ".jpeg")

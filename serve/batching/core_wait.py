@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...models.control_groups import ROOT, groups_of
+from ...models.usable_cores import processors_allowed
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
@@ -88,8 +89,7 @@ class Crowding:
 def stolen_s(stat: Path = Path("/proc/stat")) -> float:
     """Seconds in which a processor that this process may use wanted to run and the host ran another guest, in sum
     (proc(5)); 0 where Linux does not tell."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    ours = {f"cpu{number}" for number in affinity(0)} if affinity else set[str]()
+    ours = {f"cpu{number}" for number in processors_allowed()}
     try:
         lines = [line.split() for line in stat.read_text().splitlines()]
         stolen = sum(int(fields[8]) for fields in lines if fields and fields[0] in ours)

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...processor import this_processor
 from ...usable_cores import usable_cores as usable_cores
 
 PACKED_CONVOLUTIONS = "packed convolutions"
@@ -44,8 +43,3 @@ class CpuSetup:
 
 
 PLAIN = CpuSetup()
-
-
-def processor() -> str:
-    """The processor's name and the instructions that torch and oneDNN use of it."""
-    return str(this_processor())

@@ -6,7 +6,7 @@ Eight of them are settings (`serve/settings.py`); the others hold for every serv
 
 from dataclasses import dataclass
 
-from ....models.pictures.picture import MAX_PIXELS, MAX_SIDE
+from ....models.pictures.picture_bounds import MAX_PIXELS, MAX_SIDE
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
-from ....models.engines.cpu.setup import processor
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
+from ....models.processor import this_processor
 from ...batching.interface import ControlledRoster, Roster, Served
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
@@ -196,7 +196,9 @@ def _for_openai(history: History, name: str, version: str | None) -> dict[str, A
 def _in_short(served: Served) -> dict[str, Any]:
     prepared = served.prepared
     cpu = (
-        {"cpu": {"processor": processor(), **prepared.setup.to_json()}} if prepared.setup is not None else {}
+        {"cpu": {"processor": str(this_processor()), **prepared.setup.to_json()}}
+        if prepared.setup is not None
+        else {}
     )
     return {
         "name": served.name,

@@ -42,7 +42,7 @@ _MARK = "; while serving: "  # in a reason, in front of the last correction
 Record = Callable[[str, str, str, Mapping[str, Any]], None]
 
 
-class Gone(NotReady):
+class Gone(Exception):
     """The version does not serve any more, or by another engine."""
 
 
@@ -269,7 +269,7 @@ class Sweep:
                 taken = verdict.wins and self._take(form, rival, verdict, what, keep)
                 self.decided.note(self._key(form) if what == "form" else what, verdict.gain, taken)
                 return Tried(rival.taken, verdict.gain, possible, taken)
-        except NotReady:
+        except (Gone, NotReady):
             raise
         except Exception:
             logger.exception("%s: %s cannot be tried beside what serves, which stays", self.loaded, asked)

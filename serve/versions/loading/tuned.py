@@ -18,7 +18,8 @@ import torch
 
 from ....exporters.environment import environment
 from ....models.durable import replace_text
-from ....models.engines.cpu.setup import PLAIN, CpuSetup, processor, usable_cores
+from ....models.engines.cpu.setup import PLAIN, CpuSetup, usable_cores
+from ....models.processor import this_processor
 from ....models.store import Version
 from ....models.stored_json import stored_json
 
@@ -83,7 +84,7 @@ class Tuned:
 
 def conditions(device: torch.device) -> dict[str, Any]:
     """The conditions for which a measurement holds: device, libraries, processor, cores that this process may use."""
-    host = {"processor": processor()} if device.type == "cpu" else {}
+    host = {"processor": str(this_processor())} if device.type == "cpu" else {}
     return {**environment(device), **host, "cores": usable_cores()}
 
 

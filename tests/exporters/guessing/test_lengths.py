@@ -61,7 +61,8 @@ def test_drawn_lengths_are_within_what_they_are_of(random: np.random.Generator) 
     spec = spec_of()
     samples = generate(spec, 32, seed=int(random.integers(1 << 30)))
     size, lengths = samples.arrays["x"].shape[1], samples.arrays["counts"]
-    assert lengths.min() >= 1 and lengths.max() == size and len(set(lengths)) > 1
+    assert lengths.min() >= 1 and lengths.max() == size
+    assert len(set(lengths)) > 1 or size == 2, "of an axis of two only, every row may have its whole length"
     for moved in perturbed(spec, samples, copies=3):
         assert (moved.arrays["counts"] == lengths).all()
     odd = dict(adversarial(spec, samples))
