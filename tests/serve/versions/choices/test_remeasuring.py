@@ -66,7 +66,7 @@ class Stage:
 
 @pytest.fixture
 def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
-    monkeypatch.setattr(tuned, "processor", lambda: "a given processor")
+    monkeypatch.setattr(tuned, "this_processor", lambda: "a given processor")
     monkeypatch.setattr(tuned, "usable_cores", lambda: 4)
     with Store(tmp_path).draft("net") as draft:
         draft.write_json("spec.json", SPEC.to_json())

@@ -83,7 +83,7 @@ def given_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.zeros((64, 4), np.float32)
     monkeypatch.setattr(sweep_file, "stored_samples", lambda version: Samples({"x": rows}))
     monkeypatch.setattr(sweep_file, "invariance_of", lambda *given: "the same bits")
-    monkeypatch.setattr(tuned, "processor", lambda: "a given processor")
+    monkeypatch.setattr(tuned, "this_processor", lambda: "a given processor")
     monkeypatch.setattr(tuned, "usable_cores", lambda: 4)
 
 

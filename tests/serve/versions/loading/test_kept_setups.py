@@ -41,7 +41,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     monkeypatch.setattr(kept_setups, "choose_setup", machine.choose)
-    monkeypatch.setattr(tuned, "processor", lambda: "Processor One, AVX2")
+    monkeypatch.setattr(tuned, "this_processor", lambda: "Processor One, AVX2")
     return machine
 
 
@@ -104,7 +104,7 @@ def test_another_processor_is_measured_anew(
 ) -> None:
     version = publish(Store(tmp_path))
     asked(version, machine)
-    monkeypatch.setattr(tuned, "processor", lambda: "Processor Two, AVX512")
+    monkeypatch.setattr(tuned, "this_processor", lambda: "Processor Two, AVX512")
     asked(version, machine)
     assert machine.measured == 2
 
