@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FIRST_S, _LONGEST_S = 0.02, 1.0  # from the end of the data to the interim answer; between two looks
+_FIRST_S, _LONGEST_S = 0.1, 1.0  # from the end of the data to the interim answer; between two looks
 _CLOSED = 7  # TCP_CLOSE in the kernel's tcp_states.h: a reset came
 
 
