@@ -78,22 +78,25 @@ class UnknownName(BadInput):
     code = "not_found"
     model: str | None = None
     known: tuple[str, ...] = ()
+    said = "no model '{}' in the store"
 
     @classmethod
-    def of_model(cls, name: str, known: Iterable[str]) -> "UnknownName":
-        """No model of that name in a store that has the ``known`` ones."""
+    def of_model(cls, name: str, known: Iterable[str], said: str = said) -> "UnknownName":
+        """No model of that name in a store that has the ``known`` ones. ``said``: the sentence; {} is the name."""
         found = tuple(known)
-        error = cls(_unknown_model(name, found))
-        error.model, error.known = name, found
+        error = cls(_unknown_model(name, found, said))
+        error.model, error.known, error.said = name, found, said
         return error
 
     def words_for(self, reaches: Callable[[str], bool]) -> str:
         """The message for a reader who may know of the models for which ``reaches`` is true."""
-        return str(self) if self.model is None else _unknown_model(self.model, filter(reaches, self.known))
+        if self.model is None:
+            return str(self)
+        return _unknown_model(self.model, filter(reaches, self.known), self.said)
 
 
-def _unknown_model(name: str, known: Iterable[str]) -> str:
-    seen, unknown = sorted(known), f"no model '{name[:_LONGEST_NAME]}' in the store"
+def _unknown_model(name: str, known: Iterable[str], said: str) -> str:
+    seen, unknown = sorted(known), said.replace("{}", name[:_LONGEST_NAME])
     if not seen:
         return unknown
     if len(seen) <= _FEW_NAMES:

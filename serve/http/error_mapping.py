@@ -19,6 +19,7 @@ from .codecs.dialect import UnreadableTensor
 from .limits.request_limits import DEFAULTS
 
 T = TypeVar("T")
+Reaches = Callable[[str], bool]  # whether a reader may be told of the model
 
 
 class NotOffered(errors.BadInput):
@@ -162,7 +163,7 @@ _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
-def _no_model(name: str) -> bool:
+def no_model(name: str) -> bool:
     """Of a caller of whom nothing is known: no model is named to it."""
     return False
 
@@ -221,7 +222,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
     return headers
 
 
-def message_of(error: BaseException, reaches: Callable[[str], bool] = _no_model) -> str:
+def message_of(error: BaseException, reaches: Reaches = no_model) -> str:
     """The message that the caller may read: our own errors' text without folders, naming only models for which
     ``reaches`` is true; other errors' text stays in the log."""
     error = of_the_disk(error)
@@ -265,7 +266,7 @@ def problem_body(status: int, code: str, message: str, param: str | None = None)
     return orjson.dumps(problem)
 
 
-def body_of(error: BaseException, path: str, reaches: Callable[[str], bool] = _no_model) -> tuple[bytes, str]:
+def body_of(error: BaseException, path: str, reaches: Reaches = no_model) -> tuple[bytes, str]:
     """The error's body and content type, in the format of the path that was asked. ``reaches``: as `message_of`."""
     error = of_the_disk(error)
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"

@@ -396,4 +396,4 @@ class Roster:
         followed = name in self._seen or not self._first_look.done()
         if name in self.store.names() and (followed or self._state(name)[0]):
             return NotReady(f"model '{name}' is being made ready; ask again in a moment")
-        return UnknownName(f"Request for unknown model: '{name}' is not found")
+        return UnknownName.of_model(name, self.store.names(), "Request for unknown model: '{}' is not found")

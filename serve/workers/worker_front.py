@@ -16,7 +16,7 @@ from ...models.errors import BadInput, TooLarge
 from ..batching.counters import Phase
 from ..batching.interface import Answer, Answering
 from ..http.codecs.infer import InferCodec, InferRequest
-from ..http.error_mapping import EngineAway
+from ..http.error_mapping import EngineAway, Reaches, no_model
 from ..http.limits.memory_budget import Lease
 from ..http.routes.infer import Begun, Headers, Ids, InferFront, asked_of
 from ..logs import requests
@@ -104,10 +104,10 @@ class WorkerFront(InferFront):
         return self._asked(served, codec, request, since_ns, received)
 
     def refusal(
-        self, error: Exception, request_id: str | None = None, model: str = ""
+        self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
     ) -> tuple[int, Headers, bytes]:
         if not isinstance(error, AnsweredByEngine):
-            return super().refusal(error, request_id, model)
+            return super().refusal(error, request_id, model, reaches)
         if not error.logged:
             named = {"request_id": request_id, "model": model[:128], "status": error.status}
             requests.info("refused: %s", error.body.decode(errors="replace"), extra=named)

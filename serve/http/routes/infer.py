@@ -23,14 +23,14 @@ from ..codecs.dialect import OURS, Dialect
 from ..codecs.infer import InferCodec, InferRequest
 from ..content_coding import chosen_coding, decoded, encoded
 from ..cross_origin import is_preflight
-from ..error_mapping import SlowBody, body_for, body_of, headers_of, message_of, status_of
+from ..error_mapping import Reaches, SlowBody, body_for, body_of, headers_of, message_of, no_model, status_of
 from ..head_requests import answer_head
 from ..limits.bounds import Bounds
 from ..limits.memory_budget import Lease, json_bytes
 from ..limits.request_limits import DEFAULTS
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
-from ..route_scopes import admit, authorization_in
+from ..route_scopes import admit, authorization_in, permit_of
 from ..server_load import ServerLoad
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
@@ -153,7 +153,7 @@ class InferFront:
         except CallerLeft:
             return
         except Exception as error:
-            status, headers, body = self.refusal(error, fields.request_id, asked[0])
+            status, headers, body = self.refusal(error, fields.request_id, asked[0], permit_of(scope).reaches)
         if fields is not NOTHING:
             headers.extend(fields.ids)
             headers.extend(self._load_headers(fields.load_format, asked[0]))
@@ -260,24 +260,24 @@ class InferFront:
         return headers, response.body
 
     def refusal(
-        self, error: Exception, request_id: str | None = None, model: str = ""
+        self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
     ) -> tuple[int, Headers, bytes]:
-        """The answer to a request that ends with this error: status, headers, body."""
+        """The answer to a request that ends with this error: status, headers, body. ``reaches``: as `message_of`."""
         if requests.isEnabledFor(logging.INFO):
             status = status_of(error, self._dialect.triton_statuses)
             named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
             requests.info("refused: %s", message_of(error), extra=named)
-        return self.refused(error, request_id, model)
+        return self.refused(error, request_id, model, reaches)
 
     def refused(
-        self, error: Exception, request_id: str | None = None, model: str = ""
+        self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
     ) -> tuple[int, Headers, bytes]:
         """As `refusal`, for a request whose end is in the access log of another process."""
         status = status_of(error, self._dialect.triton_statuses)
         if status == 500 and not isinstance(error, BadInput):
             named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
             _LOG.error("an infer request failed", exc_info=error, extra=named)
-        body, kind = body_of(error, "/v2")
+        body, kind = body_of(error, "/v2", reaches)
         headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
         return status, [(b"content-type", kind.encode()), *headers], body
 
