@@ -114,3 +114,12 @@ def test_a_long_name_does_not_come_back_whole(length: int) -> None:
         assert len(said) < 300 and said.startswith("Request for unknown model: '") and "…" in said
     said = message_of(errors.BadInput(f"the caller's text: {'word ' * 100}and the model's end"))
     assert said.endswith("and the model's end"), "apostrophes quote nothing"
+
+
+def test_a_sentence_of_another_protocol_names_the_models_that_its_reader_may_see() -> None:
+    error = errors.UnknownName.of_model(
+        "doubel", ["double", "secret"], "Request for unknown model: '{}' is not found"
+    )
+    said = message_of(error, lambda model: model == "double")
+    assert said == "Request for unknown model: 'doubel' is not found: it has ['double']"
+    assert message_of(error) == "Request for unknown model: 'doubel' is not found"
