@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,9 +43,14 @@ def traffic(address: str, connections: int = 3) -> Traffic:
     return Traffic(int(address.rpartition(":")[2]), "net", ROWS, connections)
 
 
+def decided(store: Store) -> list[Mapping[str, Any]]:
+    """The events of decisions, the newest first; what became active or was let go by them is told in
+    `test_recorded_changes.py`."""
+    return [event for event in events(store, "net") if event["kind"] not in ("activated", "retired")]
+
+
 def kinds(store: Store) -> list[str]:
-    """Of the decisions; what became active or was let go by them is told in `test_recorded_changes.py`."""
-    return [event["kind"] for event in events(store, "net") if event["kind"] not in ("activated", "retired")]
+    return [event["kind"] for event in decided(store)]
 
 
 def test_a_half_that_drifts_falls_back_to_its_whole_within_the_stated_number_of_requests(
@@ -175,7 +180,7 @@ def test_drift_of_a_version_on_trial_rolls_back_to_the_previous_one(store: Store
         until(lambda: versions.halves[2].closed and versions.wholes[2].closed)
         assert versions.loads[1] == 1, "the previous version had stayed warm"
         until(lambda: kinds(store) == ["rolled_back", "drift"])
-        reply = events(store, "net")[0]
+        reply = decided(store)[0]
         assert "net@2 was rolled back to net@1: drift" in reply["message"]
         assert (reply["numbers"]["from"], reply["numbers"]["to"]) == (2, 1)
         roster.look()
@@ -203,7 +208,7 @@ def test_a_promoted_version_that_fails_is_rolled_back_and_no_caller_sees_it(
         assert callers.by_version["2"] == 0
         assert store.live_number("net") == 1
         assert roster.active("net") == "1"
-        assert "a kernel is missing" in events(store, "net")[0]["message"]
+        assert "a kernel is missing" in decided(store)[0]["message"]
 
 
 def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: Store) -> None:
@@ -214,7 +219,7 @@ def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: 
         cast(LoadedVersion, bad), cast(LoadedVersion, good), "it failed", {}
     )
     assert store.live_number("net") == 3
-    assert "the store is not changed" in events(store, "net")[0]["message"]
+    assert "the store is not changed" in decided(store)[0]["message"]
 
 
 @pytest.mark.slow
@@ -238,7 +243,7 @@ def test_a_slow_version_is_rolled_back(store: Store, versions: Versions) -> None
             until(lambda: roster.active("net") == "1")
         assert callers.failed == 0
         until(lambda: "rolled_back" in kinds(store))
-        assert events(store, "net")[0]["numbers"]["slower"] > 3.0
+        assert decided(store)[0]["numbers"]["slower"] > 3.0
 
 
 @pytest.mark.slow
