@@ -8,17 +8,19 @@ the cost of the choice is bounded in steps of the best precision, however slow a
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from .loop.batch_loop import BatchLoop
+from .loop.amp import Loop
+from .loop.batch_loop import BatchLoop, total_steps
 from .loop.loop_state import copied, generators_untouched, put_into
+from .loop.passes import LossOf, PartsOf
 from .loop.patience import named_tensors
-from .loop.training_terms import Settings, StepRecord, Stopped
+from .loop.training_terms import Settings, Stopped
 from .step_watch import Clock, Slow, StepWatch, TooSlow, slow
 from .trainee import kernel_costs
 
@@ -29,6 +31,7 @@ ROUNDS_SHARE = 0.02  # of the job's steps: a short job has fewer rounds
 NEARLY = 1.03  # of the shortest time: what is hardly slower and more exact is taken
 MOST_TIMES = 5.0
 FEWEST_ROWS, GROWTH = 2, 4  # with four times the rows, a step takes about four times as long
+MOST_STEPS = 32  # of one precision here: a schedule may not go beyond its end
 CALM_SCALE = 256.0  # a step that overflowed would be a shorter one
 LoopOf = Callable[[Settings, int], BatchLoop]
 
@@ -67,6 +70,7 @@ class PrecisionTest:
         self._module, self._loop_of, self._settings, self._enter = module, loop_of, settings, enter
         self._on_cpu = torch.device(device).type == "cpu"
         self._clock, self._work_clock = clock, work_clock
+        self._loops: dict[str, BatchLoop] = {}
         self._rounds = min(ROUNDS, max(1, int(ROUNDS_SHARE * steps)))
 
     def timed(self, among: Sequence[str] = EXACT_FIRST) -> Timed:
@@ -75,10 +79,9 @@ class PrecisionTest:
         found, began = Timed(), self._clock()
         with self._untouched():
             rivals = self._without_slow([one for one in SLOW_LAST if one in among], found)
-            runs = {one: self._steps(one, self._settings.batch_size) for one in rivals}
             for turn in range(self._rounds + (not self._on_cpu)):
-                for precision, steps in runs.items():
-                    self._time(precision, steps, found, counts=self._on_cpu or turn > 0)
+                for precision in rivals:
+                    self._time(precision, found, counts=self._on_cpu or turn > 0)
         found.took_s = self._clock() - began
         return found
 
@@ -116,34 +119,38 @@ class PrecisionTest:
         return first if first is None or first.took <= most else self._one_step(precision, rows, most)
 
     def _one_step(self, precision: str, rows: int, most: float) -> StepWatch | None:
-        steps, watch = self._steps(precision, rows), StepWatch(self._clock, self._work_clock, most)
+        watch = StepWatch(self._clock, self._work_clock, most)
         try:
-            self._enter(precision)
-            with watch:
-                next(steps)
+            self._step(precision, rows, watch)
         except TooSlow:
             pass
-        except (Stopped, RuntimeError, StopIteration):
+        except (Stopped, RuntimeError):
             return None
         return watch
 
-    def _time(self, precision: str, steps: Iterator[StepRecord], found: Timed, counts: bool) -> None:
-        self._enter(precision)
+    def _time(self, precision: str, found: Timed, counts: bool) -> None:
         began = self._clock()
         try:
-            next(steps)
-        except (Stopped, RuntimeError, StopIteration):
+            self._step(precision, self._settings.batch_size)
+        except (Stopped, RuntimeError):
             return
         if counts:
             seconds = self._clock() - began
             found.seconds[precision] = min(found.seconds.get(precision, seconds), seconds)
 
-    def _steps(self, precision: str, rows: int) -> Iterator[StepRecord]:
-        asked = replace(
-            self._settings, precision=precision, batch_size=rows, n_epochs=ROUNDS + 1, learning_rate=1e-10,
-            init_scale=CALM_SCALE, scale_floor=1.0,
-        )  # fmt: skip
-        return self._loop_of(asked, rows).run()
+    def _step(self, precision: str, rows: int, watch: StepWatch | None = None) -> None:
+        """One step on the first rows, by the one loop of the precision: to make a loop takes longer than a small
+        step."""
+        self._enter(precision)
+        if precision not in self._loops:
+            asked = replace(
+                self._settings, precision=precision, n_epochs=MOST_STEPS, learning_rate=1e-10,
+                init_scale=CALM_SCALE, scale_floor=1.0,
+            )  # fmt: skip
+            self._loops[precision] = self._loop_of(asked, self._settings.batch_size)
+            self._loops[precision].on_epoch(0)
+        with watch or nullcontext():
+            self._loops[precision].step(0, torch.arange(rows))
 
     @contextmanager
     def _untouched(self) -> Iterator[None]:
@@ -152,6 +159,7 @@ class PrecisionTest:
             try:
                 yield
             finally:
+                self._loops.clear()
                 put_into(self._module, start)
                 self._module.zero_grad(set_to_none=True)
                 self._enter(self._settings.precision)
@@ -162,3 +170,20 @@ def chosen_precision(seconds: Mapping[str, float], among: Sequence[str] = EXACT_
     nothing could be timed."""
     fastest = min(seconds.values(), default=0.0)
     return next((one for one in among if one in seconds and seconds[one] <= NEARLY * fastest), among[0])
+
+
+def timed_steps(
+    module: nn.Module, loss_of: LossOf, parts_of: PartsOf, rows: int, settings: Settings, device: str,
+    clock: Clock = time.perf_counter,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of a step by precision, of a training with one loss and one optimizer over so many rows; what the device
+    does not have, and on a processor what is much slower, is left out."""
+
+    def loop(asked: Settings, count: int) -> BatchLoop:
+        return Loop(module, loss_of, count, asked, device, parts_of)
+
+    return (
+        PrecisionTest(module, loop, settings, total_steps(rows, settings), device, clock=clock)
+        .timed()
+        .seconds
+    )

@@ -6,6 +6,7 @@ import torch
 from halfeven.serve.finetune.training.loop.amp import Loop
 from halfeven.serve.finetune.training.loop.batch_loop import BatchLoop
 from halfeven.serve.finetune.training.loop.loop_state import copied
+from halfeven.serve.finetune.training.loop.passes import whole
 from halfeven.serve.finetune.training.loop.patience import named_tensors
 from halfeven.serve.finetune.training.loop.training_terms import Settings
 from halfeven.serve.finetune.training.precision_test import (
@@ -15,6 +16,7 @@ from halfeven.serve.finetune.training.precision_test import (
     PrecisionTest,
     Timed,
     chosen_precision,
+    timed_steps,
 )
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -189,3 +191,18 @@ def test_the_facts_of_an_event_name_what_was_left_out_and_what_the_choice_cost()
     facts = measuring(net).timed().facts()
     assert {one["precision"] for one in facts["left_out"]} == {"fp16", "bf16"}
     assert facts["took_seconds"] == pytest.approx(net.now) and isinstance(Timed().facts()["seconds"], dict)
+
+
+def test_a_module_by_itself_is_timed_without_what_is_much_slower() -> None:
+    """Each clock is the fake's; that of processor time is the real one, which sees no difference."""
+    net = Fake({"fp32": 3.0, "fp16": 1.0, "bf16": 2.0})
+    found = timed_steps(
+        net,
+        lambda batch: mse_loss(net(ROWS[batch]), ROWS[batch, :2]),
+        whole,
+        64,
+        USUAL,
+        "cpu",
+        lambda: net.now,
+    )
+    assert found == pytest.approx({"fp32": 96 * ROW_S, "fp16": 32 * ROW_S, "bf16": 64 * ROW_S})
