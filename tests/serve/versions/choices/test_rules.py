@@ -293,3 +293,9 @@ def test_the_rows_that_serve_stay_where_they_are_as_good(
 def test_where_cores_share_rows_fewer_than_they_share_are_not_useful() -> None:
     assert better_rows({1: 0.01, 8: 0.04, 16: 0.08}, 1, AHEAD) == 8
     assert WITHOUT_LOCK in MUST_GAIN
+
+
+def test_beside_other_programs_another_form_takes_the_place_only_where_it_is_clearly_better() -> None:
+    whole, half = way(form="onnx"), way(precision="bf16")
+    assert wins(half, whole, [1.09], crowded=False) and not wins(half, whole, [1.09], crowded=True)
+    assert wins(half, whole, [1.3], crowded=True)
