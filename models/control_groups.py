@@ -39,7 +39,7 @@ def _paths_of(controller: str, root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _mounts_of(controller: str, version: int, root: Path) -> Iterator[tuple[Path, str]]:
-    """Where a hierarchy is mounted, and which of its paths is mounted there."""
+    """Each folder where a hierarchy of control groups is mounted, and the path in the hierarchy that is mounted."""
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
@@ -53,7 +53,7 @@ def _mounts_of(controller: str, version: int, root: Path) -> Iterator[tuple[Path
 
 
 def _is_around(top: str, path: str) -> bool:
-    """Whether a path of a hierarchy lies inside of what is mounted."""
+    """Whether the group at ``path`` lies inside of the group ``top``, which is mounted."""
     own = PurePosixPath(path)
     return own.is_relative_to(top) and ".." not in own.parts
 

@@ -1,4 +1,4 @@
-"""What the kernels of a half type cost on this processor: processor time in times of FP32's, for an answer alone and
+"""The cost of the kernels of a half type on this processor: processor time in times of FP32's, for an answer alone and
 for a training step, each asked as it is used (under autocast; a step in training mode, with its backward pass).
 
 A kernel that exists for answers may be missing in training, and one that exists may be a reference implementation:
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 Clock = Callable[[], float]
-TRAINING_RUNS = 3  # after one that is not counted; the shortest counts
+RUNS = 3  # after one that is not counted; the shortest counts
 SLOW = 5.0  # times FP32's processor time: more is worth a word
 
 
@@ -41,7 +41,8 @@ class _Attention(nn.Module):
         return self.layer(x, x, x, need_weights=False)[0]
 
 
-# What is asked, by the name that people know; small, because a reference kernel takes a hundred times as long.
+# The layers that are timed, by the name that people know. They are small, because a reference kernel takes a hundred
+# times as long.
 KINDS: Mapping[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "linear": lambda: (nn.Linear(256, 256), torch.randn(64, 256)),
     "conv1d": lambda: (nn.Conv1d(32, 32, 5, padding=2), torch.randn(4, 32, 128)),
@@ -162,7 +163,7 @@ def _run(module: nn.Module, x: Tensor, dtype: torch.dtype | None, train: bool) -
 def _shortest(run: Callable[[], None], clock: Clock) -> float:
     run()
     found: list[float] = []
-    for _ in range(TRAINING_RUNS):
+    for _ in range(RUNS):
         began = clock()
         run()
         found.append(clock() - began)

@@ -41,7 +41,7 @@ def read_manifest(path: Path) -> Mapping[str, Any]:
 
 
 def restored(error: OSError | None = None) -> str:
-    """What to do about a file of a version that is missing or damaged. ``error``: of opening it."""
+    """The advice for a file of a version that is missing or damaged. ``error``: the error of opening the file."""
     if error is not None and error.errno in (errno.EACCES, errno.EPERM):
         return "let the user who runs this read it"
     return "where the folder is still being copied, wait; else restore the file or convert the model again"

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _limit_memory(most_bytes: int) -> None:
-    """Where the system refuses such a limit (only Linux has to have it), there is none."""
+    """Limit the memory of this process. A system other than Linux may refuse the limit; the process then has none."""
     try:
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
     except (OSError, ValueError):

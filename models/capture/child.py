@@ -152,7 +152,7 @@ def imported(name):
 
 
 def limit_memory(limit):
-    """Bytes. Where the system refuses such a limit (only Linux has to have it), there is none."""
+    """Limit the memory of this process to so many bytes (0: no limit). A system other than Linux may refuse."""
     if limit:
         try:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -1,7 +1,8 @@
 """Which requests are admitted: limits in requests, bytes and waiting time. A refused caller is told when to retry.
 
 The device thread measures how long batches take (`Pace`); the event loop counts requests and decides (`Admission`).
-Each number has one writer, and the waiting requests are the difference of two numbers: admission takes no lock.
+Each number has one writer, and the waiting requests are the difference of two numbers: to admit a request takes no
+lock. Only to count out a request whose caller has left takes the queue's lock.
 """
 
 import math
