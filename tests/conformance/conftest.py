@@ -1,5 +1,6 @@
 """The real server as its users start it, a process of its own, with Triton's test models active."""
 
+import itertools
 import json
 import os
 import shutil
@@ -57,6 +58,15 @@ class Serving:
     def resident_bytes(self) -> int:
         texts = [Path(f"/proc/{pid}/status").read_text() for pid in self.pids]
         return sum(int(text.split("VmRSS:")[1].split()[0]) * 1024 for text in texts)
+
+    def leaked_bytes(self, work: Callable[[], object]) -> int:
+        """The least that memory grew by in five repetitions of work.
+
+        What a server makes once (an import, another form that it measures) falls into some repetition or other; a
+        leak is in all of them.
+        """
+        resident = [(work(), self.resident_bytes)[1] for _ in range(6)]
+        return min(after - before for before, after in itertools.pairwise(resident))
 
     def client(self) -> httpx.Client:
         # No TLS here, so none is prepared: that would take longer than most of these tests.
