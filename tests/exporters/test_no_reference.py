@@ -47,7 +47,7 @@ def test_a_node_that_draws_numbers_is_named(node: str, op: str, tmp_path: Path) 
     }
     why, notes = reason(tmp_path, text, weights, (16,))
     assert "random numbers are drawn by node" in why and f"({op})" in why
-    assert "not batched" not in notes or f"({op})" in notes
+    assert "max_batch_size: not batched" not in notes or f"({op})" in notes
 
 
 def test_quantizers_between_layers_are_named(tmp_path: Path) -> None:
