@@ -1,9 +1,41 @@
-"""halfeven: half precision, even answers."""
+"""halfeven: half precision, even answers.
+
+The Python API (docs/python.md). Its names are imported when they are asked for: `import halfeven` imports no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 # By its whole name: pytest imports this file by its path where the checkout's folder is no Python name (halfeven-main).
 from halfeven.models.telemetry import switch_off
 from halfeven.models.version import __version__
 
+if TYPE_CHECKING:
+    from halfeven.serve.python_api.client import Client
+    from halfeven.serve.python_api.converting import convert, load
+    from halfeven.serve.python_api.half import Half
+    from halfeven.serve.python_api.proving import prove
+    from halfeven.serve.python_api.serving import serve
+
 switch_off()
 
-__all__ = ["__version__"]
+_PLACES = {
+    "Client": "halfeven.serve.python_api.client",
+    "Half": "halfeven.serve.python_api.half",
+    "convert": "halfeven.serve.python_api.converting",
+    "load": "halfeven.serve.python_api.converting",
+    "prove": "halfeven.serve.python_api.proving",
+}
+__all__ = ["Client", "Half", "__version__", "convert", "load", "prove", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "serve":
+        return import_module("halfeven.serve")  # the package itself can be called
+    if name not in _PLACES:
+        raise AttributeError(f"module 'halfeven' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

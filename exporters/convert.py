@@ -93,14 +93,18 @@ class Conversion:
 
 
 def convert(
-    folder: Path, store: Store, options: Options | None = None, notify: Notify = lambda _: None
+    folder: Path | ModelFolder,
+    store: Store,
+    options: Options | None = None,
+    notify: Notify = lambda _: None,
 ) -> Conversion:
     """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
 
     Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all.
     """
     options = options or Options()
-    asked = _asked(folder_at(folder, options.samples), options)
+    read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples)
+    asked = _asked(read, options)
     _check_possible(asked, options)
     fingerprint = _fingerprint(asked, replace(options, all_forms=False))
     newest = next(_readable(store, asked.spec.name), None)
@@ -123,7 +127,7 @@ def convert(
         },
     }
     if asked.spec.form == "live":
-        _check_signature(asked.spec, newest, options)
+        check_signature(asked.spec, newest, options.new_signature)
         version = travel(*live_subject(asked, samples, origin, notify), store, notify, known)
         return Conversion(version, facts_of(version))
     if asked.kind == "onnx":
@@ -134,7 +138,7 @@ def convert(
     notify(f"capturing {asked.spec.name}")
     captured = _captured(asked, samples, options)
     samples = _in_range(samples, asked.spec, captured.spec)
-    _check_signature(captured.spec, newest, options)
+    check_signature(captured.spec, newest, options.new_signature)
     subject = Subject(
         program=captured.program,
         spec=captured.spec,
@@ -175,7 +179,7 @@ def _foreign(
         return foreign_subject(noted, tried, origin, options.search, notify)
 
     subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
-    _check_signature(subject.spec, newest, options)
+    check_signature(subject.spec, newest, options.new_signature)
     return travel(subject, maker, store, notify, known)
 
 
@@ -293,8 +297,9 @@ def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
     return samples
 
 
-def _check_signature(spec: ModelSpec, newest: Version | None, options: Options) -> None:
-    if newest is None or options.new_signature or newest.spec().signature() == spec.signature():
+def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = False) -> None:
+    """Raises BadInput where the newest version of the model has other inputs or outputs."""
+    if newest is None or may_change or newest.spec().signature() == spec.signature():
         return
     raise BadInput(
         f"'{spec.name}' has changed its signature since {newest}: {newest.spec().signature()} became "

@@ -74,7 +74,7 @@ class ModelFolder:
     ``metrics``: what judges a fine-tuned version, the first that fits an output before the others. ``loss``: what it
     minimises, a name of `loss_names.py` or ``file.py:function``; None: the default of the output's kind.
     ``transform``: ``file.py:function`` that augments a row. ``declared_steps``: of a training with several optimizers
-    (`training_reader.py`).
+    (`training_reader.py`). ``module``: an ``nn.Module`` of this process, which is captured instead of ``source``.
     """
 
     folder: Path
@@ -91,6 +91,7 @@ class ModelFolder:
     loss: str | None = None
     transform: str | None = None
     declared_steps: Mapping[str, Any] | None = None
+    module: Any = None
 
     @property
     def kind(self) -> str:

@@ -1,6 +1,6 @@
 """A model that comes without a model.toml: read as the folder that it would be."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +18,13 @@ TOML = "model.toml"
 _MOST = 1 << 20  # bytes of a config.json that are read
 
 
-def folder_at(path: Path, samples: Path | None = None) -> ModelFolder:
+def folder_at(
+    path: Path, samples: Path | None = None, changed: Callable[[Guess], Guess] = lambda guess: guess
+) -> ModelFolder:
     """A model folder as its model.toml has it; a bare file or transformers folder as it is guessed to be.
 
     ``samples``: real inputs, which a bare ONNX file is run with. A model.toml beside a file that names that file
-    counts. Raises BadFolder where the path is neither.
+    counts. ``changed``: what the caller knows better than the guess. Raises BadFolder where the path is neither.
     """
     if path.suffix in (".onnx", ".pt2") and not path.exists():
         raise BadFolder(
@@ -37,6 +39,11 @@ def folder_at(path: Path, samples: Path | None = None) -> ModelFolder:
         return beside
     runs = samples is not None and samples.is_file() and path.suffix == ".onnx"
     guess = guess_at(str(path), read_tensors(samples) if samples is not None and runs else None)
+    return guessed_folder(changed(guess), place)
+
+
+def guessed_folder(guess: Guess, place: Path) -> ModelFolder:
+    """The model folder that ``place`` would be with a model.toml as guessed."""
     folder = parse_folder(guess.toml(), place / TOML)
     return replace(folder, samples=None, weights=None, guessed=guess.toml(), notes=guess.sentences)
 

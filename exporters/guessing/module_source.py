@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+from torch import nn
 
 from ...models.batch_axis import array_batch_first
 from ...models.capture.capture import Limits, describe
@@ -28,9 +29,10 @@ def guess_module(
     name: str,
     samples: Mapping[str, np.ndarray] | None = None,
     weights: str | None = None,
+    module: nn.Module | None = None,
 ) -> Guess:
     """``source`` and ``weights`` as model.toml writes them; ``samples``: example inputs, which ``file.py:function``
-    needs.
+    needs. ``module``: as in `ModelFolder`.
 
     Raises CaptureFailed where the code cannot be run, BadFolder for a dtype that is not served.
     """
@@ -40,7 +42,7 @@ def guess_module(
             save_file(_examples(samples), file)
         state = str(folder / weights) if weights else None
         names = [key for key in samples or () if not key.startswith(TARGET)]
-        found = describe(folder, source, names, file, Limits(), state)
+        found = describe(folder, source, names, file, Limits(), state, module)
     rows, fewer = fitting_rows(found.get("row_bytes", 0), found["max_batch_size"])
     spec = ModelSpec(
         name,

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -33,6 +34,7 @@ from ..program import runnable, source_line, walk
 from ..spec import Dim, ModelSpec, TensorSpec
 from ..usable_cores import bound_libraries
 from ..usable_memory import usable_memory
+from .own_module import result_here
 from .regions import foreign_op, inline_regions
 
 CHILD = Path(__file__).with_name("child.py")
@@ -75,8 +77,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
             out / "samples.safetensors",
         )
         request = _request(folder, out, limits)
-        (out / "request.json").write_text(json.dumps(request))
-        result = _run_child(CHILD, out, folder.folder, limits)
+        result = _result_of(CHILD, request, limits, folder.module)
         weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
         state = {name: weights[stored] for name, stored in result["state"].items()}
         program = normalise(_loaded(out / "program.pt2", state, folder))
@@ -87,12 +88,19 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
 
 
 def describe(
-    folder: Path, source: str, names: Sequence[str], samples: Path, limits: Limits, weights: str | None = None
+    folder: Path,
+    source: str,
+    names: Sequence[str],
+    samples: Path,
+    limits: Limits,
+    weights: str | None = None,
+    module: nn.Module | None = None,
 ) -> dict[str, Any]:
     """What a source without a model.toml takes and gives: the result of `describing.py`.
 
     ``samples``: a safetensors file of example inputs, where ``names`` has some, in forward's order. ``weights``: the
-    file of a module's weights, which must fit it. Raises CaptureFailed as `capture` does.
+    file of a module's weights, which must fit it. ``module``: as in `ModelFolder`. Raises CaptureFailed as `capture`
+    does.
     """
     with tempfile.TemporaryDirectory(prefix="halfeven-describe-") as name:
         request = {
@@ -105,8 +113,19 @@ def describe(
             "memory_limit_bytes": limits.memory_bytes or _most_of_the_memory(),
             "out": name,
         }
-        (Path(name) / "request.json").write_text(json.dumps(request))
-        return _run_child(DESCRIBING, Path(name), folder, limits)
+        return _result_of(DESCRIBING, request, limits, module)
+
+
+def _result_of(
+    script: Path, request: Mapping[str, Any], limits: Limits, module: nn.Module | None
+) -> dict[str, Any]:
+    """The result of a script for one request: of a child that runs the operator's code, or, for a module that is alive
+    in this process, of this process."""
+    if module is not None:
+        return result_here(script.stem, request, module)
+    out = Path(request["out"])
+    (out / "request.json").write_text(json.dumps(request))
+    return _run_child(script, out, Path(request["folder"]), limits)
 
 
 def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) -> ExportedProgram:

@@ -59,6 +59,11 @@ def capture(request, out):
     torch = imported("torch")  # before the folder is on the path: torch must not import the folder's files
 
     sys.path[:0] = [str(folder), *request["path"]]
+    return captured(torch, request, out)
+
+
+def captured(torch, request, out):
+    """Trace the model of the request, and write the program and its weights into ``out``; gives the result."""
     prepare(torch)
     samples = load_samples(request)
     with failures.sibling("autocast").whole_in_fp32() as regions:

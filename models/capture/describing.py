@@ -43,10 +43,14 @@ def main(request_file):
 
 def described(request):
     child.limit_memory(request["memory_limit_bytes"])
-    folder, source = Path(request["folder"]), request["source"]
-    os.chdir(folder)
+    os.chdir(request["folder"])
     torch = child.imported("torch")
-    sys.path[:0] = [str(folder)]
+    sys.path[:0] = [request["folder"]]
+    return looked_at(torch, request)
+
+
+def looked_at(torch, request):
+    folder, source = Path(request["folder"]), request["source"]
     child.prepare(torch)
     with torch.no_grad():
         if source.endswith(".pt2"):

@@ -3,6 +3,7 @@
     model.py:build    a function of the operator's
     hf:.              a transformers folder: config.json and safetensors, never a hub, never its own code
     program.pt2       an exported program, which only the child may open
+    a module          of the program that called us: it is captured in that process
 
 Runs in the child, by file path: imports torch alone, and transformers where it is asked for.
 """
@@ -32,6 +33,8 @@ WRAPPERS = ("module.", "_orig_mod.", "model.")  # before all names: of DataParal
 def build(failures, torch, request, folder, attention="sdpa"):
     """The module in evaluation, without gradients, as its source has it."""
     source = request["source"]
+    if "module" in request:  # alive in this process (`own_module.py`)
+        return as_built(without_compiler(request["module"]))
     if source.startswith("hf:"):
         return transformers_module(failures, torch, folder / source[3:], attention)
     if source.endswith(".pt2"):

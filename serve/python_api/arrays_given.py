@@ -1,0 +1,50 @@
+"""Arrays as a caller of the Python API has them, numpy's or torch's, and as everything behind it takes them: numpy's."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ...exporters.inputs.samples import TARGET
+from ...models.errors import BadInput
+
+Given: TypeAlias = Any  # a numpy array, a torch tensor, or what numpy makes an array of
+Arrays: TypeAlias = dict[str, np.ndarray]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether the value is torch's. Where torch was never imported, no value is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def as_numpy(value: Given) -> np.ndarray:
+    """C-contiguous; a tensor's numbers are copied from its device where they are not on the CPU."""
+    if not is_tensor(value):
+        return np.asarray(value, order="C")
+    from ...models.engines.arrays import to_numpy
+
+    return to_numpy(value.detach().cpu().contiguous())
+
+
+def by_name(names: list[str], given: tuple[Given, ...], named: Mapping[str, Given], what: str) -> dict[str, Given]:
+    """Inputs by name, of a call like that of the model itself: in order, by name, or one dictionary. Raises BadInput."""
+    if len(given) == 1 and isinstance(given[0], Mapping) and not named:
+        return dict(given[0])
+    if len(given) > len(names) or (twice := set(names[: len(given)]) & set(named)):
+        raise BadInput(
+            f"{what} takes the inputs {', '.join(names)}: got {len(given)} in order and {sorted(named)} by name"
+            + (f", {sorted(twice)} twice" if len(given) <= len(names) else "")
+        )
+    return dict(zip(names, given, strict=False)) | dict(named)
+
+
+def rows_in(file: Path, inputs: Mapping[str, Given], targets: Mapping[str, Given]) -> Arrays:
+    """Write inputs and targets as samples and training rows have them; gives them by their names in the file."""
+    named = dict(inputs) | {TARGET + name: value for name, value in targets.items()}
+    arrays = {name: as_numpy(value) for name, value in named.items()}
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+    return arrays

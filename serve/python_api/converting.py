@@ -1,0 +1,186 @@
+"""``halfeven.convert`` and ``halfeven.load``: the roads of the command line, for a program."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...exporters.convert import Options
+from ...exporters.convert import convert as travel
+from ...exporters.guessing.bare import folder_at, guessed_folder
+from ...exporters.guessing.guess import Guess
+from ...exporters.guessing.module_source import guess_module
+from ...exporters.inputs.samples import TARGET
+from ...models.engines.device_choice import resolve_device
+from ...models.errors import BadSamples, BadSetting
+from ...models.package import ModelFolder
+from ...models.spec import KINDS
+from ...models.store import Store
+from ..cli.console import progress as progress_line
+from ..cli.parity_command import version_called
+from ..http.routes.history import store_at
+from .arrays_given import Given, rows_in
+from .half import Half
+
+_NO_SOURCE = '"""This model was a module of a running program: no file builds it."""\n'
+_ATTEMPTED = {"torch": ("torch",), "onnx": ("onnx",), "live": ("live",)}
+
+
+def convert(
+    model: nn.Module | str | os.PathLike[str],
+    samples: Mapping[str, Given] | str | os.PathLike[str] | None = None,
+    targets: Mapping[str, Given] | None = None,
+    *,
+    name: str | None = None,
+    kind: str | Mapping[str, str] | None = None,
+    form: str | None = None,
+    level: str | None = None,
+    dtype: str | None = None,
+    keep: Sequence[str] = (),
+    search: bool = False,
+    device: str = "cpu",
+    progress: bool = False,
+    nodes_to_exclude: Sequence[str] = (),
+    op_types_to_exclude: Sequence[str] = (),
+    keep_io_types: bool = True,
+    low_precision_type: str | None = None,
+) -> Half:
+    """Capture or read ``model``, plan its half and prove it equal, as ``halfeven convert`` does.
+
+    ``model``: an ``nn.Module``, which is captured in this process, or the path of an ONNX file, an exported program
+    (.pt2), a transformers folder or a model folder. ``samples``: inputs by name, the first axis counts the samples, or a
+    file of them; a module needs them. ``targets``: right answers by output, which fine-tuning is judged by. ``kind``: of
+    the outputs, as in model.toml. ``form``: ``torch``, ``onnx``, ``live``, ``both`` or ``auto``; a single form is the
+    one that serves. By default it is ``torch``, and ``onnx`` for an ONNX file. ``keep``: patterns of nodes that stay in
+    FP32 (``nodes_to_exclude``, ``op_types_to_exclude``: the same as other converters call it).
+
+    A half that is not equal is an answer too: look at ``verdict``. Raises BadInput for what the caller can correct,
+    CannotConvert where no half can be made.
+    """
+    if not keep_io_types:
+        raise BadSetting("keep_io_types=False: inputs and outputs always keep the datatypes of the model; leave it out")
+    if None not in (dtype, low_precision_type) and dtype != low_precision_type:
+        raise BadSetting(f"dtype={dtype!r} and low_precision_type={low_precision_type!r} mean the same: give one of them")
+    patterns = (*keep, *nodes_to_exclude, *(f"op:{op}" for op in op_types_to_exclude))
+    store = Path(tempfile.mkdtemp(prefix="halfeven-store-"))
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="halfeven-model-") as scratch,
+            progress_line("converting") if progress else nullcontext(lambda _: None) as show,
+        ):
+            asked = _Asked(model, samples, targets or {}, name, kind, Path(scratch))
+            folder = asked.folder()
+            forms, serves = _forms(form, folder)
+            spec = folder.spec if serves is None else replace(folder.spec, form=serves)
+            options = Options(
+                forms, level, dtype or low_precision_type, patterns, asked.samples_file, search=search,
+                device=resolve_device(device), all_forms=form == "both",
+            )  # fmt: skip
+            done = travel(replace(folder, spec=spec), Store(store), options, show)
+    except BaseException:
+        shutil.rmtree(store, ignore_errors=True)
+        raise
+    return Half(done.version, Store(store), owned=True)
+
+
+def load(store: str | os.PathLike[str], name: str) -> Half:
+    """A version of a store: ``NAME``, which is the active version, or ``NAME@NUMBER``. Raises UnknownName."""
+    opened = store_at(Path(store))
+    return Half(version_called(name, opened), opened)
+
+
+def _forms(form: str | None, folder: ModelFolder) -> tuple[tuple[str, ...], str | None]:
+    """The forms that are attempted, and the form that serves (None: what the folder says)."""
+    if form in (None, "auto", "both"):
+        if form is None and folder.guessed is not None:
+            form = "onnx" if folder.kind == "onnx" else "torch"
+        else:
+            return Options().forms, None
+    if form not in _ATTEMPTED:
+        raise BadSetting(f"form={form!r}: expected one of auto, both, torch, onnx, live")
+    return _ATTEMPTED[form], form
+
+
+class _Asked:
+    """What the caller gave, as a model folder. ``samples_file`` is None where the folder's own are taken."""
+
+    def __init__(
+        self,
+        model: nn.Module | str | os.PathLike[str],
+        samples: Mapping[str, Given] | str | os.PathLike[str] | None,
+        targets: Mapping[str, Given],
+        name: str | None,
+        kind: str | Mapping[str, str] | None,
+        scratch: Path,
+    ) -> None:
+        self._model, self._targets, self._name, self._kind, self._scratch = model, targets, name, kind, scratch
+        self._inputs = samples if isinstance(samples, Mapping) else None
+        self.samples_file: Path | None = None
+        if isinstance(samples, str | os.PathLike):
+            self.samples_file = Path(samples)
+        if targets and self._inputs is None:
+            raise BadSetting("targets belong to the samples: give samples={input: array} beside them")
+
+    def folder(self) -> ModelFolder:
+        if self._inputs is not None:
+            self.samples_file = self._scratch / "samples.safetensors"
+            self._arrays = rows_in(self.samples_file, self._inputs, self._targets)
+        if isinstance(self._model, nn.Module):
+            folder = self._of_module(self._model)
+        else:
+            folder = folder_at(Path(self._model), self.samples_file, self._changed)
+        if folder.guessed is None and self._kind is not None:
+            raise BadSetting("kind: the model.toml of the folder says it; write it there, under [[outputs]]")
+        named = folder if self._name is None else replace(folder, spec=replace(folder.spec, name=self._name))
+        self._name_targets(named)
+        return named
+
+    def _of_module(self, module: nn.Module) -> ModelFolder:
+        if self._inputs is None:
+            raise BadSamples(
+                "what a module takes is seen from example inputs: give samples={'x': array}, one for each argument of "
+                "forward, the first axis counts the samples"
+            )
+        (self._scratch / "module.py").write_text(_NO_SOURCE)
+        name = self._name or type(module).__name__.lower().strip("_") or "model"
+        guess = guess_module(self._scratch, "module.py:build", name, self._arrays, module=module)
+        if guess.samples is not None and self.samples_file is not None:
+            rows_in(self.samples_file, guess.samples, {})
+        return replace(guessed_folder(self._changed(guess), self._scratch), module=module)
+
+    def _changed(self, guess: Guess) -> Guess:
+        """The guess with the caller's names for the only input and the only output, and the kinds of outputs. The
+        tensors of an ONNX file and the outputs of a transformers model keep their own names."""
+        inputs, outputs = guess.spec.inputs, guess.spec.outputs
+        if guess.source.endswith(".onnx"):
+            return replace(guess, spec=replace(guess.spec, outputs=self._of_kind(outputs)))
+        names = list(self._inputs or ())
+        if len(inputs) == len(names) == 1:
+            inputs = (replace(inputs[0], name=names[0]),)
+        if len(outputs) == len(self._targets) == 1 and not guess.source.startswith("hf:"):
+            outputs = (replace(outputs[0], name=next(iter(self._targets))),)
+        return replace(guess, spec=replace(guess.spec, inputs=inputs, outputs=self._of_kind(outputs)))
+
+    def _of_kind(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._kind is None:
+            return outputs
+        kinds = self._kind if isinstance(self._kind, Mapping) else {one.name: self._kind for one in outputs}
+        if wrong := [name for name in kinds if name not in {one.name for one in outputs}]:
+            raise BadSetting(f"kind: the model has no output '{wrong[0]}': it has {[one.name for one in outputs]}")
+        if wrong := [kind for kind in kinds.values() if kind not in KINDS]:
+            raise BadSetting(f"kind={wrong[0]!r}: expected one of {', '.join(KINDS)}")
+        return tuple(replace(one, kind=kinds.get(one.name, one.kind)) for one in outputs)
+
+    def _name_targets(self, folder: ModelFolder) -> None:
+        """The only target of a model with one output belongs to that output, whatever it is called."""
+        outputs = [tensor.name for tensor in folder.spec.outputs]
+        if len(outputs) == len(self._targets) == 1 and outputs[0] not in self._targets:
+            assert self.samples_file is not None
+            inputs = {key: array for key, array in self._arrays.items() if not key.startswith(TARGET)}
+            rows_in(self.samples_file, inputs, {outputs[0]: next(iter(self._targets.values()))})

@@ -1,0 +1,135 @@
+"""A converted model as an object of Python: its verdict, its report, and its answers in this process."""
+
+import html
+import io
+import os
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from ...exporters.convert import Conversion, check_signature
+from ...exporters.evidence import facts_of
+from ...exporters.exported.folder import export
+from ...exporters.graph.actions import Kept
+from ...exporters.report.page import render_terminal
+from ...models.errors import ParityRefused
+from ...models.store import LIVE, OPERATOR, Store, Version
+from ...models.version_copy import copied_version
+from ..http.routes.history import store_at
+from .arrays_given import Given, by_name, is_tensor
+from .in_process import InProcess
+
+Verdict = Literal["equal", "fp32", "refused"]
+
+
+class Half:
+    """One version. ``owned``: its store is a temporary one, which is removed with this object.
+
+    ``half(x)`` loads the model at the first call, as a server does, and gives what a server on this device answers.
+    """
+
+    def __init__(self, version: Version, store: Store, owned: bool = False) -> None:
+        self.version, self.store = version, store
+        self._running: InProcess | None = None
+        if owned:
+            weakref.finalize(self, shutil.rmtree, store.root, ignore_errors=True)
+
+    @property
+    def name(self) -> str:
+        return self.version.name
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 over the digests of all files: the same in every store."""
+        return self.version.digest
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``halfeven convert --json`` prints."""
+        return facts_of(self.version)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``equal``: a half is proven; ``fp32``: nothing is half, and ``reason`` says why; ``refused``: no half passed."""
+        if self.version.status != LIVE:
+            return "refused"
+        return "fp32" if self.version.manifest["half"] is None else "equal"
+
+    @property
+    def reason(self) -> str:
+        return self.version.manifest["reason"]
+
+    @property
+    def max_error_u(self) -> float | None:
+        """The largest error of any form, in u of the half's dtype; None where nothing was judged."""
+        errors = (form.get("max_error_u") for form in self.version.manifest["forms"].values())
+        return max((error for error in errors if error is not None), default=None)
+
+    @property
+    def kept(self) -> list[Kept]:
+        """The nodes that the policy would run in half and that stay in FP32, each with its reason; of the first form."""
+        forms = self.version.manifest["forms"].values()
+        return [Kept(**one) for one in next((form["kept"] for form in forms if form.get("kept")), ())]
+
+    def __call__(self, *inputs: Given, **named: Given) -> Any:
+        """The answer to one batch: the array of the only output, or the arrays of all outputs by name; torch's where an
+        input is torch's. Raises BadRequest for inputs that do not fit, ParityRefused for a refused half."""
+        if self.verdict == "refused":
+            raise ParityRefused(f"{self.version} was refused and is not run: {self.reason}")
+        names = [tensor.name for tensor in self.version.spec().inputs]
+        given = by_name(names, inputs, named, f"'{self.name}'")
+        if self._running is None:
+            self._running = InProcess(self.version)
+        answers = self._running.answer(given)
+        if any(map(is_tensor, given.values())):
+            from ...models.engines.arrays import to_torch
+
+            answers = {name: to_torch(array) for name, array in answers.items()}
+        return next(iter(answers.values())) if len(answers) == 1 else answers
+
+    def save(self, store: str | os.PathLike[str]) -> "Half":
+        """Publish the version in a store, under its next number, and make it active there unless it is refused.
+
+        Raises StoreUnusable, and BadInput where the newest version there has other inputs or outputs.
+        """
+        target = store_at(Path(store), writes=True)
+        check_signature(self.version.spec(), target.newest(self.name))
+        saved = copied_version(self.version, target)
+        if saved.status == LIVE:
+            target.promote_published(saved, OPERATOR)
+        return Half(saved, target)
+
+    def export(self, out: str | os.PathLike[str], target: str = "onnxruntime") -> dict[str, Any]:
+        """Write a folder for another engine (``tensorrt``, ``onnxruntime``, ``openvino``), as ``halfeven export`` does;
+        gives its facts. Raises Conflict where the folder is not empty, CannotConvert where there is no half as ONNX."""
+        return export(self.version, target, Path(out))
+
+    def report(self) -> str:
+        """The report as one HTML page that loads nothing."""
+        return self.version.bytes("report.html").decode()
+
+    def close(self) -> None:
+        """Give the memory of the model back; the next call loads it again."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def __str__(self) -> str:
+        return table(Conversion(self.version, self.facts).shown())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.report(), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:40em;border:0" title="{self.version}"></iframe>'
+
+
+def table(facts: Mapping[str, Any]) -> str:
+    """The table of a conversion or a proof, as the terminal shows it."""
+    text = io.StringIO()
+    Console(file=text, width=100, highlight=False).print(render_terminal(facts))
+    return text.getvalue().rstrip()
