@@ -10,9 +10,9 @@ from ...models.errors import BadSetting
 VARIABLE = "HALFEVEN_API_KEY"
 
 
-def key_headers() -> dict[str, str]:
-    """The header with the key; empty where the variable is not set."""
-    key = os.environ.get(VARIABLE, "").strip()
+def key_headers(key: str | None = None) -> dict[str, str]:
+    """The header with the key; empty where there is none. ``key`` None: that of the variable."""
+    key = os.environ.get(VARIABLE, "").strip() if key is None else key
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

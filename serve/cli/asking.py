@@ -44,7 +44,12 @@ class Answer:
 
 
 def ask(
-    url: str, body: bytes | None, kind: str = "", accept: str = "*/*", timeout_s: float = 60.0
+    url: str,
+    body: bytes | None,
+    kind: str = "",
+    accept: str = "*/*",
+    timeout_s: float = 60.0,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[Mapping[str, str], bytes]:
     """The headers and body of the answer to a POST, or to a GET where there is no body.
 
@@ -53,9 +58,9 @@ def ask(
     """
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
-    headers = {"content-type": kind, "accept": accept, **key_headers()}
+    sent = {"content-type": kind, "accept": accept, **key_headers(), **(headers or {})}
     try:
-        answer = _sent(url, body, headers, timeout_s)
+        answer = _sent(url, body, sent, timeout_s)
     except TimeoutError as error:
         raise _no_answer(url, error) from None
     except (OSError, http.client.HTTPException):
@@ -65,7 +70,7 @@ def ask(
     if answer is None or answer.of_a_proxy or answer.did_not_arrive:
         time.sleep(_PAUSE_S)
         try:
-            answer = _sent(url, body, headers, timeout_s)
+            answer = _sent(url, body, sent, timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise _no_answer(url, error) from None
     if answer.status >= 300:

@@ -9,10 +9,7 @@ as they take up every version.
 import logging
 import os
 import re
-import shutil
-import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,13 +24,13 @@ from ray.serve.handle import DeploymentHandle
 
 from ...models.errors import BadSetting, Conflict, DamagedFile, NotReady, UnknownName
 from ...models.store import LIVE, Store, Version
+from ...models.version_copy import copied_version
 from ..access.client_key import VARIABLE
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import SCOPES
+from ..background_server import BackgroundServer
 from ..finetune.jobs.concluding import FINE_TUNING, by_hand
 from ..finetune.jobs.records.reasons import STALE_PARENT
-from ..http.connection.polite_server import PoliteServer
-from ..server import build, http_config
 from ..settings import read_settings
 from ..versions.loading.release import one_heap
 from ..versions.store_copy import StoreCopy
@@ -115,7 +112,7 @@ class OwnServer:
         made = self._made_by(facts["job"])
         if made is None or made.status != LIVE:
             return facts
-        version = _publish(made, self._store)
+        version = copied_version(made, self._store)
         facts = _renamed(facts, made, version)
         if facts["status"] != "succeeded" or facts["promotion"]["state"] != "promoted":
             return facts
@@ -130,16 +127,6 @@ class OwnServer:
             self._own.version(self._name, number) for number in reversed(self._own.numbers(self._name))
         )
         return next((one for one in versions if one.manifest["lineage"].get("job") == job), None)
-
-
-def _publish(made: Version, store: Store) -> Version:
-    """Copy a version into another store, under that store's next number; each file is compared with its digest."""
-    with store.draft(made.name) as draft:
-        for file in made.manifest["files"]:
-            target = draft.folder / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(made.file(file), target)
-        return draft.publish(made.status, made.manifest)
 
 
 def _renamed(value: Any, made: Version, version: Version) -> Any:
@@ -168,20 +155,13 @@ def _serving(store: Store) -> Iterator[str]:
     one_heap()
     keys = KeyFile(store.root / NAME_IN_STORE)
     key, _ = keys.add("job", SCOPES)
-    settings = read_settings(store=store.root, host=_HERE, key_file=keys.path)
-    app, roster = build(settings, store)
-    server = PoliteServer(http_config(settings, app, None), on_leaving=roster.leave)
-    listener = socket.create_server((_HERE, 0))
-    address = f"http://{_HERE}:{listener.getsockname()[1]}"
-    thread = threading.Thread(target=server.run, args=([listener],), name="halfeven-server", daemon=True)
+    settings = read_settings(store=store.root, host=_HERE, port=0, key_file=keys.path)
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = key
-    thread.start()
     try:
-        yield address
+        with BackgroundServer(settings, store) as server:
+            yield server.url
     finally:
-        server.should_exit = True
-        thread.join()
         os.environ.pop(VARIABLE)
         if before is not None:
             os.environ[VARIABLE] = before

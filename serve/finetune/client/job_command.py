@@ -26,7 +26,7 @@ Job = Mapping[str, Any]
 
 
 def fine_tune(
-    url: str,
+    server: str | Remote,
     name: str,
     file: Path,
     *,
@@ -40,13 +40,13 @@ def fine_tune(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Fine-tune ``name`` (or ``name@version``) on a file at a running server; the job's facts at its end.
+    """Fine-tune ``name`` (or ``name@version``) on a file at a running server (its URL); the job's facts at its end.
 
     ``hyperparameters`` that are None are left to the server. With ``follow`` the job is watched with a bar on
     stderr, and Ctrl-C asks the server to cancel it. Raises BadInput with the server's words where it refuses
     the file or the job, NotReady where no server answers.
     """
-    remote = Remote(url)
+    remote = server if isinstance(server, Remote) else Remote(server)
     console = console or Console(stderr=True, highlight=False)
     with Bar(console) as bar:
         request = job_request(name, suffix, seed, hyperparameters or {})

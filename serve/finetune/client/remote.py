@@ -27,11 +27,13 @@ class Remote:
 
     Every call raises BadInput (UnknownName, TooLarge) with the server's own words where it refuses, NotReady
     where no server answers, CannotServe where the server itself fails. ``timeout_s`` bounds each wait on the wire,
-    ``slow_timeout_s`` those for which the server works through a whole file.
+    ``slow_timeout_s`` those for which the server works through a whole file. ``key``: as `key_headers`.
     """
 
-    def __init__(self, url: str, timeout_s: float = 10.0, slow_timeout_s: float = 120.0) -> None:
-        self.url = url.rstrip("/")
+    def __init__(
+        self, url: str, timeout_s: float = 10.0, slow_timeout_s: float = 120.0, key: str | None = None
+    ) -> None:
+        self.url, self._key = url.rstrip("/"), key
         self._scheme, self._host, self._port, self._prefix = _parts_of(self.url)
         self._timeout_s, self._slow_timeout_s = timeout_s, slow_timeout_s
 
@@ -67,6 +69,11 @@ class Remote:
         headers = {"content-type": "application/json"}
         return self._call("POST", f"{JOBS}/validate", json.dumps(request).encode(), headers, _TRIAL_TIMEOUT_S)
 
+    def rollback(self, model: str) -> dict[str, Any]:
+        """Make the version before the active one active; gives its facts."""
+        path = f"/v1/models/{urllib.parse.quote(model, safe='')}/rollback"
+        return self._call("POST", path, b"{}", {"content-type": "application/json"})
+
     def delete_file(self, id: str) -> dict[str, Any]:
         return self._call("DELETE", f"/v1/files/{urllib.parse.quote(id, safe='')}")
 
@@ -98,7 +105,7 @@ class Remote:
         connection = connect(self._host, self._port, timeout=timeout_s or self._timeout_s)
         try:
             connection.connect()
-            _send(connection, method, self._prefix + path, body, headers or {})
+            _send(connection, method, self._prefix + path, body, {**key_headers(self._key), **(headers or {})})
             answer = connection.getresponse()
             return _read(answer.status, answer.read(_LONGEST_ANSWER + 1))
         except (OSError, http.client.HTTPException) as error:
@@ -164,7 +171,7 @@ def _send(
     chunks = iter([body] if isinstance(body, bytes) else body)
     length = {"content-length": str(len(body))} if isinstance(body, bytes) and method != "GET" else {}
     connection.putrequest(method, path, skip_accept_encoding=True)
-    for name, value in {**length, **key_headers(), **headers}.items():
+    for name, value in {**length, **headers}.items():
         connection.putheader(name, value)
     connection.endheaders()
     try:
