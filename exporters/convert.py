@@ -93,10 +93,7 @@ class Conversion:
 
 
 def convert(
-    folder: Path | ModelFolder,
-    store: Store,
-    options: Options | None = None,
-    notify: Notify = lambda _: None,
+    folder: Path | ModelFolder, store: Store, options: Options | None = None, notify: Notify = lambda _: None
 ) -> Conversion:
     """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
 

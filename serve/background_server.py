@@ -4,7 +4,7 @@ import socket
 import threading
 from types import TracebackType
 
-from ..models.errors import BadSetting, NotReady
+from ..models.errors import NotReady
 from ..models.store import Store
 from .address import address
 from .http.connection.polite_server import PoliteServer
@@ -31,9 +31,7 @@ class BackgroundServer:
         except BaseException:
             listener.close()
             raise
-        self._server = PoliteServer(
-            http_config(settings, app, certificates), on_leaving=self._roster.leave
-        )
+        self._server = PoliteServer(http_config(settings, app, certificates), on_leaving=self._roster.leave)
         host, port = listener.getsockname()[:2]
         self.url = f"{'http' if certificates is None else 'https'}://{address(host, port)}"
         self._thread = threading.Thread(

@@ -215,8 +215,9 @@ def tail(error, request):
 
 
 def is_own(file, request):
-    roots = {Path(root).resolve() for root in (request["folder"], *request["path"])}
-    return bool(roots & set(Path(file).parents))
+    """Whether this source file is the user's; libraries may be installed inside the user's folder (.venv)."""
+    place, roots = Path(file), {Path(root).resolve() for root in (request["folder"], *request["path"])}
+    return any("-packages" not in str(place.relative_to(root)) for root in roots & set(place.parents))
 
 
 def line_of(error, request):

@@ -5,8 +5,8 @@ CPU. Settings of torch that the scripts change are put back.
 """
 
 import copy
-import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +23,7 @@ def result_here(script: str, request: Mapping[str, Any], module: nn.Module) -> d
     """The result of ``child`` or ``describing`` for ``module``. Raises CaptureFailed where it cannot be captured."""
     describing = sibling("describing")
     child = describing.child
-    asked = {**request, "path": [os.getcwd()]}
+    asked = {**request, "path": sorted(_folders(module))}
     try:
         with _settings_kept():
             asked["module"] = _copied(module)
@@ -38,26 +38,37 @@ def result_here(script: str, request: Mapping[str, Any], module: nn.Module) -> d
         ) from error
 
 
+def _folders(module: nn.Module) -> set[str]:
+    """The folders of the code of the module and of its parts that are not torch's: their lines are shown."""
+    own = {type(part).forward for part in module.modules() if not type(part).__module__.startswith("torch.")}
+    codes = (getattr(forward, "__code__", None) for forward in own)
+    return {str(Path(code.co_filename).parent) for code in codes if code is not None}
+
+
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy on the CPU whose parameters share the memory of the module's. Buffers are copied: a forward may write
-    into them."""
+    """A copy on the CPU whose parameters share the memory of the module's. Buffers are copied, because a forward may
+    write into them, and so are tensors that are plain attributes: `copy.deepcopy` refuses those with a history."""
+    module = sibling("sources").without_compiler(module)
+    plain = [one for part in module.modules() for one in vars(part).values() if isinstance(one, torch.Tensor)]
     with torch.no_grad():
         known: dict[int, Any] = {
             id(one): nn.Parameter(one.detach().cpu(), requires_grad=one.requires_grad)
             for one in module.parameters()
             if not isinstance(one, nn.UninitializedParameter)
         }
-        known |= {id(one): one.detach().clone().cpu() for one in module.buffers()}
+        known |= {id(one): one.detach().clone().cpu() for one in (*plain, *module.buffers())}
         return copy.deepcopy(module, known)
 
 
 @contextmanager
 def _settings_kept() -> Iterator[None]:
-    """Torch's settings that `child.prepare` changes, and its random numbers, are after the block as before it."""
+    """Torch's settings that `child.prepare` changes, and its random numbers, are after the block as before it. Warnings
+    of torch about its own tracing are not shown, as those of a child are not."""
     transformer = sys.modules["torch.nn.modules.transformer"]
     causal, fast = vars(transformer)["_detect_is_causal_mask"], torch.backends.mha.get_fastpath_enabled()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         vars(transformer)["_detect_is_causal_mask"] = causal

@@ -1,4 +1,4 @@
-"""Arrays as a caller of the Python API has them, numpy's or torch's, and as everything behind it takes them: numpy's."""
+"""Arrays as a caller of the Python API has them (numpy's or torch's), and as all else takes them (numpy's)."""
 
 import sys
 from collections.abc import Mapping
@@ -30,14 +30,16 @@ def as_numpy(value: Given) -> np.ndarray:
     return to_numpy(value.detach().cpu().contiguous())
 
 
-def by_name(names: list[str], given: tuple[Given, ...], named: Mapping[str, Given], what: str) -> dict[str, Given]:
-    """Inputs by name, of a call like that of the model itself: in order, by name, or one dictionary. Raises BadInput."""
+def by_name(
+    names: list[str], given: tuple[Given, ...], named: Mapping[str, Given], what: str
+) -> dict[str, Given]:
+    """The inputs of a call by name. They were given in order, by name, or as one dictionary. Raises BadInput."""
     if len(given) == 1 and isinstance(given[0], Mapping) and not named:
         return dict(given[0])
-    if len(given) > len(names) or (twice := set(names[: len(given)]) & set(named)):
+    if len(given) > len(names) or not set(names[: len(given)]).isdisjoint(named):
         raise BadInput(
-            f"{what} takes the inputs {', '.join(names)}: got {len(given)} in order and {sorted(named)} by name"
-            + (f", {sorted(twice)} twice" if len(given) <= len(names) else "")
+            f"{what} takes the inputs {', '.join(names)}, each once: got {len(given)} in order "
+            f"and {sorted(named)} by name"
         )
     return dict(zip(names, given, strict=False)) | dict(named)
 

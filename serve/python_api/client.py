@@ -22,8 +22,8 @@ from .arrays_given import Given, as_numpy, by_name, rows_in
 
 
 class Client:
-    """One server by its URL. ``key``: by default that of HALFEVEN_API_KEY. A prediction whose answer was lost on the way
-    is asked once more.
+    """One server by its URL. ``key``: by default that of HALFEVEN_API_KEY. A prediction whose answer was lost on the
+    way is asked once more.
 
     Every method raises BadInput with the server's words where it refuses, Overloaded where it is to be asked later,
     NotReady where no server answers.
@@ -95,7 +95,9 @@ class Client:
                 said = parse(self._ask(_model(name), None, {})[1])
                 found = [[tensor["name"] for tensor in said[side]] for side in ("inputs", "outputs")]
             except (KeyError, TypeError) as error:
-                raise EngineFailed(f"{self.url} does not describe '{name}' as halfeven does: {error!r}") from None
+                raise EngineFailed(
+                    f"{self.url} does not describe '{name}' as halfeven does: {error!r}"
+                ) from None
             self._signatures[name] = found[0], found[1]
         return self._signatures[name]
 
@@ -124,7 +126,9 @@ class Job:
 
         def pause(seconds: float) -> None:
             if deadline is not None and time.monotonic() > deadline:
-                raise TimedOut(f"job {self.id} did not end within {timeout_s:g} s; it runs on, and cancel() ends it")
+                raise TimedOut(
+                    f"job {self.id} did not end within {timeout_s:g} s; it runs on, and cancel() ends it"
+                )
             time.sleep(seconds)
 
         with Bar(self._console) as bar:

@@ -54,19 +54,23 @@ def convert(
     """Capture or read ``model``, plan its half and prove it equal, as ``halfeven convert`` does.
 
     ``model``: an ``nn.Module``, which is captured in this process, or the path of an ONNX file, an exported program
-    (.pt2), a transformers folder or a model folder. ``samples``: inputs by name, the first axis counts the samples, or a
-    file of them; a module needs them. ``targets``: right answers by output, which fine-tuning is judged by. ``kind``: of
-    the outputs, as in model.toml. ``form``: ``torch``, ``onnx``, ``live``, ``both`` or ``auto``; a single form is the
-    one that serves. By default it is ``torch``, and ``onnx`` for an ONNX file. ``keep``: patterns of nodes that stay in
-    FP32 (``nodes_to_exclude``, ``op_types_to_exclude``: the same as other converters call it).
+    (.pt2), a transformers folder or a model folder. ``samples``: inputs by name, the first axis counts the samples, or
+    a file of them; a module needs them. ``targets``: right answers by output, by which fine-tuning is judged.
+    ``kind``: of the outputs, as in model.toml. ``form``: ``torch``, ``onnx``, ``live``, ``both`` or ``auto``; a single
+    form is the one that serves. By default it is ``torch``, and ``onnx`` for an ONNX file. ``keep``: patterns of nodes
+    that stay in FP32 (``nodes_to_exclude``, ``op_types_to_exclude``: the same as other converters call it).
 
     A half that is not equal is an answer too: look at ``verdict``. Raises BadInput for what the caller can correct,
     CannotConvert where no half can be made.
     """
     if not keep_io_types:
-        raise BadSetting("keep_io_types=False: inputs and outputs always keep the datatypes of the model; leave it out")
+        raise BadSetting(
+            "keep_io_types=False: inputs and outputs always keep the datatypes of the model; leave it out"
+        )
     if None not in (dtype, low_precision_type) and dtype != low_precision_type:
-        raise BadSetting(f"dtype={dtype!r} and low_precision_type={low_precision_type!r} mean the same: give one of them")
+        raise BadSetting(
+            f"dtype={dtype!r} and low_precision_type={low_precision_type!r} mean the same: give one of them"
+        )
     patterns = (*keep, *nodes_to_exclude, *(f"op:{op}" for op in op_types_to_exclude))
     store = Path(tempfile.mkdtemp(prefix="halfeven-store-"))
     try:
@@ -104,6 +108,11 @@ def _forms(form: str | None, folder: ModelFolder) -> tuple[tuple[str, ...], str 
             return Options().forms, None
     if form not in _ATTEMPTED:
         raise BadSetting(f"form={form!r}: expected one of auto, both, torch, onnx, live")
+    if form == "live" and folder.module is not None:
+        raise BadSetting(
+            "form='live': a server makes the module anew from its code, and a module of a running program has none; "
+            "give a model folder, or leave form out"
+        )
     return _ATTEMPTED[form], form
 
 
@@ -119,7 +128,13 @@ class _Asked:
         kind: str | Mapping[str, str] | None,
         scratch: Path,
     ) -> None:
-        self._model, self._targets, self._name, self._kind, self._scratch = model, targets, name, kind, scratch
+        self._model, self._targets, self._name, self._kind, self._scratch = (
+            model,
+            targets,
+            name,
+            kind,
+            scratch,
+        )
         self._inputs = samples if isinstance(samples, Mapping) else None
         self.samples_file: Path | None = None
         if isinstance(samples, str | os.PathLike):
@@ -172,7 +187,9 @@ class _Asked:
             return outputs
         kinds = self._kind if isinstance(self._kind, Mapping) else {one.name: self._kind for one in outputs}
         if wrong := [name for name in kinds if name not in {one.name for one in outputs}]:
-            raise BadSetting(f"kind: the model has no output '{wrong[0]}': it has {[one.name for one in outputs]}")
+            raise BadSetting(
+                f"kind: the model has no output '{wrong[0]}': it has {[one.name for one in outputs]}"
+            )
         if wrong := [kind for kind in kinds.values() if kind not in KINDS]:
             raise BadSetting(f"kind={wrong[0]!r}: expected one of {', '.join(KINDS)}")
         return tuple(replace(one, kind=kinds.get(one.name, one.kind)) for one in outputs)

@@ -4,6 +4,7 @@ import html
 import io
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,7 @@ class Half:
     def __init__(self, version: Version, store: Store, owned: bool = False) -> None:
         self.version, self.store = version, store
         self._running: InProcess | None = None
+        self._loading = threading.Lock()
         if owned:
             weakref.finalize(self, shutil.rmtree, store.root, ignore_errors=True)
 
@@ -54,7 +56,7 @@ class Half:
 
     @property
     def verdict(self) -> Verdict:
-        """``equal``: a half is proven; ``fp32``: nothing is half, and ``reason`` says why; ``refused``: no half passed."""
+        """``equal``: a half is proven; ``fp32``: nothing is half, ``reason`` says why; ``refused``: no half passed."""
         if self.version.status != LIVE:
             return "refused"
         return "fp32" if self.version.manifest["half"] is None else "equal"
@@ -71,7 +73,7 @@ class Half:
 
     @property
     def kept(self) -> list[Kept]:
-        """The nodes that the policy would run in half and that stay in FP32, each with its reason; of the first form."""
+        """The nodes that the policy would run in half and that stay in FP32, with reasons; of the first form."""
         forms = self.version.manifest["forms"].values()
         return [Kept(**one) for one in next((form["kept"] for form in forms if form.get("kept")), ())]
 
@@ -82,9 +84,9 @@ class Half:
             raise ParityRefused(f"{self.version} was refused and is not run: {self.reason}")
         names = [tensor.name for tensor in self.version.spec().inputs]
         given = by_name(names, inputs, named, f"'{self.name}'")
-        if self._running is None:
-            self._running = InProcess(self.version)
-        answers = self._running.answer(given)
+        with self._loading:
+            running = self._running = self._running or InProcess(self.version)
+        answers = running.answer(given)
         if any(map(is_tensor, given.values())):
             from ...models.engines.arrays import to_torch
 

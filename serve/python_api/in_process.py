@@ -1,4 +1,4 @@
-"""A version that answers in this process, by the server's own road without HTTP: made ready, then asked by its batcher."""
+"""A version that answers in this process: made ready as by a server, then asked through its batcher, without HTTP."""
 
 import asyncio
 import threading
@@ -21,11 +21,11 @@ _PATIENCE_S = 30.0  # for a batch that is computed while the model is closed
 
 
 class InProcess:
-    """Loaded at once, on the device of the settings (``HALFEVEN_DEVICE``, auto by default). May be called by any thread."""
+    """Loaded at once, on the device of ``HALFEVEN_DEVICE`` (auto by default). Any thread may call it."""
 
     def __init__(self, version: Version) -> None:
         self._spec = version.spec().on_the_wire()
-        place = place_of(read_settings())
+        place = place_of(read_settings(host="127.0.0.1"))  # nothing listens, so no keys are asked for
         place.thread.start()
         try:
             prepared = make_ready(version, place)

@@ -31,7 +31,9 @@ class Proof:
         if not self.equal:
             failures = self.facts["forms"]["engine"]["parity"]["failures"]
             engine = self.facts["engine"]
-            said = "; ".join(one["message"] for one in failures) or "an output differs by more than is allowed"
+            said = (
+                "; ".join(one["message"] for one in failures) or "an output differs by more than is allowed"
+            )
             raise ParityRefused(f"{engine['kind']} {engine['where']} is not equal to FP32: {said}")
         return self
 
@@ -63,4 +65,6 @@ def prove(
         target, place = str(model.version), model.store.root
     else:
         target, place = model, Path(store or os.environ.get("HALFEVEN_STORE") or DEFAULT_STORE)
-    return Proof(prove_against(target, place, against, Path(samples) if samples else None, timeout_s, lines, show))
+    return Proof(
+        prove_against(target, place, against, Path(samples) if samples else None, timeout_s, lines, show)
+    )

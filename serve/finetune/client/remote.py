@@ -105,7 +105,9 @@ class Remote:
         connection = connect(self._host, self._port, timeout=timeout_s or self._timeout_s)
         try:
             connection.connect()
-            _send(connection, method, self._prefix + path, body, {**key_headers(self._key), **(headers or {})})
+            _send(
+                connection, method, self._prefix + path, body, {**key_headers(self._key), **(headers or {})}
+            )
             answer = connection.getresponse()
             return _read(answer.status, answer.read(_LONGEST_ANSWER + 1))
         except (OSError, http.client.HTTPException) as error:

@@ -68,7 +68,8 @@ def onnx_file(folder: Path) -> Task:
 def exported_program(folder: Path) -> Task:
     dynamic = {"x": {0: torch.export.Dim.DYNAMIC}}
     torch.export.save(
-        torch.export.export(MyModel().eval(), (torch.randn(3, 4),), dynamic_shapes=dynamic), folder / "mymodel.pt2"
+        torch.export.export(MyModel().eval(), (torch.randn(3, 4),), dynamic_shapes=dynamic),
+        folder / "mymodel.pt2",
     )
     return regression("mymodel.pt2")
 
@@ -76,10 +77,9 @@ def exported_program(folder: Path) -> Task:
 def transformers_folder(folder: Path) -> Task:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8,
-        patch_size=4, num_channels=1, num_labels=3,
-    )  # fmt: skip
+    sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    config = ViTConfig(**sizes, num_channels=1, id2label={row: str(row) for row in range(3)})
     ViTForImageClassification(config).save_pretrained(folder / "mymodel")
 
     def draw(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,15 +89,8 @@ def transformers_folder(folder: Path) -> Task:
     return Task("mymodel", draw)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        live_module,
-        pytest.param(onnx_file, marks=pytest.mark.slow),
-        pytest.param(exported_program, marks=pytest.mark.slow),
-        pytest.param(transformers_folder, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [live_module, onnx_file, exported_program, transformers_folder])
 def test_the_block_runs_word_for_word(
     make: Callable[[Path], Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +107,7 @@ def test_the_block_runs_word_for_word(
     assert he.load("store", "mymodel").digest == half.digest
     assert (tmp_path / "out/half.onnx").is_file()
     with he.serve("store", port=0) as other:
-        prove, newline, rest = (line + after).partition("\n")
+        prove, _, rest = (line + after).partition("\n")
         exec(prove.replace("http://host:8000", other.url), seen)
     served = "    seen.append((client.predict('mymodel', x), client.infer('mymodel', {'x': x})))\n"
     lines = rest.splitlines(keepends=True)
@@ -166,6 +159,11 @@ def test_the_import_leaves_the_environment_but_for_what_switches_telemetry_off()
     script = "import os; was = dict(os.environ); import halfeven\nprint(sorted(set(os.environ) - set(was)))"
     clean = {name: value for name, value in os.environ.items() if name not in OFF}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True, env=clean
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+        env=clean,
     )
     assert done.stdout.strip() == str(sorted(OFF))

@@ -1,0 +1,119 @@
+"""A module that is alive in this process is captured here, and is afterwards as it was."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.guessing.bare import guessed_folder
+from halfeven.exporters.guessing.module_source import guess_module
+from halfeven.models.capture.capture import Captured, capture
+from halfeven.models.errors import CaptureFailed
+from halfeven.models.program import runnable
+from torch import nn
+from torch.nn.utils import weight_norm
+
+
+def captured(module: nn.Module, folder: Path, samples: Mapping[str, np.ndarray]) -> Captured:
+    (folder / "module.py").write_text("")
+    guess = guess_module(folder, "module.py:build", "net", samples, module=module)
+    assert guess.samples is not None
+    return capture(replace(guessed_folder(guess, folder), module=module), guess.samples)
+
+
+def drawn(*shape: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.normal(size=shape).astype(np.float32)}
+
+
+class Counting(nn.Module):
+    """Its forward writes into a buffer, keeps a tensor of the last call, and draws no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.last = self.linear(torch.ones(4))  # with a gradient's history
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x)) + self.last.detach()
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def test_the_module_and_torchs_settings_are_as_before(tmp_path: Path) -> None:
+    net = Counting().train()
+    net.linear.bias.requires_grad_(False)
+    before, forward, parameters = (
+        state_of(net),
+        net.forward,
+        [(p, p.requires_grad, p.data_ptr()) for p in net.parameters()],
+    )
+    causal = nn.modules.transformer._detect_is_causal_mask
+    torch.backends.mha.set_fastpath_enabled(True)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    captured(net, tmp_path, drawn(8, 4))
+    assert torch.equal(torch.rand(2), expected)
+    assert (
+        torch.backends.mha.get_fastpath_enabled() and nn.modules.transformer._detect_is_causal_mask is causal
+    )
+    assert (
+        net.training and net.norm.training and net.forward == forward and "frozen_when_built" not in vars(net)
+    )
+    assert [(p, p.requires_grad, p.data_ptr()) for p in net.parameters()] == parameters
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(net).items())
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.first(x), self.second(x)
+
+
+NETS = {
+    "in training mode": lambda: Counting().train(),
+    "with tied weights": Tied,
+    "in half": lambda: nn.Sequential(nn.Linear(4, 3)).half(),
+    "compiled": lambda: torch.compile(nn.Sequential(nn.Linear(4, 3))),
+    "with a weight that a hook makes": lambda: weight_norm(nn.Linear(4, 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("name", NETS)
+def test_the_program_answers_as_the_module_in_evaluation(name: str, tmp_path: Path) -> None:
+    net, given = NETS[name](), drawn(6, 4)
+    program = captured(net, tmp_path, given).program
+    x = torch.from_numpy(given["x"])
+    answers = runnable(program)(x)
+    with torch.no_grad():
+        wanted = net.float().eval()(x)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    for answer, right in zip(answers, wanted, strict=True):
+        torch.testing.assert_close(answer, right)
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x  # the line that the message quotes
+
+
+def test_a_module_that_cannot_be_captured_is_refused_with_its_own_line(tmp_path: Path) -> None:
+    with pytest.raises(CaptureFailed, match="module Branching cannot be captured") as refused:
+        captured(Branching(), tmp_path, drawn(6, 4))
+    said = str(refused.value)
+    assert "a decision that depends on a tensor's values at" in said
+    assert "test_own_module.py" in said.partition("\n")[0]
+
+
+def test_a_module_that_raises_is_refused_with_its_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureFailed, match="mat1 and mat2"):
+        captured(nn.Linear(5, 3), tmp_path, drawn(6, 4))

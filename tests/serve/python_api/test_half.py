@@ -1,0 +1,247 @@
+"""The Python API beyond the block of its page: one converted module, looked at, called, saved and served."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import halfeven as he
+import numpy as np
+import pytest
+import torch
+from halfeven.models.errors import (
+    BadFolder,
+    BadInput,
+    BadSamples,
+    BadSetting,
+    NotReady,
+    ParityRefused,
+    UnknownName,
+)
+from halfeven.models.store import LIVE, REFUSED
+from torch import nn
+
+from tests.model_folders import write_folder
+
+ROWS = 24
+
+
+class TwoInputs(nn.Module):
+    """Two inputs and two outputs, of which one is an integer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        answer = self.last(self.table(ids) * scale)
+        return {"answer": answer, "length": ids * 2}
+
+
+def drawn(rows: int) -> dict[str, np.ndarray]:
+    scale = np.random.normal(size=(rows, 4)).astype(np.float32)
+    return {"ids": np.random.randint(0, 7, rows), "scale": scale}
+
+
+@pytest.fixture(scope="module")
+def half() -> Iterator[he.Half]:
+    half = he.convert(TwoInputs(), samples=drawn(ROWS))
+    yield half
+    half.close()
+
+
+@pytest.fixture(autouse=True)
+def _fast(plain_setup: None) -> None:
+    """Each load takes the plain setup."""
+
+
+def test_the_half_says_what_was_found(half: he.Half) -> None:
+    assert half.verdict == "equal"
+    assert half.max_error_u is not None and 0 < half.max_error_u < 4
+    assert half.name == "twoinputs"
+    assert "answer" in str(half) and repr(half) == str(half)
+    page = half._repr_html_()
+    assert page.startswith("<iframe") and "&lt;html" in page and "<html" not in page
+
+
+def test_kept_nodes_come_with_their_reasons() -> None:
+    given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    kept = he.convert(net, samples=given, op_types_to_exclude=["linear"]).kept
+    assert len(kept) == 2 and all(one.op == "linear" and one.reason for one in kept)
+    same = he.convert(net, samples=given, keep=["op:linear"], name="other")
+    assert same.kept == kept and same.verdict == "fp32"  # tanh is FP32 by its list
+
+
+def test_inputs_are_given_in_order_by_name_or_as_a_dictionary(half: he.Half) -> None:
+    given = drawn(5)
+    answers = half(given)
+    assert list(answers) == ["answer", "length"]
+    np.testing.assert_array_equal(answers["length"], given["ids"] * 2)
+    for other in (
+        half(given["ids"], given["scale"]),
+        half(given["ids"], scale=given["scale"]),
+        half(**given),
+    ):
+        np.testing.assert_array_equal(other["answer"], answers["answer"])
+
+
+def test_torch_in_is_torch_out_and_the_answer_is_the_callers_own(half: he.Half) -> None:
+    given = drawn(5)
+    tensors = {name: torch.from_numpy(array) for name, array in given.items()}
+    answers = half(tensors)
+    assert all(isinstance(one, torch.Tensor) for one in answers.values())
+    before = half(given)["answer"]
+    np.testing.assert_array_equal(answers["answer"].numpy(), before)
+    answers["answer"].zero_()
+    np.testing.assert_array_equal(half(given)["answer"], before)
+
+
+def test_more_rows_than_a_batch_are_answered(half: he.Half) -> None:
+    rows = half.version.spec().max_batch_size + 3
+    assert half(drawn(rows))["answer"].shape == (rows, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named", "words"),
+    [
+        ((1, 2, 3), {}, "takes the inputs ids, scale"),
+        ((np.zeros(1, np.int64),), {"ids": np.zeros(1, np.int64)}, "each once"),
+        ((np.zeros(1, np.int64),), {}, "scale"),
+        ((np.zeros(1, np.int64), np.zeros((1, 5), np.float32)), {}, "scale"),
+        ((np.array([7]), np.zeros((1, 4), np.float32)), {}, "ids"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_by_name(
+    half: he.Half, inputs: tuple[Any, ...], named: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        half(*inputs, **named)
+
+
+def test_a_saved_half_is_the_same_version_and_saving_twice_makes_the_next(
+    half: he.Half, tmp_path: Path
+) -> None:
+    first, second = half.save(tmp_path), half.save(tmp_path)
+    assert [str(first.version), str(second.version)] == ["twoinputs@1", "twoinputs@2"]
+    assert first.digest == second.digest == half.digest == he.load(tmp_path, "twoinputs").digest
+    assert he.load(tmp_path, "twoinputs@1").version.number == 1
+    assert first.store.live_number("twoinputs") == 2
+    with pytest.raises(UnknownName):
+        he.load(tmp_path, "others")
+
+
+def test_a_half_with_another_signature_is_not_saved_over_the_model(half: he.Half, tmp_path: Path) -> None:
+    given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
+    he.convert(nn.Linear(4, 2), samples=given, name="twoinputs").save(tmp_path)
+    with pytest.raises(BadInput, match="signature"):
+        half.save(tmp_path)
+
+
+def test_a_store_of_its_own_is_removed_with_the_half() -> None:
+    given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
+    half = he.convert(nn.Linear(4, 2), samples=given)
+    place = half.store.root
+    assert place.is_dir()
+    half(given)
+    del half
+    gc.collect()
+    assert not place.exists()
+
+
+def test_a_refused_half_has_a_report_and_is_not_run(tmp_path: Path) -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide = self.wide(x) * 2000
+            return self.head(wide / (wide.square().mean(-1, keepdim=True) + 1.0).sqrt())
+
+    given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
+    half = he.convert(Large(), samples=given, level="O3")
+    assert half.verdict == "refused" and half.version.status == REFUSED and "refused" in str(half)
+    with pytest.raises(ParityRefused, match="refused"):
+        half(given)
+    assert half.save(tmp_path).store.live_number("large") is None
+
+
+def test_the_served_answer_has_the_bits_of_the_call(half: he.Half, tmp_path: Path) -> None:
+    given = drawn(7)
+    with he.serve(half, port=0) as server:
+        client = he.Client(server.url)
+        served, alone = client.infer("twoinputs@1", given), half(given)
+        predicted = client.predict("twoinputs", given["ids"], scale=torch.from_numpy(given["scale"]))
+        with pytest.raises(BadInput, match="expected"):
+            client.infer("twoinputs", {"ids": given["ids"]})
+        with pytest.raises(BadInput, match="nothing"):
+            client.predict("nothing", given["ids"])
+        proof = he.prove(half, against=server.url)
+        with pytest.raises(BadSetting, match="another server has the store"):
+            he.serve(half, port=0)
+    assert proof.raise_if_unequal() is proof and proof.equal and "engine" in str(proof)
+    for name in alone:
+        np.testing.assert_array_equal(served[name], alone[name])
+        np.testing.assert_array_equal(predicted[name], alone[name])
+    with pytest.raises(NotReady, match="no server answers"):
+        client.predict("twoinputs", **given)
+
+
+def test_a_proof_of_another_model_is_raised(half: he.Half, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    with he.serve(he.convert(TwoInputs(), samples=drawn(ROWS)), port=0) as server:
+        proof = he.prove(half, against=server.url)
+    assert not proof.equal
+    with pytest.raises(ParityRefused, match="is not equal to FP32"):
+        proof.raise_if_unequal()
+
+
+def test_a_key_is_sent_with_every_kind_of_request(half: he.Half, tmp_path: Path) -> None:
+    from halfeven.serve.access.key_file import KeyFile
+
+    half.save(tmp_path / "store")
+    key, _ = KeyFile(tmp_path / "keys").add("me", ["manage", "infer"])
+    with he.serve(tmp_path / "store", port=0, key_file=tmp_path / "keys") as server:
+        with pytest.raises(BadInput, match="401"):
+            he.Client(server.url).predict("twoinputs", drawn(2))
+        client = he.Client(server.url, key=key)
+        assert client.predict("twoinputs", drawn(2))["answer"].shape == (2, 3)
+        with pytest.raises(BadInput, match="no version before"):
+            client.rollback("twoinputs")
+
+
+def test_a_model_folder_keeps_what_its_toml_says(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net", precision={"level": "O3"})
+    x = np.random.normal(size=(ROWS, 4)).astype(np.float32)
+    half = he.convert(folder, samples={"x": x}, targets={"y": np.zeros((ROWS, 3), np.float32)})
+    assert half.name == "net" and half.version.status == LIVE
+    assert half.version.spec().form == "auto" and len(half.facts["forms"]) == 2
+    assert half.facts["samples"]["count"] == ROWS
+    with pytest.raises(BadSetting, match=r"model\.toml"):
+        he.convert(folder, kind="logits")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({}, BadSamples, "samples="),
+        ({"samples": {"x": np.zeros((4, 4), np.float32)}, "form": "live"}, BadSetting, "form='live'"),
+        ({"samples": {"x": np.zeros((4, 4), np.float32)}, "form": "tflite"}, BadSetting, "expected one of"),
+        ({"samples": {"x": np.zeros((4, 4), np.float32)}, "kind": "loggits"}, BadSetting, "expected one of"),
+        (
+            {"samples": {"x": np.zeros((4, 4), np.float32)}, "kind": {"z": "logits"}},
+            BadSetting,
+            "no output 'z'",
+        ),
+        ({"samples": {"x": np.zeros((4, 4), np.float32)}, "level": "O9"}, BadFolder, "O9"),
+        ({"targets": {"y": np.zeros((4, 3), np.float32)}}, BadSetting, "targets belong to the samples"),
+        ({"keep_io_types": False}, BadSetting, "keep_io_types"),
+        ({"dtype": "fp16", "low_precision_type": "bf16"}, BadSetting, "mean the same"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_in_the_words_of_python(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        he.convert(nn.Linear(4, 3), **options)
