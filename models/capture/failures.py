@@ -22,6 +22,10 @@ _DTYPE = (
     "a half dtype written into the code, against FP32 weights",
     "leave it out, or use .to(weight.dtype): the FP32 whole comes first, the half is made of it",
 )
+_DOUBLE = (
+    "a float64 input or number beside FP32 weights",
+    "give the samples in float32, or use .to(weight.dtype)",
+)
 _DEVICE = ("a device written into the code", "use the input's device: x.device")
 # The exceptions that a model's forward function raises where its inputs do not fit.
 PLAIN = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, AttributeError)
@@ -46,6 +50,9 @@ CAUSES = (
     (("No CUDA GPUs are available",), *_DEVICE),
     (("Found no NVIDIA driver",), *_DEVICE),
     (("Expected all tensors to be on the same device",), *_DEVICE),  # a CUDA build of torch traces the move itself
+    (("must have the same dtype", "Double"), *_DOUBLE),
+    (("bias type", "should be the same", "double"), *_DOUBLE),
+    (("expected scalar type", "Double"), *_DOUBLE),
     (("must have the same dtype",), *_DTYPE),
     (("bias type", "should be the same"), *_DTYPE),
     (("expected scalar type",), *_DTYPE),

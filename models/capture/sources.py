@@ -34,7 +34,9 @@ def build(failures, torch, request, folder, attention="sdpa"):
     """The module in evaluation, without gradients, as its source has it."""
     source = request["source"]
     if "module" in request:  # alive in this process (`own_module.py`)
-        return as_built(without_compiler(request["module"]))
+        if is_script(request["module"]):
+            raise failures.Refused(f"it is {SCRIPT}")
+        return as_built(request["module"])
     if source.startswith("hf:"):
         return transformers_module(failures, torch, folder / source[3:], attention)
     if source.endswith(".pt2"):

@@ -114,6 +114,20 @@ def test_a_module_that_cannot_be_captured_is_refused_with_its_own_line(tmp_path:
     assert "test_own_module.py" in said.partition("\n")[0]
 
 
+@pytest.mark.parametrize("net", [nn.Linear(4, 3), nn.Conv1d(4, 3, 1)], ids=str)
+def test_what_is_given_in_double_is_said(net: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(CaptureFailed, match="float64 input .* give the samples in float32"):
+        captured(net, tmp_path, {"x": np.random.normal(size=(6, 4, 4))})
+
+
+def test_a_script_is_refused_by_its_name(tmp_path: Path) -> None:
+    script = torch.jit.trace(nn.Linear(4, 3), torch.ones(1, 4))
+    assert isinstance(script, nn.Module)
+    with pytest.raises(CaptureFailed, match="it is a TorchScript module") as refused:
+        captured(script, tmp_path, drawn(6, 4))
+    assert "Traceback" not in str(refused.value)
+
+
 def test_a_module_that_raises_is_refused_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(CaptureFailed, match="mat1 and mat2"):
         captured(nn.Linear(5, 3), tmp_path, drawn(6, 4))
