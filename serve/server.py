@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,6 @@ from typing import IO, cast
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client.registry import Collector
 
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
@@ -68,23 +67,20 @@ Notify = Callable[[str], None]
 def build(
     settings: Settings,
     store: Store,
-    bounds: Bounds | None = None,
-    access: AccessControl | None = None,
-    collectors: Sequence[Collector] = (),
 ) -> tuple[InferFront, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it.
 
-    ``bounds``, ``access``, ``collectors``: as `application`. Raises BadSetting, StoreUnusable.
+    Raises BadSetting, StoreUnusable.
     """
     if (state := state_folder(store, settings.state)) is not None:
-        return _build_read_only(settings, LinkedStore(store, state), bounds, access, collectors)
+        return _build_read_only(settings, LinkedStore(store, state))
     store.root.mkdir(parents=True, exist_ok=True)
     place = place_of(settings)
     roster = Roster(store, place, rules_of(settings), required=settings.required)
     lock = alone_with(store)
     keep_reserve(store.root)
     job_store = JobStore(store.root / DATABASE)
-    app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
+    app, front = application(settings, roster, job_store.count_by_status)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     threads, memory = settings.trainer_threads, _trainer_memory(settings, place.device.type)
     priority, processes = settings.trainer_priority, settings.trainer_processes
@@ -96,16 +92,13 @@ def build(
     return front, roster
 
 
-def _build_read_only(
-    settings: Settings, linked: LinkedStore, bounds: Bounds | None, access: AccessControl | None,
-    collectors: Sequence[Collector],
-) -> tuple[InferFront, Roster]:  # fmt: skip
+def _build_read_only(settings: Settings, linked: LinkedStore) -> tuple[InferFront, Roster]:
     """The same over a store that is only read: nothing is trained, and nothing moves its alias."""
     logger.warning("the store %s is only read; state is kept in %s", linked.source.root, linked.store.root)
     lock = alone_with(linked.store)
     writer, place = StateWriter(linked), place_of(settings)
     roster = ReadOnlyRoster(linked.store, place, rules_of(settings), writer, settings.required)
-    app, front = application(settings, roster.follow_store(linked), dict, bounds, access, collectors)
+    app, front = application(settings, roster.follow_store(linked), dict)
     refuse_training(app, f"nothing is trained here: {needs_the_store(linked.source.root)}")
     app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds)
     return front, roster
@@ -124,26 +117,18 @@ def application(
     settings: Settings,
     roster: Roster,
     jobs_by_status: Callable[[], Mapping[str, int]],
-    bounds: Bounds | None = None,
-    access: AccessControl | None = None,
-    collectors: Sequence[Collector] = (),
 ) -> tuple[FastAPI, InferFront]:
-    """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan.
-
-    ``bounds``, ``access``: those of one process of several. ``collectors``: more for /metrics.
-    """
+    """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan."""
     director = Director(roster)
     written: dict[str, Phase] = {}
     limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
-    bounds, load = bounds or _bounds(settings), ServerLoad(lambda: _loaded(roster))
+    bounds, load = _bounds(settings), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(
         lambda: _loaded(roster), lambda: {name: written[name] for name in written if roster.knows(name)}
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
-    for collector in collectors:
-        registry.register(collector)
     shown, front_of = _traced(roster)
     app = build_app(
         shown,
@@ -165,7 +150,7 @@ def application(
         dialect,
         settings.guard,
         bounds,
-        access or AccessControl(settings.keys, settings.needs_keys),
+        AccessControl(settings.keys, settings.needs_keys),
         load,
     )
     return app, front
@@ -225,13 +210,9 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
     try:
         server.run()
     except SystemExit as error:  # uvicorn's word for a port that is taken
-        raise port_taken(settings) from error
-
-
-def port_taken(settings: Settings) -> BadSetting:
-    return BadSetting(
-        f"cannot listen on {settings.host}:{settings.port}: is another server there? Choose another --port"
-    )
+        raise BadSetting(
+            f"cannot listen on {settings.host}:{settings.port}: is another server there? Choose another --port"
+        ) from error
 
 
 def http_config(settings: Settings, app: InferFront, certificates: Certificates | None) -> uvicorn.Config:
@@ -311,15 +292,11 @@ class _Announcing(PoliteServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.grace_s:
-            notify_leaving(self.grace_s, self._notify)
+            self._notify(
+                f"halfeven is shutting down: not ready from now on, it still answers for {self.grace_s:g} s, then "
+                "it finishes the requests under way; a second signal ends the wait"
+            )
         await super().shutdown(sockets)
-
-
-def notify_leaving(grace_s: float, notify: Notify) -> None:
-    notify(
-        f"halfeven is shutting down: not ready from now on, it still answers for {grace_s:g} s, then it "
-        "finishes the requests under way; a second signal ends the wait"
-    )
 
 
 def notify_active(roster: Roster, notify: Notify) -> None:

@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
-    http_workers: int = Field(0, ge=0, le=64)  # 0: HTTP and models in one process
+    http_workers: Literal[0] = 0  # of earlier builds: any other number is refused with what replaced it
     device: str = "auto"
     compute_nice: int = Field(5, ge=0, le=19)
     fallback: Literal["fp32", "none"] = "fp32"
@@ -85,6 +85,16 @@ class Settings(BaseSettings):
                 "expected a path such as /models, of letters, digits and -._~ between its slashes"
             )
         return path
+
+    @field_validator("http_workers", mode="before")
+    @classmethod
+    def _is_one_process(cls, value: object) -> int:
+        if str(value).strip() not in ("", "0"):
+            raise ValueError(
+                "HTTP workers were taken out, one process serves more requests: leave this setting away, and where "
+                "one process is not enough, start several servers behind a load balancer, or replicas on Ray Serve"
+            )
+        return 0
 
     @field_validator("cors_origins")
     @classmethod
@@ -193,4 +203,6 @@ def _checked(**given: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
-        raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None
+        raise BadSetting(
+            f"{name} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None

@@ -61,7 +61,7 @@ def test_a_program_that_uses_the_runtime_before_halfeven_sends_nothing_afterward
 
 
 @needs_compiler
-@pytest.mark.slow  # eight commands, a server of three processes and a job: a minute
+@pytest.mark.slow  # eight commands, a server and a job: a minute
 def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path: Path) -> None:
     rows = np.random.default_rng().standard_normal((64, 4), np.float32)
     folder = write_folder(tmp_path / "net", samples={"x": rows})
@@ -73,7 +73,7 @@ def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path
     runs.append(watched.run(*HALFEVEN, "export", "net", *given))
     (file,) = (tmp_path / "given").glob("[!h]*.onnx")
     runs.append(watched.run(*HALFEVEN, "init", str(file), str(tmp_path / "bare")))
-    with watched.serving("--store", str(store), "--http-workers", "2", "--grpc-port", "0") as url:
+    with watched.serving("--store", str(store), "--grpc-port", "0") as url:
         runs.append(watched.run(*HALFEVEN, "predict", "net", str(one), "--url", url))
         job = ("--data", str(data), "--set", "n_epochs=1")
         runs.append(watched.run(*HALFEVEN, "finetune", "net", *job, "--url", url))

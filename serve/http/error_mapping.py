@@ -82,12 +82,6 @@ class UrlTooLong(errors.TooLarge):
     code = "url_too_long"
 
 
-class EngineAway(errors.Overloaded):
-    """The process that runs the models has ended and is started again (`serve/workers/`)."""
-
-    code = "engine_away"
-
-
 class NoDescriptor(errors.Overloaded):
     """The process has no file descriptor left for another connection."""
 

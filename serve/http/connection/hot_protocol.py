@@ -290,7 +290,7 @@ class HotProtocol(GuardedProtocol):
         assert self._front is not None
         body = hot.body if isinstance(hot.body, bytes) else bytes(hot.body)
         try:
-            begun = self._front.begin(hot.served, hot.header_length, body, hot.authorization)
+            begun = self._front.begin(hot.served, hot.header_length, body)
         except Exception as error:
             refusal = self._refusal(hot, error)
             if self.leaving:  # read first what came with this request: it may not be the last one

@@ -5,7 +5,6 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; every other request g
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter_ns
@@ -30,7 +29,7 @@ from ..limits.memory_budget import Lease, json_bytes
 from ..limits.request_limits import DEFAULTS
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
-from ..route_scopes import admit, authorization_in, permit_of
+from ..route_scopes import admit, permit_of
 from ..server_load import ServerLoad
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
@@ -45,7 +44,6 @@ _LONGEST_ID = 128  # characters of a caller's text in a record of the log
 _LOG = logging.getLogger(__name__)
 _NO_SPAN: AbstractContextManager[object] = nullcontext()
 Headers = list[tuple[bytes, bytes]]
-Ids = Sequence[tuple[bytes, bytes]]
 
 
 class Begun(NamedTuple):
@@ -174,11 +172,9 @@ class InferFront:
             body = await decoded(body, fields.coding, self.max_body_bytes, lease, self.worker_threads.run)
         served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
-            begun = self.begin(served, header_length, body, authorization_in(scope), fields.ids)
+            begun = self.begin(served, header_length, body)
         else:
-            begun = await self._begin_elsewhere(
-                asked, served, header_length, body, lease, authorization_in(scope), fields.ids
-            )
+            begun = await self._begin_elsewhere(asked, served, header_length, body, lease)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, fields)
@@ -192,19 +188,8 @@ class InferFront:
         """The model, or the version that the URL names. Raises UnknownName, NotReady."""
         return self._roster.find(*asked)
 
-    def begin(
-        self,
-        served: Answering,
-        header_length: str | None,
-        body: bytes,
-        authorization: str | None = None,
-        ids: Ids = (),
-    ) -> Begun:
-        """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady.
-
-        ``authorization`` and ``ids``: the caller's headers, for a front that asks another process
-        (`workers/worker_front.py`).
-        """
+    def begin(self, served: Answering, header_length: str | None, body: bytes) -> Begun:
+        """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady."""
         since_ns = perf_counter_ns()
         codec = self.codec(served)
         request = codec.read(body, header_length)
@@ -218,8 +203,6 @@ class InferFront:
         header_length: str | None,
         body: bytes,
         lease: Lease,
-        authorization: str | None = None,
-        ids: Ids = (),
     ) -> Begun:
         """The same for a large body: read in a thread, so that the event loop goes on."""
         since_ns = perf_counter_ns()
@@ -263,19 +246,11 @@ class InferFront:
         self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
     ) -> tuple[int, Headers, bytes]:
         """The answer to a request that ends with this error: status, headers, body. ``reaches``: as `message_of`."""
-        if requests.isEnabledFor(logging.INFO):
-            status = status_of(error, self._dialect.triton_statuses)
-            named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
-            requests.info("refused: %s", message_of(error), extra=named)
-        return self.refused(error, request_id, model, reaches)
-
-    def refused(
-        self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
-    ) -> tuple[int, Headers, bytes]:
-        """As `refusal`, for a request whose end is in the access log of another process."""
         status = status_of(error, self._dialect.triton_statuses)
+        named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
+        if requests.isEnabledFor(logging.INFO):
+            requests.info("refused: %s", message_of(error), extra=named)
         if status == 500 and not isinstance(error, BadInput):
-            named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
             _LOG.error("an infer request failed", exc_info=error, extra=named)
         body, kind = body_of(error, "/v2", reaches)
         headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
