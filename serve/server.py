@@ -39,6 +39,7 @@ from .finetune.web.refused import refuse_training
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
+from .http.inference import Inference
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
 from .http.limits.descriptors import raise_descriptor_limit
@@ -130,6 +131,7 @@ def application(
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
     shown, front_of = _traced(roster)
+    inference = Inference(shown, dialect, written)
     app = build_app(
         shown,
         lambda: metrics_text(registry),
@@ -139,6 +141,7 @@ def application(
         body_timeout_s=limits.arrival_seconds,
         dialect=dialect,
         root_path=settings.root_path,
+        inference=inference,
     )
     app.include_router(rollout_router(director))
     front = front_of(
@@ -146,8 +149,7 @@ def application(
         shown,
         limits.body_bytes,
         limits.arrival_seconds,
-        written,
-        dialect,
+        inference,
         settings.guard,
         bounds,
         AccessControl(settings.keys, settings.needs_keys),

@@ -32,11 +32,12 @@ class Recorder(InferFront):
         super().__init__(self._app_is_not_reached, make_roster(), bounds=Bounds(10.0))
         self.read: list[Read] = []
         self.hot = hot
+        self.inference.begin = self._record
 
     async def _app_is_not_reached(self, scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 
-    def begin(self, served: Any, header_length: Any, body: bytes) -> Any:
+    def _record(self, served: Any, header_length: Any, body: bytes) -> Any:
         self.read.append((b"POST", INFER, body))
         raise BadRequest("it is recorded")
 

@@ -23,6 +23,7 @@ from ...batching.interface import ControlledRoster, Roster, Served
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
+from ..inference import Inference
 from ..route_scopes import permit_of
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
@@ -63,10 +64,12 @@ def build_app(
     body_timeout_s: float = 30.0,
     dialect: Dialect = OURS,
     root_path: str = "",
+    inference: Inference | None = None,
 ) -> FastAPI:
     """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``).
 
-    ``root_path``: where a proxy shows the server, for those who read the OpenAPI document.
+    ``root_path``: where a proxy shows the server, for those who read the OpenAPI document. ``inference``: that of the
+    infer route in front; by default one of its own.
     """
     app = FastAPI(
         title="halfeven",
@@ -81,7 +84,7 @@ def build_app(
     _add_healthz(app, roster)
     add_v2(app, roster, server_name, dialect.triton_statuses)
     add_repository(app, roster, max_body_bytes, body_timeout_s)
-    add_predict(app, roster, max_body_bytes, body_timeout_s)
+    add_predict(app, inference or Inference(roster), max_body_bytes, body_timeout_s)
     _add_history(app, roster, history)
     _add_pages(app, roster, metrics_text)
     return app
