@@ -315,15 +315,14 @@ class HotProtocol(GuardedProtocol):
 
     def _answered(self, hot: HotCycle, begun: Begun[InferRequest], future: asyncio.Future[Answer]) -> None:
         assert self._front is not None
-        if hot.disconnected or future.cancelled():
-            if hot.disconnected:
-                self._hot = None
-                hot.close()
-            else:
-                self._respond(hot, *self._refusal(hot, taken_away()))
+        if hot.disconnected:
+            self._hot = None
+            hot.close()
             return
         began_ns = perf_counter_ns()
         try:
+            if future.cancelled():
+                raise taken_away()
             headers, body = self._front.finish(begun, future.result())
             status = 200
         except Exception as error:
