@@ -7,7 +7,7 @@ Kinds of model differ in how their forms are made: a captured program (`torch/fo
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import CannotConvert, OutOfTime
@@ -84,6 +84,8 @@ class _Conversion:
         self._drop_refused(forms, status)
         unproven = status == REFUSED and any(form.report and not form.passed for form in forms.values())
         nearest = maker.nearest(self.notify) if unproven else ""
+        if said := reference_run.left_out:
+            subject = replace(subject, notes=(*subject.notes, said))
         evidence = Evidence(subject, maker, forms, status, further, nearest, self.missed)
         evidence.write(self.draft, reference_run, planning.count)
         facts = evidence.manifest(time.perf_counter() - started)
