@@ -17,7 +17,7 @@ from ...models.usable_memory import usable_memory
 from ..onnx.reading.bounded_file import external_files
 from .run_child import read_message, write_message
 
-_CHILD = Path(__file__).with_name("run_child.py")
+_CHILD = "halfeven.exporters.guessing.run_child"
 # The budget of one order, of all trial runs of a file together. It ends them with a sentence, never with a guess.
 ORDER_SECONDS, MOST_RUNS, MOST_WITHOUT_MEMORY = 600.0, 2000, 8
 # Bytes that the process may have beside four times the file: a graph may make anything as large as it likes.
@@ -55,7 +55,7 @@ class FileRuns:
         self._runs, self._without_memory, self._left_s = 0, 0, ORDER_SECONDS
 
     def start(self) -> None:
-        command = [sys.executable, "-P", str(_CHILD)]
+        command = [sys.executable, "-P", "-m", _CHILD]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         try:

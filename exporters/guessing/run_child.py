@@ -1,9 +1,9 @@
 """Runs an ONNX file for the process that started this one. ONNX Runtime can end a process (a division by zero, a bad
 address) where a size does not fit the graph, and then ends this one.
 
-    python -P run_child.py
+    python -P -m halfeven.exporters.guessing.run_child
 
-Started by file path; needs numpy and onnxruntime alone. Reads messages from standard input and answers each on standard
+It needs numpy and onnxruntime alone. It reads messages from standard input and answers each on standard
 output, until the input ends. A message is the length of its head (8 bytes, little endian), the head as JSON, and the
 bytes of its arrays. The first one has the file (``path``, or one array ``model``) and the names of its ``outputs``.
 """

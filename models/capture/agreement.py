@@ -1,7 +1,9 @@
 """The captured program against the module that it was captured from, and rows in a batch against rows alone.
 
-Runs in the child, by file path: imports nothing of ours (``failures`` is ``failures.py``).
+Runs in the child.
 """
+
+from . import failures
 
 # Largest |program − module| in FP32, and largest |batch n − alone|, as a share of the output's largest value.
 # Kernels may sum in another order at another batch size; anything above is another answer.
@@ -18,7 +20,7 @@ def rows_of(samples, rows, request, start=0):
     return [tensor[(torch.arange(rows) + start) % len(tensor)] for tensor in samples]
 
 
-def check(failures, torch, flat, program, samples, request):
+def check(torch, flat, program, samples, request):
     """Compare the program with the module at batch sizes 1, 2, 3 and max, and rows in a batch with the same rows
     alone."""
     run = program.module(check_guards=False)
@@ -27,10 +29,10 @@ def check(failures, torch, flat, program, samples, request):
     for rows in sorted({min(b, MOST_ROWS) for b in (1, 2, 3, largest) if 0 < b <= largest}) or [1]:
         inputs = rows_of(samples, rows, request)
         spare = None if rows == as_captured else notes
-        theirs = answers(failures, torch, flat, inputs, spare)  # first: its errors have the user's lines
+        theirs = answers(torch, flat, inputs, spare)  # first: its errors have the user's lines
         if theirs is None:
             continue
-        refuse_nan(failures, theirs, run, inputs, samples, request)
+        refuse_nan(theirs, run, inputs, samples, request)
         for name, program_out, module_out in zip(request["outputs"], run(*inputs), theirs, strict=True):
             gap = distance(torch, program_out, module_out)
             if not gap <= TOLERANCE:
@@ -39,7 +41,7 @@ def check(failures, torch, flat, program, samples, request):
                     f"{rows} differs by {gap:.3g} of its largest value; is something in forward random, "
                     "or does it keep state?"
                 )
-    if largest > 1 and (gap := batch_gap(failures, torch, run, samples, request)) > TOLERANCE:
+    if largest > 1 and (gap := batch_gap(torch, run, samples, request)) > TOLERANCE:
         notes.append(
             f"answers in a batch differ from answers alone by {gap:.3g} of the largest value: max_batch_size was set "
             "to 1; where another axis than the first is the batch, set batch_axis, or max_batch_size = 0 where none is"
@@ -48,7 +50,7 @@ def check(failures, torch, flat, program, samples, request):
     return {"notes": notes, "max_batch_size": largest}
 
 
-def answers(failures, torch, flat, inputs, notes):
+def answers(torch, flat, inputs, notes):
     """The module's own answers; None where torch would have to compile its control flow for them and cannot.
 
     Without ``notes`` (at the batch size of the capture) that is an error.
@@ -63,9 +65,10 @@ def answers(failures, torch, flat, inputs, notes):
         return None
 
 
-def refuse_nan(failures, outputs, run, inputs, samples, request):
+def refuse_nan(outputs, run, inputs, samples, request):
     """NaN in the module's own answers is its own fault: reported with sample, node and source line."""
-    nonfinite = failures.sibling("nonfinite")
+    from . import nonfinite  # it imports torch
+
     for name, output in zip(request["outputs"], outputs, strict=True):
         if nonfinite.is_nan(output):
             rows = inputs[0].shape[0] if request["max_batch_size"] else 1
@@ -77,7 +80,7 @@ def refuse_nan(failures, outputs, run, inputs, samples, request):
             )
 
 
-def batch_gap(failures, torch, run, samples, request):
+def batch_gap(torch, run, samples, request):
     """The largest difference between a row's answer in a batch and alone, as a share of the output's largest value.
     Raises Refused for an output whose first axis is not the batch, or that grows with the batch on another axis too."""
     rows = min(request["max_batch_size"], 4)
@@ -126,7 +129,7 @@ def paired_rows(name, alone, joint, axis):
     )
 
 
-def same_alone(failures, torch, run, original, samples, request):
+def same_alone(torch, run, original, samples, request):
     """Raises Refused where one row is answered otherwise than by what the program was made from."""
     for row in range(min(4, len(samples[0]))):
         inputs = rows_of(samples, 1, request, start=row)

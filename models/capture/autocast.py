@@ -5,7 +5,7 @@ region would leave none anyhow, a CPU region BF16 ones). A custom function with 
 leaves no trace outside of live autocast: here it runs in a disabled region, as it would inside of live autocast, and
 that region is in the program.
 
-Runs in the child, by file path: imports torch alone.
+Runs in the child.
 """
 
 import contextlib

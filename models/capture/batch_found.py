@@ -1,8 +1,11 @@
 """Finds the batch axis of a module's inputs and outputs: along it, a row alone gets the same answer as in a batch.
 
 PyTorch's recurrent and transformer layers have time on the first axis unless ``batch_first`` is set, and their states
-have layers there. Runs in the child, by file path: imports nothing of ours (``failures`` is ``failures.py``).
+have layers there. Runs in the child.
 """
+
+from . import failures
+from .agreement import TOLERANCE, distance
 
 NOT_BATCHED = {
     "rows": "not batched, because output '{name}' has shape {shape} for 2 rows, with no place for each (a loss, or a "
@@ -14,7 +17,7 @@ MOVED = "the axis that has as many rows as the batch"
 FIRST = {"inputs": {}, "outputs": {}}  # the batch is the first axis of every tensor
 
 
-def find(failures, torch, call, given):
+def find(torch, call, given):
     """The batch axes ``{"inputs": name → axis, "outputs": name → axis}``, or a word and a sentence where the module has
     no batch.
 
@@ -29,7 +32,7 @@ def find(failures, torch, call, given):
         if axes is None:
             continue
         try:
-            outcome = _outcome(failures, torch, call, given, axes)
+            outcome = _outcome(torch, call, given, axes)
         except failures.PLAIN:
             continue
         if isinstance(outcome, dict):
@@ -79,7 +82,7 @@ def called_in_front(call, axes):
     return run
 
 
-def _outcome(failures, torch, call, given, inputs):
+def _outcome(torch, call, given, inputs):
     two, three = (call(taken(torch, given, inputs, range(count))) for count in (2, 3))
     outputs = {}
     for name, one in two.items():
@@ -89,18 +92,16 @@ def _outcome(failures, torch, call, given, inputs):
             return "rows", NOT_BATCHED["rows"].format(name=name, shape=list(one.shape))
         outputs[name] = fitting[0]
     axes = {"inputs": inputs, "outputs": outputs}
-    gaps = [_gap(failures, torch, call(taken(torch, given, inputs, range(2))), two, two)]
+    gaps = [_gap(torch, call(taken(torch, given, inputs, range(2))), two, two)]
     for row in range(2):
         among = {name: tensor.narrow(outputs[name], row, 1) for name, tensor in two.items()}
-        gaps.append(_gap(failures, torch, call(taken(torch, given, inputs, [row])), among, two))
-    most = failures.sibling("agreement").TOLERANCE
-    is_random = gaps[0] > most  # which the capture refuses
-    return axes if is_random or max(gaps) <= most else ("steps", NOT_BATCHED["steps"])
+        gaps.append(_gap(torch, call(taken(torch, given, inputs, [row])), among, two))
+    is_random = gaps[0] > TOLERANCE  # which the capture refuses
+    return axes if is_random or max(gaps) <= TOLERANCE else ("steps", NOT_BATCHED["steps"])
 
 
-def _gap(failures, torch, one, other, scales):
+def _gap(torch, one, other, scales):
     """The largest difference of any output, as `agreement.distance` measures it. An output whose shape differs is left
     out: `describing` finds outputs that grow with the batch along a second axis."""
-    distance = failures.sibling("agreement").distance
     same = [name for name in one if one[name].shape == other[name].shape]
     return max((distance(torch, one[name], other[name], scales[name]) for name in same), default=0.0)

@@ -35,8 +35,7 @@ from ..usable_cores import bound_libraries
 from ..usable_memory import usable_memory
 from .regions import foreign_op, inline_regions
 
-CHILD = Path(__file__).with_name("child.py")
-DESCRIBING = Path(__file__).with_name("describing.py")
+CHILD, DESCRIBING = "halfeven.models.capture.child", "halfeven.models.capture.describing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +164,13 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _run_child(script: Path, out: Path, folder: Path, limits: Limits) -> dict[str, Any]:
+def _run_child(module: str, out: Path, folder: Path, limits: Limits) -> dict[str, Any]:
     # Captured on the CPU: no device constant to remove.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     bound_libraries(environment)
     with (out / "log").open("w+b") as log:
         child = subprocess.Popen(
-            [sys.executable, "-PB", str(script), str(out / "request.json")],
+            [sys.executable, "-PB", "-m", module, str(out / "request.json")],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -1,9 +1,9 @@
-"""Runs the operator's own code, and nothing of ours: started by file path in an interpreter of its own.
+"""Runs the operator's own code in an interpreter of its own.
 
-    python -P child.py REQUEST.json
+    python -P -m halfeven.models.capture.child REQUEST.json
 
-Imports torch, the model folder and its own siblings, by their paths only, so that a folder with its own ``models/`` or
-``errors.py`` imports its own and not ours. The siblings: ``sources.py`` makes the module, ``autocast.py`` and
+Of ours it imports files of this folder alone, as parts of ``halfeven``: a model folder with its own ``models/`` or
+``errors.py`` imports its own. ``sources.py`` makes the module, ``autocast.py`` and
 ``regions.py`` handle FP32 islands, ``flat_answers.py`` takes apart what forward gives, ``substitutes.py`` replaces
 operations that no archive may have, ``more_rows.py`` and ``batch_place.py`` free a batch of 1, ``agreement.py``
 compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
@@ -12,7 +12,7 @@ Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the req
 """
 
 import gc
-import importlib.util
+import importlib
 import inspect
 import json
 import os
@@ -22,22 +22,9 @@ import warnings
 import zipfile
 from pathlib import Path
 
-
-def _failures():
-    """``failures.py`` by its path; it finds the others."""
-    name = "_halfeven_failures"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("failures.py"))
-        assert spec and spec.loader
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-failures = _failures()
-Refused, first_lines, tail = failures.Refused, failures.first_lines, failures.tail
-checks = failures.sibling("agreement")
-rows_of, distance, TOLERANCE = checks.rows_of, checks.distance, checks.TOLERANCE
+from . import agreement, failures, flat_answers, more_rows, sources
+from .agreement import rows_of
+from .failures import Refused, first_lines
 
 
 def main(request_file):
@@ -61,7 +48,9 @@ def capture(request, out):
     sys.path[:0] = [str(folder), *request["path"]]
     prepare(torch)
     samples = load_samples(request)
-    with failures.sibling("autocast").whole_in_fp32() as regions:
+    from .autocast import whole_in_fp32
+
+    with whole_in_fp32() as regions:
         program, notes, facts = trace(torch, request, samples)
     notes += [*sorted(regions), *facts["notes"]]
     state = save(torch, program, out)
@@ -98,13 +87,13 @@ def trace(torch, request, samples):
 
 def of_program(torch, request, samples):
     """A program that was exported for one row: with a free batch where its answers are the same, else as it is."""
-    if not failures.sibling("more_rows").is_for_one_row(torch, request):
+    if not more_rows.is_for_one_row(torch, request):
         return attempt(torch, request, samples, None)
     fixed = {**request, "max_batch_size": 1}
     try:
         program, notes, facts = attempt(torch, {**request, "free_batch": True}, samples, None)
         original = Flat(loaded(torch, request, None)[0], request).module
-        checks.same_alone(failures, torch, program.module(check_guards=False), original, samples, fixed)
+        agreement.same_alone(torch, program.module(check_guards=False), original, samples, fixed)
     except Exception as error:
         program, notes, facts = attempt(torch, fixed, samples, None)
         reason = f"its batch was not made free: {first_lines(error)[:300]}"
@@ -119,9 +108,9 @@ def attempt(torch, request, samples, attention):
         try:
             program = export(torch, flat, samples, request)
             refuse_lacking(module, program)
-            facts = check(torch, flat, program, samples, request)
+            facts = agreement.check(torch, flat, program, samples, request)
         except Exception as error:
-            failures.sibling("sources").refuse_scripts(failures, module)
+            sources.refuse_scripts(module)
             example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
             failures.blame_inputs(error, module, flat.original, example, request)
             raise
@@ -130,13 +119,14 @@ def attempt(torch, request, samples, attention):
 
 def loaded(torch, request, attention):
     """The module with its weights, in FP32, and what to tell of them."""
-    module = build(torch, request, Path(request["folder"]), attention)
-    failures.sibling("autocast").see_transformers()
-    sources = failures.sibling("sources")
+    from .autocast import see_transformers
+
+    module = sources.build(torch, request, Path(request["folder"]), attention)
+    see_transformers()
     notes = sources.half_in_checkpoint(request, Path(request["folder"]))
-    notes += sources.load_weights(failures, torch, module, request["weights"])
-    sources.refuse_lazy(failures, module)
-    return module, [*notes, *widen(torch, module)]
+    notes += sources.load_weights(torch, module, request["weights"])
+    sources.refuse_lazy(module)
+    return module, [*notes, *sources.widen(torch, module)]
 
 
 def imported(name):
@@ -159,20 +149,6 @@ def limit_memory(limit):
         except (OSError, ValueError):
             if sys.platform == "linux":
                 raise
-
-
-def build(torch, request, folder, attention="sdpa"):
-    """The module that the request's source gives, in evaluation and without gradients."""
-    return failures.sibling("sources").build(failures, torch, request, folder, attention)
-
-
-def load_weights(torch, module, file):
-    """Put the weights of a safetensors file into the module; gives notes."""
-    return failures.sibling("sources").load_weights(failures, torch, module, file)
-
-
-def widen(torch, module):
-    return failures.sibling("sources").widen(torch, module)
 
 
 def refuse_lacking(module, program):
@@ -245,7 +221,7 @@ class Flat:
         return self.in_order(answer)
 
     def in_order(self, answer):
-        answer = failures.sibling("flat_answers").in_order(failures, answer, self.outputs)
+        answer = flat_answers.in_order(answer, self.outputs)
         return self.batch_first(answer) if self.axes else answer
 
     def batch_first(self, answer):
@@ -264,14 +240,6 @@ class Flat:
 def as_called(tensor, axis):
     """An input as the module has it. Contiguous: cuDNN's recurrent layers ask that of a state."""
     return tensor.movedim(0, axis).contiguous() if axis else tensor
-
-
-def check(torch, flat, program, samples, request):
-    return checks.check(failures, torch, flat, program, samples, request)
-
-
-def batch_gap(torch, run, samples, request):
-    return checks.batch_gap(failures, torch, run, samples, request)
 
 
 def export(torch, flat, samples, request):
@@ -296,13 +264,14 @@ def export(torch, flat, samples, request):
 
 def exported(torch, module, example, dynamic):
     """The program with its regions taken in; traced again where one left casts (for the CPU, in control flow)."""
-    regions = failures.sibling("regions")
+    from . import regions, substitutes  # they import torch
+
     program = torch.export.export(module, tuple(example), dynamic_shapes={"tensors": dynamic}, strict=False)
     if regions.has_casts(program):
         again = program.module(check_guards=False)
         program = torch.export.export(again, tuple(example), dynamic_shapes=dynamic, strict=False)
     regions.inline_regions(program)
-    failures.sibling("substitutes").substitute(program)
+    substitutes.substitute(program)
     return program
 
 

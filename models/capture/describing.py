@@ -1,13 +1,12 @@
 """Looks at a module that has no model.toml: what it takes and what it gives. The operator's code runs here.
 
-    python -P describing.py REQUEST.json
+    python -P -m halfeven.models.capture.describing REQUEST.json
 
-Runs in a child, by file path, as `child.py` does; writes ``result.json``: ``inputs``, ``outputs`` (name, dtype,
+Runs in a child, as `child.py` does; writes ``result.json``: ``inputs``, ``outputs`` (name, dtype,
 shape as model.toml writes it), ``max_batch_size`` and ``doubts`` ([tensor, key, why]). Outputs are found by running
 the module twice, with other sizes the second time: what changes is free.
 """
 
-import importlib.util
 import inspect
 import json
 import os
@@ -15,17 +14,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from . import batch_found, child, failures, flat_answers, sources, trial_capture
+from .agreement import axis_of_rows
 
-def _sibling(name):
-    spec = importlib.util.spec_from_file_location(f"_halfeven_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-child = _sibling("child")
-failures = child.failures
 FREE = -1
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
@@ -51,7 +42,9 @@ def described(request):
     with torch.no_grad():
         if source.endswith(".pt2"):
             return of_program(torch, folder / source)
-        with child.failures.sibling("autocast").whole_in_fp32():  # as the capture sees it
+        from .autocast import whole_in_fp32
+
+        with whole_in_fp32():  # as the capture sees it
             module, _ = child.loaded(torch, request, "sdpa")
             result, shown = (
                 of_transformers(torch, module)
@@ -60,8 +53,7 @@ def described(request):
             )
             if not result["max_batch_size"]:
                 return result
-            trial = failures.sibling("trial_capture")
-            return {**result, **trial.tried(child, torch, module, shown, result, str(folder))}
+            return {**result, **trial_capture.tried(torch, module, shown, result, str(folder))}
 
 
 # An exported program says what it takes; it is run for the names and shapes of what it gives.
@@ -87,14 +79,14 @@ def of_program(torch, path):
         {"name": name, "dtype": str(value.dtype), "shape": [_dim(size, found) for size in sizes]}
         for (name, value), sizes in zip(values.items(), found, strict=True)
     ]
-    module = child.failures.sibling("sources").program_module(child.failures, torch, path, {})
-    child.widen(torch, module)
+    module = sources.program_module(torch, path, {})
+    sources.widen(torch, module)
     runs = [_filled(torch, values, offset) for offset in (0, 1)]
     rows = 1 if one else (free[0][2] or 64) if free else 0
     result = _result(torch, partial(_named, module), inputs, runs, rows, batched)
     return {
         **result,
-        "row_bytes": failures.sibling("trial_capture").row_bytes(torch, program, runs[0].values()),
+        "row_bytes": trial_capture.row_bytes(torch, program, runs[0].values()),
     }
 
 
@@ -177,13 +169,15 @@ def seen(torch, module, given):
     shapes have it.
     """
     left_out = {}
-    finder, call = failures.sibling("batch_found"), partial(_named, module, left_out=left_out)
+    call = partial(_named, module, left_out=left_out)
     try:
-        found = finder.find(failures, torch, call, given)
-        axes, (word, why) = (found, ("", "")) if isinstance(found, dict) else (finder.FIRST, found)
-        shown = finder.in_front(given, axes["inputs"])
-        runs = [shown if word == "whole" else finder.taken(torch, shown, {}, range(rows)) for rows in (2, 3)]
-        result = _seen(torch, finder.called_in_front(call, axes), shown, runs, word, why)
+        found = batch_found.find(torch, call, given)
+        axes, (word, why) = (found, ("", "")) if isinstance(found, dict) else (batch_found.FIRST, found)
+        shown = batch_found.in_front(given, axes["inputs"])
+        runs = [
+            shown if word == "whole" else batch_found.taken(torch, shown, {}, range(rows)) for rows in (2, 3)
+        ]
+        result = _seen(torch, batch_found.called_in_front(call, axes), shown, runs, word, why)
     except failures.PLAIN as error:
         failures.blame_samples(error, module.forward, given)
         raise
@@ -191,7 +185,7 @@ def seen(torch, module, given):
         for tensor in result[side]:
             tensor["batch_axis"] = axes[side].get(tensor["name"], 0)
             if tensor["batch_axis"]:
-                result["doubts"].append([tensor["name"], "batch_axis", finder.MOVED])
+                result["doubts"].append([tensor["name"], "batch_axis", batch_found.MOVED])
     return {**result, "whole": word in ("steps", "whole"), "left_out": left_out}, shown
 
 
@@ -220,9 +214,10 @@ def _result(torch, call, inputs, runs, rows, batched, doubts=()):
         for answer, count in zip(answers, counts, strict=True)
         for name in answer
     )
-    grown = failures.sibling("agreement").axis_of_rows
     shapes = {name: [answer[name].shape for answer in answers] for name in answers[0]}
-    paired = [name for name, (one, other) in shapes.items() if batched and grown([one], other) is not None]
+    paired = [
+        name for name, (one, other) in shapes.items() if batched and axis_of_rows([one], other) is not None
+    ]
     if paired:
         why = f"not batched, because each row of '{paired[0]}' has a place for each row"
         batched, doubts = False, [*doubts, ["", "max_batch_size", why]]
@@ -256,12 +251,13 @@ def _named(module, arrays, left_out=None):
     Tuples and dictionaries inside the output are taken apart. ``left_out`` gets name → type of each output that is no
     tensor."""
     answer = _called(module, arrays)
-    flat = failures.sibling("flat_answers")
-    every = list(flat.parts_of(answer))
-    parts = [(name, part) for name, part in every if flat.is_tensor(part)]
+    every = list(flat_answers.parts_of(answer))
+    parts = [(name, part) for name, part in every if flat_answers.is_tensor(part)]
     if left_out is not None:
         left_out |= {
-            name: type(part).__name__ for name, part in every if not (part is None or flat.is_tensor(part))
+            name: type(part).__name__
+            for name, part in every
+            if not (part is None or flat_answers.is_tensor(part))
         }
     if not parts:
         raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")

@@ -1,10 +1,9 @@
 """The child's messages when the operator's code cannot be captured: the construct, the source line, what to do.
 
-Runs in the child (and the trainer), by file path: imports nothing but Python's own.
+Runs in the child and the trainer.
 """
 
 import contextlib
-import importlib.util
 import inspect
 import linecache
 import logging
@@ -60,17 +59,6 @@ CAUSES = (
 
 class Refused(Exception):
     """A failure that has a sentence of its own (others show the user's traceback)."""
-
-
-def sibling(name):
-    """A file beside this one, by its path and under a name that no code of the user's can meet."""
-    hidden = f"_halfeven_{name}"
-    if hidden not in sys.modules:
-        spec = importlib.util.spec_from_file_location(hidden, Path(__file__).with_name(f"{name}.py"))
-        assert spec and spec.loader
-        sys.modules[hidden] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[hidden]
 
 
 def described(error, request):

@@ -3,8 +3,10 @@
 A part of a dict has its key as its name, a part of a tuple or list its place; names of nested parts are joined with
 dots: ``{"logits": a, "hidden": (b, c)}`` has the parts ``logits``, ``hidden.0`` and ``hidden.1``.
 
-Runs in the child (and the trainer, and the live form), by file path: imports nothing.
+Runs in the child, the trainer and the live form.
 """
+
+from .failures import Refused
 
 
 def parts_of(answer, name=""):
@@ -24,7 +26,7 @@ def is_tensor(value):
     return hasattr(value, "untyped_storage")
 
 
-def in_order(failures, answer, names):
+def in_order(answer, names):
     """The parts that model.toml names, in its order: of a dict by name, of a tuple or list by place.
 
     Raises Refused where a name is missing, the number is another one, or a part is no tensor.
@@ -33,7 +35,7 @@ def in_order(failures, answer, names):
     if hasattr(answer, "keys"):
         found = dict(named)
         if missing := [name for name in names if name not in found]:
-            raise failures.Refused(f"forward gave outputs {sorted(found)}, but model.toml names {missing}")
+            raise Refused(f"forward gave outputs {sorted(found)}, but model.toml names {missing}")
         values = tuple(found[name] for name in names)
     else:
         values = tuple(value for _, value in named)
@@ -42,10 +44,10 @@ def in_order(failures, answer, names):
         if len(values) != len(names):
             nested = any("." in name for name, _ in named)
             counted = " (each tensor inside of a tuple, list or dict is one)" if nested else ""
-            raise failures.Refused(
+            raise Refused(
                 f"forward gave {len(values)} outputs{counted}, model.toml names {len(names)}: {names}"
             )
     for name, value in zip(names, values, strict=True):
         if not is_tensor(value):
-            raise failures.Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
+            raise Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
     return values

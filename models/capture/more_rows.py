@@ -4,11 +4,13 @@ The batch is followed by the shapes of one row and of many, on tensors without m
 is rewritten: the sizes of views and expansions. What is the same for every row is repeated where it is joined to rows
 or is an initial state. What comes out is a candidate, which the child checks as any program (``agreement.py``).
 
-Runs in the child, by file path: imports torch alone; ``place`` is that of ``batch_place.py``.
+Runs in the child.
 """
 
 import math
 from pathlib import Path
+
+from .batch_place import place_of_batch
 
 MANY = 1009  # rows: a prime that no size of a model is likely to have as a factor
 VIEWS = ("view", "reshape", "_unsafe_view")
@@ -34,17 +36,17 @@ def is_for_one_row(torch, request):
     return bool(sizes) and all(isinstance(size, int) and size == 1 for size in sizes)
 
 
-def free(torch, module, axes, place):
+def free(torch, module, axes):
     """Rewrite the graph of ``module``, which takes more rows from then on, if it can; its checks of sizes go."""
-    _Freeing(torch, module, axes, place).run()
+    _Freeing(torch, module, axes).run()
     module._forward_pre_hooks.clear()
     module._forward_pre_hooks_with_kwargs.clear()
     module.recompile()
 
 
 class _Freeing:
-    def __init__(self, torch, module, axes, place):
-        self.torch, self.module, self.axes, self.place = torch, module, axes, place
+    def __init__(self, torch, module, axes):
+        self.torch, self.module, self.axes = torch, module, axes
         self.one, self.many = {}, {}  # node → its value for one row, and for many
         self.rows = {}  # node → axis of its batch, elements of that axis in front of it
         self.from_inputs = set()
@@ -114,7 +116,7 @@ class _Freeing:
         first = node.args[0] if node.args else None
         if name in VIEWS and first in self.rows:
             sizes = list(self.one[node].shape)
-            axis = self.place(sizes, self.in_front(first))
+            axis = place_of_batch(sizes, self.in_front(first))
             if axis is not None:
                 sizes[axis] = -1
                 node.update_arg(1, sizes)

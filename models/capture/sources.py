@@ -4,7 +4,7 @@
     hf:.              a transformers folder: config.json and safetensors, never a hub, never its own code
     program.pt2       an exported program, which only the child may open
 
-Runs in the child, by file path: imports torch alone, and transformers where it is asked for.
+Runs in the child.
 """
 
 import importlib.machinery
@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from . import failures, more_rows
+
 HALF = ("F16", "BF16")  # in the header of a safetensors file
 INDEX = (
     ".safetensors.index.json"  # beside safetensors in several files, as save_pretrained writes large models
@@ -28,17 +30,17 @@ SCRIPT = "a TorchScript module, which is not taken: build the nn.Module that it 
 WRAPPERS = ("module.", "_orig_mod.", "model.")  # before all names: of DataParallel, torch.compile, Lightning
 
 
-def build(failures, torch, request, folder, attention="sdpa"):
+def build(torch, request, folder, attention="sdpa"):
     """The module in evaluation, without gradients, as its source has it."""
     source = request["source"]
     if source.startswith("hf:"):
-        return transformers_module(failures, torch, folder / source[3:], attention)
+        return transformers_module(torch, folder / source[3:], attention)
     if source.endswith(".pt2"):
-        return program_module(failures, torch, folder / source, request)
-    return python_module(failures, torch, source, folder)
+        return program_module(torch, folder / source, request)
+    return python_module(torch, source, folder)
 
 
-def python_module(failures, torch, source, folder):
+def python_module(torch, source, folder):
     file, _, function = source.partition(":")
     path = folder / file
     sys.modules[path.stem] = user_module = types.ModuleType(path.stem)
@@ -80,7 +82,7 @@ def is_script(module):
     return type(module).__name__ in ("ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule")
 
 
-def refuse_scripts(failures, module):
+def refuse_scripts(module):
     """Raise Refused with the name of the first TorchScript module inside a module that could not be captured: torch's
     own message does not name it."""
     if names := [name for name, part in module.named_modules() if is_script(part)]:
@@ -103,7 +105,7 @@ def is_lazy(parameter):
     return type(parameter).__name__ == "UninitializedParameter"
 
 
-def refuse_lazy(failures, module):
+def refuse_lazy(module):
     if lazy := [name for name, parameter in module.named_parameters() if is_lazy(parameter)]:
         raise failures.Refused(
             f"the parameter '{lazy[0]}' of a lazy layer has no size yet, and no weights give it one: run the module "
@@ -112,7 +114,7 @@ def refuse_lazy(failures, module):
     module.requires_grad_(False)
 
 
-def transformers_module(failures, torch, folder, attention):
+def transformers_module(torch, folder, attention):
     """The class that config.json names, from this folder alone. Refused where the checkpoint lacks weights."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     try:
@@ -137,16 +139,14 @@ def transformers_module(failures, torch, folder, attention):
     return as_built(module)
 
 
-def program_module(failures, torch, path, request):
+def program_module(torch, path, request):
     """A foreign program as a module again, its dtypes not pinned, its batch free where the request says so."""
     program = torch.export.load(path)
     widened = [name for name, t in program.state_dict.items() if t.dtype in (torch.half, torch.bfloat16)]
     module = program.module(check_guards=False)
     program_dtypes(torch, module, widen=bool(widened))
     if request.get("free_batch"):
-        freeing = failures.sibling("more_rows")
-        place = failures.sibling("batch_place").place_of_batch
-        freeing.free(torch, module, freeing.axes_of(program, request), place)
+        more_rows.free(torch, module, more_rows.axes_of(program, request))
     return plain_module(torch, module).requires_grad_(False)
 
 
@@ -187,10 +187,10 @@ def program_dtypes(torch, module, widen):
         part.recompile()
 
 
-def load_weights(failures, torch, module, weights):
+def load_weights(torch, module, weights):
     if weights is None:
         return []
-    state = with_tied(module, unwrapped(module, read_state(failures, torch, weights)))
+    state = with_tied(module, unwrapped(module, read_state(torch, weights)))
     wide = {name: t.float() if t.dtype in (torch.half, torch.bfloat16) else t for name, t in state.items()}
     try:
         module.load_state_dict(wide, strict=True)
@@ -225,20 +225,20 @@ def with_tied(module, state):
     return found
 
 
-def read_state(failures, torch, weights):
+def read_state(torch, weights):
     """The tensors of safetensors or of a state dict, by name. Pickled code is refused, never run."""
     if weights.endswith(".safetensors"):
         from safetensors.torch import load_file
 
         return load_file(weights)
     if weights.endswith(INDEX):
-        return sharded_state(failures, Path(weights))
+        return sharded_state(Path(weights))
     name = Path(weights).name
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise failures.Refused(
-            f"{name} is not a state dict of tensors alone ({why_not_opened(failures, error)}); a pickled module or "
+            f"{name} is not a state dict of tensors alone ({why_not_opened(error)}); a pickled module or "
             f"TorchScript may run code and is not opened: where the model was made, write its tensors with "
             f"torch.save(model.state_dict(), {name!r})"
         ) from None
@@ -253,7 +253,7 @@ def read_state(failures, torch, weights):
     return state
 
 
-def sharded_state(failures, index):
+def sharded_state(index):
     """The tensors of several safetensors files beside an index, which says the file of each tensor."""
     from safetensors import safe_open
 
@@ -281,7 +281,7 @@ def sharded_state(failures, index):
     return state
 
 
-def why_not_opened(failures, error):
+def why_not_opened(error):
     """Without torch's advice to open the file all the same."""
     reason = failures.first_lines(str(error).rpartition("WeightsUnpickler error: ")[2]).partition("\n")[0]
     return reason.partition(" Please use")[0][:300]

@@ -1,7 +1,9 @@
 """Exports a module that has no model.toml yet, to see how many rows a batch may have and how many bytes a row needs.
 
-Runs in the child, by file path: ``child`` is ``child.py``, whose `export` traces as the capture of a conversion does.
+Runs in the child, whose `export` traces as the capture of a conversion does.
 """
+
+from . import child, failures
 
 FOR_ONE_ROW = "1 because forward makes the number of rows a constant{place}: {remedy}"
 REMEDY = (
@@ -10,7 +12,7 @@ REMEDY = (
 MANY = 64  # the largest batch that the trial asks for
 
 
-def tried(child, torch, module, shown, result, folder):
+def tried(torch, module, shown, result, folder):
     """Export a module that takes batches, and give the entries of the module's description that follow from it.
 
     ``{"row_bytes": …}`` where a batch of any size can be exported (`row_bytes`); ``{"max_batch_size": 1, "doubts":
@@ -23,9 +25,9 @@ def tried(child, torch, module, shown, result, folder):
     try:
         program = child.export(torch, child.Flat(module, request), list(shown.values()), request)
     except Exception as error:
-        if not child.failures.is_specialised(error):
+        if not failures.is_specialised(error):
             return {}
-        why = FOR_ONE_ROW.format(place=child.failures.place_of(error, request), remedy=REMEDY)
+        why = FOR_ONE_ROW.format(place=failures.place_of(error, request), remedy=REMEDY)
         return {"max_batch_size": 1, "doubts": [*result["doubts"], ["", "max_batch_size", why]]}
     return {"row_bytes": row_bytes(torch, program, list(shown.values()))}
 

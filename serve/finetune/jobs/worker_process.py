@@ -28,7 +28,7 @@ both want all of it. ``idle``: what the server leaves (``SCHED_IDLE``, sched(7);
 
 class Child:
     """Use it in a ``with`` block: when the block is left, the process and all that it started are killed.
-    ``priority``: of its processor time; `of_script` and `of_module` take it from the request, else ``normal``."""
+    ``priority``: of its processor time; `of_module` takes it from the request, else ``normal``."""
 
     def __init__(self, command: list[str], log: Path, priority: Priority = "normal") -> None:
         self._log = log
@@ -52,16 +52,10 @@ class Child:
         self._reader.start()
 
     @classmethod
-    def of_script(cls, script: Path, request: Mapping[str, Any], place: Path) -> "Child":
-        """``python -PB script REQUEST.json``: nothing of ours is on its path, and no byte code is written beside the
-        operator's code, which may be a version's."""
-        command = [sys.executable, "-PB", str(script), _written(request, place)]
-        return cls(command, place.with_suffix(".log"), request.get("priority", "normal"))
-
-    @classmethod
     def of_module(cls, module: str, request: Mapping[str, Any], place: Path) -> "Child":
-        """``python -m module REQUEST.json``: our own code."""
-        command = [sys.executable, "-m", module, _written(request, place)]
+        """``python -PB -m module REQUEST.json``: no byte code is written beside the operator's code, which may be a
+        version's."""
+        command = [sys.executable, "-PB", "-m", module, _written(request, place)]
         return cls(command, place.with_suffix(".log"), request.get("priority", "normal"))
 
     def __enter__(self) -> "Child":

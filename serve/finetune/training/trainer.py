@@ -1,50 +1,35 @@
-"""Trains one job in a process of its own: started by file path, it imports torch and the operator's own code.
+"""Trains one job, with the operator's own code, in a process of its own.
 
-    python -P trainer.py REQUEST.json [RANK]
+    python -P -m halfeven.serve.finetune.training.trainer REQUEST.json [RANK]
 
 Standard output is one JSON object per line (`training_job.py`). At the end of standard input the server is gone, and
 this process ends; a line "cancel" in it ends the job after the current step, and "pause" writes a checkpoint there
 and ends the process.
-Of this package it loads, by path, only the files of this folder and some of models/ (`trainee.py` names them).
 """
 
 import gc
-import importlib
 import json
 import os
 import signal
 import sys
 import threading
-import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-HERE = Path(__file__).resolve().parent
-Request = Mapping[str, Any]
-Line = dict[str, Any]
-
-
-def beside(name: str) -> Any:
-    """The file of this folder by that name, as part of a package that is only this folder.
-
-    So the files may import each other, and neither our real package nor the operator's modules come in.
-    """
-    package = "_halfeven_finetune"
-    if package not in sys.modules:
-        sys.modules[package] = folder = types.ModuleType(package)
-        folder.__path__ = [str(HERE)]
-    return importlib.import_module(f"{package}.{name}")
-
-
 gc.disable()  # nothing of what is imported is garbage: to go through it again and again takes a quarter of the time
-torch = importlib.import_module("torch")
-parent_death, trainee, training_job = beside("parent_death"), beside("trainee"), beside("training_job")
-ranks = beside("loop.ranks")
-terms, child = beside("loop.training_terms"), trainee.child
+import torch  # noqa: E402
+
+from ....models.capture import child, failures  # noqa: E402
+from . import parent_death, trainee, training_job  # noqa: E402
+from .loop import ranks  # noqa: E402
+from .loop import training_terms as terms  # noqa: E402
+
 gc.freeze()
 gc.enable()
+Request = Mapping[str, Any]
+Line = dict[str, Any]
 
 
 def main(request_file: str, rank: int = 0) -> NoReturn:
@@ -149,8 +134,8 @@ def failure(error: Any, request: Request) -> Line:
         message = "the disk of the store is full. Delete versions or files there, then create the job again."
     else:
         code, message = "USER_CODE", trainee.one_line(error)
-        if not isinstance(error, child.Refused):
-            traceback = child.tail(error, request["source"] or {"folder": os.devnull, "path": []})
+        if not isinstance(error, failures.Refused):
+            traceback = failures.tail(error, request["source"] or {"folder": os.devnull, "path": []})
     return {"type": "failed", "code": code, "message": message, "traceback": traceback}
 
 

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ....models import processor
 from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import AUTO, settings_of
@@ -33,7 +34,7 @@ from .peak_memory import peak_memory
 from .precision_warning import slow_precision
 from .range_test import RATES, judged_rows, short_steps
 from .task import Task
-from .trainee import Trainee, processor, trainee_of
+from .trainee import Trainee, trainee_of
 
 Request = Mapping[str, Any]
 Line = dict[str, Any]

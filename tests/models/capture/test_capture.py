@@ -60,6 +60,7 @@ SIBLINGS = {
     "spec.py": "from errors import SCALE\n",
     "store.py": "SHIFT = 0.5\n",
     "queue.py": "raise RuntimeError('torch took mine for the one of Python')\n",
+    "failures.py": "MINE = True\n",
     "models/net.py": "def change(x, scale, shift):\n    return x * scale + shift\n",
     "width.txt": "3",
 }
@@ -74,7 +75,9 @@ assert pathlib.Path(__file__).name == "model.py" and pathlib.Path(__file__).is_f
 assert pathlib.Path.cwd() == pathlib.Path(__file__).parent
 assert int(open("width.txt").read()) == 3
 assert __name__ == "model" and sys.modules["model"].__file__ == __file__
-assert not any(name.partition(".")[0] == "halfeven" for name in sys.modules)
+import failures, models
+assert failures.MINE and pathlib.Path(models.__path__[0]).parent == pathlib.Path.cwd()
+assert not any(name.startswith(("halfeven.exporters", "halfeven.serve")) for name in sys.modules)
 """,
 )
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .seeding import seed_everything
 
 LONGEST = timedelta(days=7)  # that a process waits for another one, which may be evaluating
-SCRIPT = Path(__file__).parents[1] / "trainer.py"
+TRAINER = "halfeven.serve.finetune.training.trainer"
 _LOOK_EVERY_S = 0.1  # whether another process has ended before all have met
 
 
@@ -124,7 +124,7 @@ def _first_of(request: Mapping[str, Any], count: int) -> Ranks:
     meeting = Path(request["out"]) / "meeting"
     for left in (meeting, _failure_file(request)):  # of processes that have ended
         left.unlink(missing_ok=True)
-    command = [sys.executable, "-PB", str(SCRIPT), request["file"]]
+    command = [sys.executable, "-PB", "-m", TRAINER, request["file"]]
     others = [
         subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         for rank in range(1, count)

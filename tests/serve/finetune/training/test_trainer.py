@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.archive.archive import save_program
+from halfeven.models.capture.child import Flat
+from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits.model import build
 from halfeven.serve.finetune.training import trainee as subject
 from halfeven.serve.finetune.training.task import Task
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from tests.patience import PATIENCE_S
 from tests.serve.finetune.training.trainer_runs import TRAINER, Line, job, run, started
 
-DIGITS = TRAINER.parents[3] / "models" / "zoo" / "digits"
+DIGITS = zoo_folder("digits")
 PARENT = load_file(DIGITS / "weights.safetensors")
 
 SMALL = """
@@ -76,7 +78,7 @@ def with_code(request: Line, forward: str = "pass", build: str = "pass") -> Line
 def with_program(request: Line, module: nn.Module, example: Tensor) -> Line:
     path = Path(request["out"]).parent / "whole.pt2"
     rows = torch.export.Dim.DYNAMIC(min=1, max=request["max_batch_size"])
-    flat = subject.child.Flat(module.eval(), request)  # as the capture does: the outputs are a tuple
+    flat = Flat(module.eval(), request)  # as the capture does: the outputs are a tuple
     with torch.no_grad():
         program = torch.export.export(
             flat.module, (example,), dynamic_shapes={"tensors": ({0: rows},)}, strict=False
@@ -289,7 +291,7 @@ def test_a_loss_that_is_not_finite_is_null_and_bad_data(small: Line) -> None:
 FILLS_THE_DISK = """
 import sys
         def write(*_): open("/dev/full", "wb").write(bytes(100_000))
-        sys.modules["_halfeven_finetune.training_job"].save_file = write
+        sys.modules["halfeven.serve.finetune.training.training_job"].save_file = write
 """
 
 
@@ -339,7 +341,7 @@ def test_when_the_server_is_killed_the_process_dies_though_its_pipes_stay_open(s
     request = Path(small["out"]).parent / "request.json"
     request.write_text(json.dumps(with_code(small, forward=HANGING)))
     server = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-P', {str(TRAINER)!r}, {str(request)!r}])"
+        f"import subprocess, sys; subprocess.run([sys.executable, '-P', '-m', {TRAINER!r}, {str(request)!r}])"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen(
