@@ -20,14 +20,25 @@ import resource
 import sys
 import warnings
 import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import agreement, failures, flat_answers, more_rows, sources
 from .agreement import rows_of
 from .failures import Refused, first_lines
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
 
-def main(request_file):
+Request = Mapping[str, Any]
+Traced = tuple["ExportedProgram", list[str], dict[str, Any]]  # with notes, and what was found of the batch
+Size = int | list[Any]  # of an axis: a number, or [symbol, low, high]
+
+
+def main(request_file: str) -> NoReturn:
     request = json.loads(Path(request_file).read_text())
     out = Path(request["out"])
     try:
@@ -39,7 +50,7 @@ def main(request_file):
     os._exit(0 if "error" not in result else 1)  # user threads and atexit hooks may not hold us back
 
 
-def capture(request, out):
+def capture(request: Request, out: Path) -> dict[str, Any]:
     limit_memory(request["memory_limit_bytes"])
     folder = Path(request["folder"])
     os.chdir(folder)
@@ -58,7 +69,7 @@ def capture(request, out):
     return {"notes": notes, "max_batch_size": largest, "dims": dims(program), "state": state}
 
 
-def prepare(torch):
+def prepare(torch: ModuleType) -> None:
     """Settings of torch with which modules are run and traced."""
     torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
     # nn.Transformer reads its masks' values to choose a kernel, where no hint says that they are causal.
@@ -68,7 +79,7 @@ def prepare(torch):
     torch.manual_seed(0)
 
 
-def trace(torch, request, samples):
+def trace(torch: ModuleType, request: Request, samples: Sequence["Tensor"]) -> Traced:
     """The checked program of the request's source; of a transformers model in the attention that can be traced."""
     if request["source"].endswith(".pt2"):
         return of_program(torch, request, samples)
@@ -85,7 +96,7 @@ def trace(torch, request, samples):
     return program, [*notes, f"written with eager attention: sdpa gave {type(sdpa).__name__}"], facts
 
 
-def of_program(torch, request, samples):
+def of_program(torch: ModuleType, request: Request, samples: Sequence["Tensor"]) -> Traced:
     """A program that was exported for one row: with a free batch where its answers are the same, else as it is."""
     if not more_rows.is_for_one_row(torch, request):
         return attempt(torch, request, samples, None)
@@ -101,7 +112,9 @@ def of_program(torch, request, samples):
     return program, [*notes, "the program was exported for one row: its batch was made free"], facts
 
 
-def attempt(torch, request, samples, attention):
+def attempt(
+    torch: ModuleType, request: Request, samples: Sequence["Tensor"], attention: str | None
+) -> Traced:
     module, notes = loaded(torch, request, attention)
     flat = Flat(module, request)
     with torch.no_grad():
@@ -117,7 +130,7 @@ def attempt(torch, request, samples, attention):
     return program, notes, facts
 
 
-def loaded(torch, request, attention):
+def loaded(torch: ModuleType, request: Request, attention: str | None) -> tuple["nn.Module", list[str]]:
     """The module with its weights, in FP32, and what to tell of them."""
     from .autocast import see_transformers
 
@@ -129,7 +142,7 @@ def loaded(torch, request, attention):
     return module, [*notes, *sources.widen(torch, module)]
 
 
-def imported(name):
+def imported(name: str) -> ModuleType:
     """The module; no garbage is collected meanwhile: going through torch again and again is a quarter of its import."""
     if name not in sys.modules:
         gc.disable()
@@ -141,7 +154,7 @@ def imported(name):
     return sys.modules[name]
 
 
-def limit_memory(limit):
+def limit_memory(limit: int) -> None:
     """Limit the memory of this process to so many bytes (0: no limit). A system other than Linux may refuse."""
     if limit:
         try:
@@ -151,7 +164,7 @@ def limit_memory(limit):
                 raise
 
 
-def refuse_lacking(module, program):
+def refuse_lacking(module: "nn.Module", program: "ExportedProgram") -> None:
     """Refuse a checkpoint that lacks a weight which the outputs need: it would be random."""
     lacking = set(getattr(module, "lacking", ()))
     users = {node.name: node.users for node in program.graph.nodes if node.op == "placeholder"}
@@ -164,14 +177,14 @@ def refuse_lacking(module, program):
         raise Refused(f"the checkpoint has no weights for {needed[:5]}, which the outputs need")
 
 
-def load_samples(request):
+def load_samples(request: Request) -> list["Tensor"]:
     from safetensors.torch import load_file
 
     tensors = load_file(request["samples"])
     return [tensors[spec["name"]] for spec in request["inputs"]]
 
 
-def takes_by_name(forward, names):
+def takes_by_name(forward: Callable[..., Any], names: Sequence[str]) -> bool:
     """Whether the inputs are given to ``forward`` by their names: each is the name of one of its parameters, or
     ``forward`` has ``**kwargs`` and no other parameter that an input could be given to in order."""
     parameters = inspect.signature(forward).parameters
@@ -195,7 +208,7 @@ class Flat:
     ``copies``: a forward that writes into its inputs is given copies, so that nobody else's rows are changed.
     """
 
-    def __init__(self, module, request):
+    def __init__(self, module: "nn.Module", request: Request) -> None:
         self.module = module
         self.inputs = [spec["name"] for spec in request["inputs"]]
         self.outputs = request["outputs"]
@@ -205,14 +218,14 @@ class Flat:
         self.by_name = takes_by_name(self.original, self.inputs)
         module.forward = self.forward  # hooks and parameter names stay the module's own
 
-    def forward(self, *tensors):
+    def forward(self, *tensors: "Tensor") -> tuple["Tensor", ...]:
         given = () if self.copies else tensors
         versions = [tensor._version for tensor in given]
         if self.copies:
-            tensors = [tensor.clone() for tensor in tensors]
+            tensors = tuple(tensor.clone() for tensor in tensors)
         if self.axes:
             axes = [self.axes["inputs"].get(name, 0) for name in self.inputs]
-            tensors = [as_called(*each) for each in zip(tensors, axes, strict=True)]
+            tensors = tuple(as_called(*each) for each in zip(tensors, axes, strict=True))
         if self.by_name:
             answer = self.original(**dict(zip(self.inputs, tensors, strict=True)))
         else:
@@ -220,11 +233,11 @@ class Flat:
         self.writes = versions != [tensor._version for tensor in given]
         return self.in_order(answer)
 
-    def in_order(self, answer):
+    def in_order(self, answer: Any) -> tuple["Tensor", ...]:
         answer = flat_answers.in_order(answer, self.outputs)
         return self.batch_first(answer) if self.axes else answer
 
-    def batch_first(self, answer):
+    def batch_first(self, answer: Sequence["Tensor"]) -> tuple["Tensor", ...]:
         moved = []
         for name, value in zip(self.outputs, answer, strict=True):
             axis = self.axes["outputs"].get(name, 0)
@@ -237,12 +250,14 @@ class Flat:
         return tuple(moved)
 
 
-def as_called(tensor, axis):
+def as_called(tensor: "Tensor", axis: int) -> "Tensor":
     """An input as the module has it. Contiguous: cuDNN's recurrent layers ask that of a state."""
     return tensor.movedim(0, axis).contiguous() if axis else tensor
 
 
-def export(torch, flat, samples, request):
+def export(
+    torch: ModuleType, flat: "Flat", samples: Sequence["Tensor"], request: Request
+) -> "ExportedProgram":
     imported("torch._dynamo")  # most of what torch.export imports at its first call
     batched = request["max_batch_size"] > 1
     example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
@@ -262,7 +277,9 @@ def export(torch, flat, samples, request):
         raise
 
 
-def exported(torch, module, example, dynamic):
+def exported(
+    torch: ModuleType, module: "nn.Module", example: Sequence["Tensor"], dynamic: tuple[Any, ...]
+) -> "ExportedProgram":
     """The program with its regions taken in; traced again where one left casts (for the CPU, in control flow)."""
     from . import regions, substitutes  # they import torch
 
@@ -275,7 +292,7 @@ def exported(torch, module, example, dynamic):
     return program
 
 
-def dim(torch, spec, axis, batched, request):
+def dim(torch: ModuleType, spec: Mapping[str, Any], axis: int, batched: bool, request: Request) -> Any:
     """How free an axis is to ``torch.export``: the batch must stay free, others as free as they can be."""
     if axis == 0 and request["max_batch_size"] > 0:
         return (
@@ -289,7 +306,7 @@ def dim(torch, spec, axis, batched, request):
     return torch.export.Dim.AUTO(min=low, max=high) if high else torch.export.Dim.AUTO
 
 
-def save(torch, program, out):
+def save(torch: ModuleType, program: "ExportedProgram", out: Path) -> dict[str, str]:
     """Weights once, as safetensors; the archive without them and without its sample inputs, which are a pickle.
 
     Gives the name under which each entry of the state dict is stored: tied ones share it.
@@ -321,7 +338,7 @@ def save(torch, program, out):
     return stored
 
 
-def whole_storages(tensors):
+def whole_storages(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Each tensor alone in its storage, as safetensors wants it: copied where it is a view beside others."""
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors.values()]
     return {
@@ -330,7 +347,7 @@ def whole_storages(tensors):
     }
 
 
-def dims(program):
+def dims(program: "ExportedProgram") -> list[list[Size]]:
     """Per input and axis what the program takes: a size, or [symbol, low, high]; high is null if unbounded."""
     import torch
 
@@ -343,7 +360,7 @@ def dims(program):
     return found
 
 
-def axis_range(program, size):
+def axis_range(program: "ExportedProgram", size: Any) -> Size:
     expression = size.node.expr
     if expression.is_Integer:
         return int(expression)  # a size that the code turned out to depend on

@@ -11,17 +11,27 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import batch_found, child, failures, flat_answers, sources, trial_capture
 from .agreement import axis_of_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+from .batch_found import Call, Named
+
+Request = Mapping[str, Any]
 
 FREE = -1
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
 
-def main(request_file):
+def main(request_file: str) -> NoReturn:
     request = json.loads(Path(request_file).read_text())
     try:
         result = described(request)
@@ -32,7 +42,7 @@ def main(request_file):
     os._exit(0 if "error" not in result else 1)
 
 
-def described(request):
+def described(request: Request) -> dict[str, Any]:
     child.limit_memory(request["memory_limit_bytes"])
     folder, source = Path(request["folder"]), request["source"]
     os.chdir(folder)
@@ -59,7 +69,7 @@ def described(request):
 # An exported program says what it takes; it is run for the names and shapes of what it gives.
 
 
-def of_program(torch, path):
+def of_program(torch: ModuleType, path: Path) -> dict[str, Any]:
     program = torch.export.load(path)
     taken = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
     values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in taken}
@@ -90,7 +100,7 @@ def of_program(torch, path):
     }
 
 
-def _dim(size, found):
+def _dim(size: child.Size, found: Sequence[Sequence[child.Size]]) -> int | str:
     if isinstance(size, int):
         return size
     symbol, low, high = size
@@ -100,7 +110,7 @@ def _dim(size, found):
     return (f"{name}={bounds}" if bounds else name) if name else bounds or FREE
 
 
-def _filled(torch, values, offset):
+def _filled(torch: ModuleType, values: Mapping[str, Any], offset: int) -> dict[str, "Tensor"]:
     """Inputs for sizes that the program takes: of each symbol its least (2 at least), then one more."""
     symbols = {symbol for value in values.values() for size in value.shape if isinstance(size, torch.SymInt)
                for symbol in size.node.expr.free_symbols}  # fmt: skip
@@ -121,7 +131,7 @@ def _filled(torch, values, offset):
 # A transformers module names its main input; the configuration has the sizes.
 
 
-def of_transformers(torch, module):
+def of_transformers(torch: ModuleType, module: Any) -> tuple[dict[str, Any], Named]:
     """The dictionary of `_result`, and inputs by name that the module was run with."""
     config, known = module.config, inspect.signature(module.forward).parameters
     main = module.main_input_name
@@ -154,14 +164,14 @@ def of_transformers(torch, module):
 # Any other module is run with the inputs that the operator gives.
 
 
-def of_module(torch, module, request):
+def of_module(torch: ModuleType, module: "nn.Module", request: Request) -> tuple[dict[str, Any], Named]:
     from safetensors.torch import load_file
 
     stored = load_file(request["samples"])
     return seen(torch, module, {name: stored[name] for name in request["names"]})
 
 
-def seen(torch, module, given):
+def seen(torch: ModuleType, module: "nn.Module", given: Named) -> tuple[dict[str, Any], Named]:
     """Run a module with sample tensors (``given``: name → tensor) and describe its inputs and outputs.
 
     Gives the dictionary of `_result`, with the ``batch_axis`` of each tensor, ``whole`` (whether ``given`` is one
@@ -189,7 +199,9 @@ def seen(torch, module, given):
     return {**result, "whole": word in ("steps", "whole"), "left_out": left_out}, shown
 
 
-def _seen(torch, call, given, runs, word, why):
+def _seen(
+    torch: ModuleType, call: Call, given: Named, runs: Sequence[Named], word: str, why: str
+) -> dict[str, Any]:
     inputs = [{"name": n, "dtype": str(t.dtype), "shape": [*t.shape]} for n, t in given.items()]
     doubts = [[name, "shape", "the sizes of the given samples"] for name, t in given.items() if t.ndim > 1]
     if why:
@@ -199,7 +211,15 @@ def _seen(torch, call, given, runs, word, why):
     return _result(torch, call, inputs, runs, 64, not word, doubts)
 
 
-def _result(torch, call, inputs, runs, rows, batched, doubts=()):
+def _result(
+    torch: ModuleType,
+    call: Call,
+    inputs: list[dict[str, Any]],
+    runs: Sequence[Named],
+    rows: int,
+    batched: bool,
+    doubts: Sequence[list[str]] = (),
+) -> dict[str, Any]:
     """Names, dtypes and shapes of the inputs and outputs, and the largest batch. ``call``: inputs by name → outputs by
     name; ``rows``: the largest batch of a model that is batched. A model is not batched where an output's first axis
     does not have the number of rows, or where another axis grows with it, too."""
@@ -231,11 +251,11 @@ def _result(torch, call, inputs, runs, rows, batched, doubts=()):
     }
 
 
-def _free(one, other):
+def _free(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [size if size == again else FREE for size, again in zip(one, other, strict=True)]
 
 
-def _called(module, arrays):
+def _called(module: "nn.Module", arrays: Named) -> Any:
     """As the capture calls it: the module's hooks see all inputs in order, whether forward gets them by name or not."""
     forward, names = module.forward, list(arrays)
     if child.takes_by_name(forward, names):
@@ -246,7 +266,7 @@ def _called(module, arrays):
         module.forward = forward
 
 
-def _named(module, arrays, left_out=None):
+def _named(module: "nn.Module", arrays: Named, left_out: dict[str, str] | None = None) -> dict[str, "Tensor"]:
     """The module's output tensors by name: the names that the module gives them, else ``output``, ``output1``, …
     Tuples and dictionaries inside the output are taken apart. ``left_out`` gets name → type of each output that is no
     tensor."""

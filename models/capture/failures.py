@@ -10,7 +10,11 @@ import logging
 import re
 import sys
 import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+Request = Mapping[str, Any]
 
 LIVE = 'or serve the model uncaptured with form = "live"'
 _BRANCHES = (
@@ -61,7 +65,7 @@ class Refused(Exception):
     """A failure that has a sentence of its own (others show the user's traceback)."""
 
 
-def described(error, request):
+def described(error: BaseException, request: Request) -> dict[str, str]:
     """A failure as result.json has it: a sentence, and the traceback where the sentence needs one."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
@@ -73,7 +77,7 @@ def described(error, request):
     return {"error": sentence, "traceback": tail(error, request)}
 
 
-def explained(error, request):
+def explained(error: BaseException, request: Request) -> str:
     """Construct, source line and what to do, followed by torch's own message; only that for an unknown construct."""
     theirs = f"{type(error).__name__}: {first_lines(error)}"
     if isinstance(error, ImportError):
@@ -90,7 +94,7 @@ def explained(error, request):
     return theirs
 
 
-def _closer(construct, remedy, code):
+def _closer(construct: str, remedy: str, code: str) -> tuple[str, str]:
     """The construct and remedy, more exact where the user's line has an ``assert`` or an ``.item()``."""
     if "decision" in construct and code.startswith("assert"):
         return "an assertion about a tensor's values", "take it out of forward"
@@ -99,14 +103,20 @@ def _closer(construct, remedy, code):
     return construct, remedy
 
 
-def _integer_input(error, words):
+def _integer_input(error: BaseException, words: Sequence[str]) -> bool:
     """Whether an integer input met weights: then its datatype in model.toml is wrong, and half is not the cause."""
     return "dtype" in words[0] and any(
         f" {name} " in f"{error} " for name in ("Long", "Int", "Short", "Byte")
     )
 
 
-def blame_inputs(error, module, forward, example, request):
+def blame_inputs(
+    error: Any,
+    module: Callable[..., Any],
+    forward: Callable[..., Any],
+    example: Sequence[Any],
+    request: Request,
+) -> None:
     """Where forward fails without tracing too, note on ``error`` the inputs that it was given, and its own error."""
     try:
         module(*(tensor.clone() for tensor in example))
@@ -127,7 +137,7 @@ def blame_inputs(error, module, forward, example, request):
         return
 
 
-def blame_samples(error, forward, given):
+def blame_samples(error: Any, forward: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Attach to ``error`` a message with the names, dtypes and shapes of the samples that the model's forward function
     failed with. ``given``: name → tensor."""
     shapes = ", ".join(f"'{name}' {str(t.dtype)[6:]} {list(t.shape)}" for name, t in given.items())
@@ -138,7 +148,7 @@ def blame_samples(error, forward, given):
     error.halfeven_inputs = (sentence, error)
 
 
-def _parameters(forward, given, error):
+def _parameters(forward: Callable[..., Any], given: Collection[Any], error: BaseException) -> str:
     """The end of an error message: the parameters of the model's forward function, and advice where the function seems
     to take its tensors in one tuple or dictionary."""
     with contextlib.suppress(TypeError, ValueError):
@@ -147,7 +157,7 @@ def _parameters(forward, given, error):
     return ""
 
 
-def _one_by_one(signature, example, error):
+def _one_by_one(signature: inspect.Signature, example: Collection[Any], error: BaseException) -> str:
     """What to do where forward seems to take its tensors in a dict or a list; else nothing."""
     needed = [
         one
@@ -162,7 +172,7 @@ def _one_by_one(signature, example, error):
     )
 
 
-def where_imports_are_found(error, request):
+def where_imports_are_found(error: ImportError, request: Request) -> str:
     """Where an import was looked for, and which key of model.toml adds a folder."""
     folder, roots = Path(request["folder"]), list(request["path"])
     if "relative import" in str(error):
@@ -189,11 +199,11 @@ def where_imports_are_found(error, request):
     )
 
 
-def first_lines(error):
+def first_lines(error: object) -> str:
     return "\n".join(str(error).strip().splitlines()[:12])
 
 
-def tail(error, request):
+def tail(error: BaseException, request: Request) -> str:
     """The last frames of the user's own code and the last frame of all; torch's frames between them are left out."""
     _, error = getattr(error, "halfeven_inputs", ("", error))
     frames = traceback.extract_tb(error.__traceback__)
@@ -202,25 +212,25 @@ def tail(error, request):
     return "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))[-4000:]
 
 
-def is_own(file, request):
+def is_own(file: str, request: Request) -> bool:
     roots = {Path(root).resolve() for root in (request["folder"], *request["path"])}
     return bool(roots & set(Path(file).parents))
 
 
-def line_of(error, request):
+def line_of(error: BaseException, request: Request) -> tuple[str, str]:
     """The innermost line of the user's that an error passed, as (place, code); empty where none did."""
     if place := getattr(error, "halfeven_place", None):
         return place
     return own_line(traceback.extract_tb(error.__traceback__), request)
 
 
-def of_the_model(frames, request):
+def of_the_model(frames: Sequence[traceback.FrameSummary], request: Request) -> list[traceback.FrameSummary]:
     """The frames of the user's own files; where there are none, those of the library that the model comes from."""
     own = [frame for frame in frames if is_own(frame.filename, request)]
     return own or [frame for frame in frames if not _is_torch_or_python(frame.filename)]
 
 
-def _is_torch_or_python(file):
+def _is_torch_or_python(file: str) -> bool:
     """Whether this source file is torch's, the Python standard library's or halfeven's. A stack frame in such a file
     does not show which line of the model's code failed."""
     place, torch = Path(file), getattr(sys.modules.get("torch"), "__file__", None)
@@ -229,19 +239,19 @@ def _is_torch_or_python(file):
     return file.startswith("<") or is_pythons or any(folder in place.parents for folder in folders)
 
 
-def own_line(frames, request):
+def own_line(frames: Sequence[traceback.FrameSummary], request: Request) -> tuple[str, str]:
     own = of_the_model(frames, request)
     if not own:
         return "", ""
     return f"{own[-1].filename}:{own[-1].lineno}", (own[-1].line or "").strip()
 
 
-def place_of(error, request):
+def place_of(error: BaseException, request: Request) -> str:
     place, code = line_of(error, request)
     return f" at {place} (`{code}`)" if place else ""
 
 
-def line_of_node(node, request):
+def line_of_node(node: Any, request: Request) -> str:
     """The user's line that a node of a program was traced from, as ``place_of`` writes it; else torch's."""
     text = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n +([^\n]+)', text)
@@ -252,26 +262,26 @@ def line_of_node(node, request):
 class _Specialised(logging.Handler):
     """A log handler that sees torch.export's message that a size became a constant, and notes the calling line."""
 
-    def __init__(self, request):
+    def __init__(self, request: Request) -> None:
         super().__init__(logging.INFO)
         self.request, self.place = request, ("", "")
 
-    def emit(self, record):
+    def emit(self, record: logging.LogRecord) -> None:
         if not self.place[0] and str(record.msg).startswith("set_replacement"):
             self.place = own_line(_stack(), self.request)
 
 
-def _stack():
+def _stack() -> list[traceback.FrameSummary]:
     return traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)))[::-1]
 
 
-def is_specialised(error):
+def is_specialised(error: BaseException) -> bool:
     """Whether this error of torch.export says that the model's code makes a constant of a size that has to stay free,
     such as the number of rows."""
     return SPECIALISED in str(error)
 
 
-def where_specialised(error, request, export):
+def where_specialised(error: Any, request: Request, export: Callable[[], object]) -> None:
     """Add the line where a size became a constant to torch's error, which lacks it: by exporting once more."""
     if not is_specialised(error):
         return

@@ -6,10 +6,13 @@ dots: ``{"logits": a, "hidden": (b, c)}`` has the parts ``logits``, ``hidden.0``
 Runs in the child, the trainer and the live form.
 """
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 from .failures import Refused
 
 
-def parts_of(answer, name=""):
+def parts_of(answer: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(name, value) of every part that is no tuple, list or dict."""
     if hasattr(answer, "keys"):
         inside = [(key, answer[key]) for key in list(answer.keys())]
@@ -22,11 +25,11 @@ def parts_of(answer, name=""):
         yield from parts_of(part, f"{name}.{key}" if name else str(key))
 
 
-def is_tensor(value):
+def is_tensor(value: object) -> bool:
     return hasattr(value, "untyped_storage")
 
 
-def in_order(answer, names):
+def in_order(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
     """The parts that model.toml names, in its order: of a dict by name, of a tuple or list by place.
 
     Raises Refused where a name is missing, the number is another one, or a part is no tensor.
