@@ -223,12 +223,12 @@ def check_whole_form(reference_run: ReferenceRun, answers: Answers) -> None:
     for question in (*reference_run.small, *reference_run.bulk[:1]):
         came = answers(question.inputs)
         for name, expected in question.reference.items():
-            gap = _gap(expected, came[name])
-            if not gap <= SAME_IN_FP32:
+            apart = gap(expected, came[name])
+            if not apart <= SAME_IN_FP32:
                 raise ExportFailed(
                     f"in FP32 the exported form of '{reference_run.spec.name}' already differs from the program: "
-                    f"output '{name}' by {gap:.3g} of its largest value (at most {SAME_IN_FP32:g}); "
-                    f"{_cause(gap, reference_run.noise.get(name))}: serve the torch form (--form torch)"
+                    f"output '{name}' by {apart:.3g} of its largest value (at most {SAME_IN_FP32:g}); "
+                    f"{_cause(apart, reference_run.noise.get(name))}: serve the torch form (--form torch)"
                 )
 
 
@@ -271,7 +271,8 @@ def _rows(spec: ModelSpec, arrays: Arrays) -> int:
     return len(arrays[spec.inputs[0].name]) if spec.batched else 1
 
 
-def _gap(expected: np.ndarray, came: np.ndarray) -> float:
+def gap(expected: np.ndarray, came: np.ndarray) -> float:
+    """The largest difference as a share of the largest number expected; infinite for other shapes or infinities."""
     if expected.shape != came.shape or expected.dtype != came.dtype:
         return float("inf")
     with np.errstate(invalid="ignore"):
