@@ -16,11 +16,13 @@ from ..models.errors import (
     BadInput,
     BadSamples,
     BadSetting,
+    CannotConvert,
     CaptureFailed,
     DamagedFile,
     HalfevenError,
     NewerFormat,
     NotRun,
+    OutOfTime,
 )
 from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
@@ -168,15 +170,23 @@ def _foreign(
             exact = read_foreign(asked.folder / asked.source, asked)[1]
             samples = _in_range(samples, asked.spec, exact)
 
-    def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
-        why = "the file does not run with larger ones; give samples"
-        note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
-        noted = replace(asked, notes=(*asked.notes, *note))
-        return foreign_subject(noted, tried, origin, options.search, notify)
+    def made(whole_because: str | None) -> Version:
+        def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
+            why = "the file does not run with larger ones; give samples"
+            note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
+            noted = replace(asked, notes=(*asked.notes, *note))
+            return foreign_subject(noted, tried, origin, options.search, notify, whole_because)
 
-    subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
-    _check_signature(subject.spec, newest, options)
-    return travel(subject, maker, store, notify, known)
+        subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
+        _check_signature(subject.spec, newest, options)
+        return travel(subject, maker, store, notify, known)
+
+    try:
+        return made(None)
+    except OutOfTime:
+        raise
+    except CannotConvert as error:  # a node that does not run alone, though the file runs
+        return made(f"it cannot be planned: {error}")
 
 
 def _with_smaller_integers(
