@@ -271,6 +271,7 @@ def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Sample
     given = _given(path, folder)
     if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
+    folder = replace(folder, notes=(*folder.notes, *given.notes))
     samples = given.distinct()
     if samples.count == given.count:
         return folder, given
