@@ -113,7 +113,7 @@ def convert(
     converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
-    asked, samples = _samples(_with_source_told(asked, newest), options)
+    asked, samples = _samples(_with_source_noted(asked, newest), options)
     origin = {
         "parent": None,
         "lineage": {"by": "convert"},
@@ -315,7 +315,7 @@ def _check_signature(spec: ModelSpec, newest: Version | None, options: Options) 
     )
 
 
-def _with_source_told(asked: ModelFolder, newest: Version | None) -> ModelFolder:
+def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolder:
     """With a note where a bare file makes a new version of a model that was made of another file."""
     before = newest.manifest.get("source", {}).get("source") if newest is not None else None
     if asked.guessed is None or before in (None, asked.source):
