@@ -149,7 +149,7 @@ class Operations(TorchDispatchMode):
             self._allocator.check_mapped(*targets)
             found = func(*inner[0], **inner[1])
             if any_order and found.is_floating_point():
-                found = found * (1 + self._queues.noise())
+                found = found * (1 + self._queues.noise() * torch.finfo(found.dtype).eps)
             for target, value in zip(targets, [found] if single else found, strict=True):
                 target.copy_(value)
 

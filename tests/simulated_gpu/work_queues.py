@@ -114,9 +114,9 @@ class WorkQueues:
                 "CUDA error: operation failed due to a previous error during capture"
             )
 
-    def noise(self) -> float:
-        """What a sum in another order differs by."""
-        return self._chance.choice((-1, 0, 1)) * 2.0**-19
+    def noise(self) -> int:
+        """By how many roundings a sum in another order differs."""
+        return self._chance.choice((-1, 0, 1))
 
     def hold(self) -> None:
         """Carry nothing out until `go`: a thread that waits for the device sleeps."""
