@@ -26,6 +26,7 @@ from halfeven.models.engines.switched_off import (
     features_off,
 )
 from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.value_range import ValueRange
 from halfeven.serve.selftest import check_onnx
 from halfeven.serve.selftest.check_out_of_memory import NO_DEVICE_HAS
 from halfeven.serve.selftest.nets import CPU, Net
@@ -171,11 +172,9 @@ def test_replays_of_what_adds_in_any_order_agree_within_the_gate_and_are_said_by
 ) -> None:
     model, checks = captured("scatter add"), {GRAPHS: CHECKS[GRAPHS]}
     x, ids = model.spec.inputs
-    spec = replace(model.spec, inputs=(x, replace(ids, range=(0, 9))))
+    spec = replace(model.spec, inputs=(x, replace(ids, range=ValueRange((0,), (9,)))))
     scattering = [Net("scattering", spec, model.program)]
-    monkeypatch.setattr(
-        Net, "half", lambda net, device: net.whole
-    )  # half's rounding would hide the differences
+    monkeypatch.setattr(Net, "half", lambda net, device: net.whole)  # rounding would hide differences
     with SimulatedGpu(random.Random(0)) as gpu:
         outcome = run_checks(gpu.device, scattering, lambda _: None, checks)[GRAPHS]
         assert outcome.status == PASSED and "(within the gate: scatter_add 'scatter_add')" in outcome.evidence
