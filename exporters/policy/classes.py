@@ -4,7 +4,8 @@ Both back ends (captured programs, ONNX files) read their rules here. The rule a
 
 Sources: torch 2.13, ``aten/src/ATen/autocast_mode.h`` (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
 AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE), as registered for CUDA; the two norm overloads to which CUDA gives a
-dtype argument stand under FP32, which rounds the same. ONNX names: what torch's ONNX exporter writes for the class, and
+dtype argument stand under FP32, which rounds the same. What an older torch has not on its lists is said in
+`exporters/torch/autocast/policy.py`. ONNX names: what torch's ONNX exporter writes for the class, and
 by ONNX's operator documentation where torch has no such operation; operators that ONNX Runtime's optimiser makes of
 several (``MultiHeadAttention``, ``SkipLayerNormalization``) stand in the class of the one that decides. O2 and O3: Apex
 (``apex.amp`` opt_levels).
