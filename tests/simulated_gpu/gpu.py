@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from halfeven.exporters.torch.autocast.kernels import half_kernels
 from halfeven.models.engines import torch_engine
+from torch._subclasses import fake_tensor
 
 from .memory import Allocator
 from .operations import DEVICE, Operations
@@ -43,6 +44,8 @@ class SimulatedGpu:
             self._stack.enter_context(patch.object(torch.cuda, name, replacement))
         for name, replacement in _of_the_allocator(self).items():
             self._stack.enter_context(patch.object(torch._C, name, replacement))
+        # A torch that was built for CUDA would make a context on a device that is not there.
+        self._stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
         self._stack.enter_context(self.operations)
         return self
 
