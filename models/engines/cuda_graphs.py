@@ -135,7 +135,8 @@ class Graphs:
         """Forget all recordings; call it when no replay is under way."""
         self._recordings = {}
         for graph in self._captured:
-            graph.reset()
+            with suppress(Exception):  # of a lost device: the rest is forgotten all the same
+                graph.reset()
         self._captured = []
         self._streams.give_back(self._stream)
 

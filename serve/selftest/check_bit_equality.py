@@ -48,5 +48,6 @@ def _faults(net: Net, device: torch.device, acted: list[str]) -> list[str]:
     acted.append(net.name)
     names = [output.name for output in net.spec.outputs]
     allowed = agreement_on(device, half)
-    wrong = [name for name, *pair in zip(names, live, came, strict=True) if not same_numbers(*pair, allowed)]
+    pairs = zip(names, live, came, strict=True)
+    wrong = [name for name, one, other in pairs if not same_numbers(one, other, allowed)]
     return [f"{net.name}: output {', '.join(wrong)} differs from live autocast's"] if wrong else []

@@ -5,6 +5,7 @@ Where the program itself gives other bits in each run, they agree within the gat
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ...models.buckets import buckets_of
@@ -51,14 +52,17 @@ def _faults(net: Net, device: torch.device, recorded: list[str], left_out: list[
         replayed = answers_in_flight(engine, batches)
     finally:
         engine.close()
-    unordered = (
-        f" (within the gate: {', '.join(engine.in_any_order)})" if engine.in_any_order else " (bit for bit)"
-    )
-    recorded.append(net.name + unordered)
+    how = f"within the gate: {', '.join(engine.in_any_order)}" if engine.in_any_order else "bit for bit"
+    recorded.append(f"{net.name} ({how})")
     allowed = agreement_of(engine.precision, engine.in_any_order)
     differing = {
         len(parts[0][0])
-        for parts, *pair in zip(batches, replayed, eager, strict=True)
-        if not all(agrees(*map(torch.from_numpy, outputs), allowed) for outputs in zip(*pair, strict=True))
+        for parts, one, other in zip(batches, replayed, eager, strict=True)
+        if not _all_agree(one, other, allowed)
     }
     return [f"{net.name}: replays at {sorted(differing)} rows differ from the program"] if differing else []
+
+
+def _all_agree(one: Sequence[np.ndarray], other: Sequence[np.ndarray], allowed: float) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(agrees(torch.from_numpy(a), torch.from_numpy(b), allowed) for a, b in pairs)

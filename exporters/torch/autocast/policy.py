@@ -47,7 +47,7 @@ class OpLists:
 
 
 # The first torch that has an operation on CUDA's lists, where the oldest supported one (2.11) has not.
-_SINCE = {"rms_norm": (2, 12)}
+_SINCE = {"rms_norm": "2.12"}
 
 
 def cuda_lists(version: str) -> OpLists:
