@@ -65,20 +65,29 @@ def net(depth: int, seed: int) -> Whole:
 
 
 def wrong(one: Whole, sizes: tuple[int, ...], in_flight: int, seed: int) -> int:
-    """How many batches are wrong of one trial."""
-    chance = random.Random(seed)
-    here = TorchEngine(one.program, "fp32", CPU)
-    with SimulatedGpu(chance, PACES[seed % 3]) as gpu, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_engine, "slots_on", lambda device: in_flight)
-        there = TorchEngine(one.program, "fp32", gpu.device)
-        there.warm_up(rows(max(sizes)))
-        for size in sizes:
-            there.record(rows(size))
-        batches = [rows(chance.choice(sizes)) for _ in range(BATCHES)]
-        replays = gpu.replays
-        came = answers_in_flight(there, batches)
+    """How many batches are wrong of one trial on the simulated device."""
+    with SimulatedGpu(random.Random(seed), PACES[seed % 3]) as gpu:
+        there = recorded_on(gpu.device, one, sizes, in_flight)
+        replays, found = gpu.replays, wrong_of(there, one, sizes, seed)
         assert gpu.replays - replays == BATCHES, "a batch was not replayed"
-        return sum(differs(outputs, here.run(parts)) for outputs, parts in zip(came, batches, strict=True))
+        return found
+
+
+def recorded_on(device: torch.device, one: Whole, sizes: tuple[int, ...], in_flight: int = 2) -> TorchEngine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_engine, "slots_on", lambda device: in_flight)
+        there = TorchEngine(one.program, "fp32", device)
+    there.warm_up(rows(max(sizes)))
+    for size in sizes:
+        there.record(rows(size))
+    return there
+
+
+def wrong_of(there: TorchEngine, one: Whole, sizes: tuple[int, ...], seed: int) -> int:
+    here, chance = TorchEngine(one.program, "fp32", CPU), random.Random(seed)
+    batches = [rows(chance.choice(sizes)) for _ in range(BATCHES)]
+    came = answers_in_flight(there, batches)
+    return sum(differs(outputs, here.run(parts)) for outputs, parts in zip(came, batches, strict=True))
 
 
 @pytest.mark.parametrize("depth", slow_but({3, 4}, DEPTHS))

@@ -1,6 +1,7 @@
 """On a device the host runs ahead. What makes it wait is counted here on a CPU: reads of a tensor's numbers."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,11 +79,17 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loop_of(
-    level: str, precision: str = "fp16", most: int = 32, runs_ahead: bool = True, spoilt: float = 0.0
+    level: str,
+    precision: str = "fp16",
+    most: int = 32,
+    runs_ahead: bool = True,
+    spoilt: float = 0.0,
+    device: str = "cpu",
 ) -> Loop:
     """``most``: rows of one pass; ``spoilt`` is added to one number of the second batch."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).to(device)
+    x, y = X.to(device), Y.to(device)
     forward = HalfModel(net, torch.float16) if level == "O2" else net
     settings = Settings(batch_size=16, precision=precision, opt_level=level, init_scale=256.0, n_epochs=2)
     calls = 0
@@ -90,11 +97,12 @@ def loop_of(
     def loss(rows: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        answer = forward(X[rows])
-        gap = (answer[0] if isinstance(answer, tuple) else answer).float() - Y[rows]
+        there = rows if device == "cpu" else rows.pin_memory().to(device, non_blocking=True)
+        answer = forward(x[there])
+        gap = (answer[0] if isinstance(answer, tuple) else answer).float() - y[there]
         return gap.square().mean() + (spoilt * gap.sum() if calls == 2 else 0.0)
 
-    loop = Loop(net, loss, ROWS, settings, parts_of=lambda batch: batch.split(most))
+    loop = Loop(net, loss, ROWS, settings, device, parts_of=lambda batch: batch.split(most))
     loop.passes.runs_ahead = runs_ahead
     return loop
 
@@ -188,3 +196,19 @@ def test_the_rows_of_the_next_step_of_an_epoch_are_asked_for_before_the_host_wai
     per_epoch = ROWS // 16
     expected = [(step, seen[step + 1]) for step in range(2 * per_epoch) if (step + 1) % per_epoch]
     assert asked == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_step_on_cuda_waits_two_times(level: str) -> None:
+    loop = loop_of(level, device="cuda")
+    steps = loop.run()
+    next(steps)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            next(steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchroniz" in str(one.message) for one in caught) == 2
