@@ -467,6 +467,9 @@ ERRORS = {
         Graphs._end_failed, "torch._C._cuda_releasePool(device.index or 0, self._pool)", "pass",
         a_failed_capture_harms_no_batch,
     ),
+    "the pool of a failed capture is used again": Planted(
+        Graphs._end_failed, "self._pool = torch.cuda.graph_pool_handle()", "pass", a_failed_capture_harms_no_batch
+    ),
     "the next batch gets the error of a failed capture": Planted(
         Graphs._end_failed, "torch.ones(1, device=device).add_(1)", "pass", a_failed_capture_harms_no_batch
     ),

@@ -163,6 +163,7 @@ class Graphs:
             with suppress(Exception):
                 torch._C._cuda_endAllocateToPool(device.index or 0, self._pool)
                 torch._C._cuda_releasePool(device.index or 0, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()  # torch takes no capture into the other one any more
         with suppress(Exception):  # CUDA keeps the error for the next kernel's check (cudaGetLastError)
             torch.ones(1, device=device).add_(1)
 

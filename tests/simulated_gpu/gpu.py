@@ -149,6 +149,7 @@ def _graph_type(gpu: SimulatedGpu) -> type:
         def capture_end(self) -> None:
             gpu.queues.end_capture(self._stream)
             gpu.memory.end(self._pool)
+            gpu.memory.end_of_the_host(self._pool)
             self._ended = True
 
         def replay(self) -> None:

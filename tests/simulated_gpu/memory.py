@@ -42,7 +42,10 @@ class Allocator:
         self.fail_at: int | None = None
         self._queues = queues
         self.emptied = 0
-        self._pooled = 0  # bytes of pools that are in use
+        self._pooled = Counter[object]()  # bytes in use, by pool
+        self._of_the_host: list[
+            object
+        ] = []  # pools of captures that torch's page-locked memory knows as underway
         self._underway: dict[int, object] = {}  # pools that captures take memory of, by stream
         self._uses = Counter[object]()  # graphs of each pool
         self._unmapped: set[int] = set()  # addresses that were given back to the device
@@ -57,7 +60,7 @@ class Allocator:
     def in_pools(self) -> int:
         """Bytes that pools of captures have of the device, in use or not."""
         cached = sum(memory.numel() for owner, kept in self._free.items() if owner[1] for memory in kept)
-        return cached + self._pooled
+        return cached + sum(self._pooled.values())
 
     def take(self, nbytes: int, stream: int) -> Block:
         """Raises torch.OutOfMemoryError."""
@@ -75,7 +78,7 @@ class Allocator:
             else:
                 memory = self._new(size, nbytes)
             self.taken += memory.numel()
-            self._pooled += memory.numel() if owner[1] else 0
+            self._pooled[owner[1]] += memory.numel() if owner[1] else 0
             self.peak = max(self.peak, self.taken)
             block = Block(memory)
             weakref.finalize(block, self._give_back, memory, stream, owner)
@@ -83,8 +86,13 @@ class Allocator:
 
     def begin(self, stream: int, pool: object) -> None:
         """From now on what the stream allocates is of the pool."""
+        if pool in self._uses and not self._uses[pool]:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED (simulated)")
         self._underway[stream] = pool
         self._uses[pool] += 1
+        if pool in self._of_the_host:
+            raise RuntimeError("beginAllocateToPool: already recording to pool_id (simulated)")
+        self._of_the_host.append(pool)
 
     def end(self, pool: object) -> None:
         streams = [stream for stream, other in self._underway.items() if other is pool]
@@ -92,6 +100,10 @@ class Allocator:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id (simulated)")
         for stream in streams:
             del self._underway[stream]
+
+    def end_of_the_host(self, pool: object) -> None:
+        """Only a graph ends this, where CUDA gave one: torch has no other way."""
+        self._of_the_host.remove(pool)
 
     def release(self, pool: object) -> None:
         self._uses[pool] -= 1
@@ -108,6 +120,8 @@ class Allocator:
                 self._queues.synchronize()
             for owner in own:
                 self._unmapped |= {memory.data_ptr() for memory in self._free.pop(owner)}
+            for pool in [pool for pool, uses in self._uses.items() if not uses and not self._pooled[pool]]:
+                del self._uses[pool]  # a pool without a graph and without memory is forgotten
 
     def check_mapped(self, *contents: Tensor) -> None:
         """Raise where a kernel reads or writes memory that the device has taken back."""
@@ -128,7 +142,7 @@ class Allocator:
     def _give_back(self, memory: Tensor, stream: int, owner: tuple[int, object]) -> None:
         with self._queues.changed:
             self.taken -= memory.numel()
-            self._pooled -= memory.numel() if owner[1] else 0
+            self._pooled[owner[1]] -= memory.numel() if owner[1] else 0
             if self._queues.lost is None:
                 self._queues.put(stream, lambda: memory.fill_(RUBBISH))
                 self._free.setdefault(owner, []).append(memory)

@@ -128,6 +128,10 @@ def test_what_a_device_cannot_record_is_computed_and_harms_no_batch(net: Whole, 
     replays = gpu.replays
     assert trial(gpu, there, here, [rows(4), rows(2), rows(4)]) == [] and gpu.replays == replays
     torch.cuda.empty_cache()  # the allocator is in the middle of nothing
+    there._module = program
+    for size in (4, 2):
+        there.record(rows(size))
+    assert trial(gpu, there, here, [rows(4), rows(2), rows(4)]) == [] and gpu.replays > replays + 3
     there.forget_recordings()
     torch.cuda.empty_cache()
     assert gpu.memory.in_pools == 0
