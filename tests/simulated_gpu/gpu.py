@@ -83,12 +83,12 @@ def _forget() -> None:
 
 
 def _stream_type(gpu: SimulatedGpu) -> type:
-    queues, made, turns = gpu.queues, list[int](), itertools.count()
+    queues, made, counter = gpu.queues, list[int](), itertools.count()
 
     def next_number() -> int:
         if len(made) < STREAMS:
             made.append(queues.new_stream())
-        return made[next(turns) % STREAMS]
+        return made[next(counter) % STREAMS]
 
     class Stream:
         def __init__(self, device: object = None, priority: int = 0, number: int | None = None) -> None:
