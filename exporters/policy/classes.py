@@ -57,7 +57,6 @@ class Trait(Enum):
     DIVIDES = "by its second input"
     ROOT = "infinite, or infinitely steep, at zero"
     SIGNED_ZERO = "answers otherwise for -0 than for +0"
-    SCATTERS = "may add several elements into one"
     NOT_FOLDED = "random or quantised: never computed ahead"
 
 
@@ -166,10 +165,10 @@ CLASSES: tuple[OpClass, ...] = (
     _class("sum of products", "addcdiv addcmul bilinear cross tensordot", "", _WIDEST),
     _class("angle of two", "atan2", "", _WIDEST, _T.SIGNED_ZERO),
     _class("sampling on a grid", "grid_sampler", "GridSample", _WIDEST),
-    _class("scatter by index", "index_put", "ScatterND", _WIDEST, _T.SCATTERS),
-    _class("scatter", "scatter_add", "ScatterElements Scatter", _WIDEST, _T.SCATTERS),
+    _class("scatter by index", "index_put", "ScatterND", _WIDEST),
+    _class("scatter", "scatter_add", "ScatterElements Scatter", _WIDEST),
     # On no list of autocast: they follow their inputs at O1.
-    _class("other scatter", "scatter_reduce index_add index_reduce put scatter", "", _INPUT, _T.SCATTERS),
+    _class("other scatter", "scatter_reduce index_add index_reduce put scatter", "", _INPUT),
     _class("embedding", "embedding", "", _INPUT, _T.EMBEDDING, _T.MOVES, _T.COPIES),
     _class("sum of embeddings", "embedding_bag", "", _INPUT, _T.EMBEDDING),
     _class("batch normalisation", "batch_norm native_batch_norm _native_batch_norm_legit_no_training instance_norm",

@@ -15,17 +15,16 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from ..program import look_of, walk
-from ..spec import ParityLimits
+from ..spec import UNIT_ROUNDOFF, ParityLimits
 from .faults import give_back_cached_memory, out_of_memory
 from .staging import CudaStreams
 
 _READ_BY_THE_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _MASKS = (torch.bool, torch.uint8)
-# On CUDA these add into one element with atomics, in another order in each run (docs.pytorch.org,
-# torch.use_deterministic_algorithms). A scatter or a put that writes, and does not add, is not among them.
-_ADDS = {"scatter_add", "scatter_reduce", "index_add", "index_reduce", "cumsum", "bincount", "histc"}
+# On CUDA these add with atomics, in another order in each run (docs.pytorch.org, torch.use_deterministic_algorithms).
+_SCATTERS = {"scatter_add", "scatter_reduce", "index_add", "index_reduce"}
+_OTHERS_IN_ANY_ORDER = {"cumsum", "bincount", "histc"}
 _ADDS_IF_ASKED = {"index_put", "_unsafe_index_put", "put"}
-_UNITS = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # of roundoff
 Compute = Callable[..., Sequence[Tensor]]
 _Key = tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]
 
@@ -68,12 +67,21 @@ def adds_in_any_order(module: GraphModule) -> list[str]:
 
 
 def is_any_order(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    name = target._schema.name.removeprefix("aten::").removesuffix("_")
+    return scatters_and_adds(target, args, kwargs) or _plain_name(target) in _OTHERS_IN_ANY_ORDER
+
+
+def scatters_and_adds(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether several elements may come together in one; a scatter or a put that only writes is none of these."""
+    name = _plain_name(target)
     if name == "scatter":
         return "reduce" in target._overloadname
     if name in _ADDS_IF_ASKED:
         return bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
-    return name in _ADDS
+    return name in _SCATTERS
+
+
+def _plain_name(target: OpOverload) -> str:
+    return target._schema.name.removeprefix("aten::").removesuffix("_")
 
 
 class NotRecorded(Exception):
@@ -173,7 +181,7 @@ _FAILED: list[Any] = []  # kept for ever: torch's allocator of page-locked memor
 
 def agreement_of(precision: str, in_any_order: Sequence[str]) -> float:
     """How far two runs of a program may differ; 0, equal bits, where no operation adds in any order."""
-    unit = _UNITS.get(precision, _UNITS["fp16"])
+    unit = UNIT_ROUNDOFF.get(precision, UNIT_ROUNDOFF["fp16"])
     return ParityLimits().max_error_u * unit if in_any_order else 0.0
 
 
