@@ -26,7 +26,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...models.datatypes import name_of
-from ...models.spec import ModelSpec, ParityLimits, TensorSpec
+from ...models.spec import UNIT_ROUNDOFF, ModelSpec, ParityLimits, TensorSpec
 from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
@@ -38,7 +38,6 @@ from .rule_verdicts import DecisionVerdict, Failure
 from .trial import Pair, Trial, counted_axes, pairs_of
 from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
-UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 SENTINEL_LANDS = 1e4
 MAX_PLOTTED_SAMPLES = 512
 

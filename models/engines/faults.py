@@ -3,8 +3,11 @@
 Torch has types for some of it and ONNX Runtime only messages, so both are looked at, here and nowhere else.
 """
 
+import logging
+
 import torch
 
+logger = logging.getLogger("halfeven.engines")
 # Lower case. ONNX Runtime's arenas, libstdc++, torch's CPU allocator, cuDNN and cuBLAS, the CUDA runtime.
 _NO_MEMORY = (
     "failed to allocate memory",
@@ -109,6 +112,11 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def give_back_cached_memory() -> None:
-    """Free device memory that torch's allocator keeps unused."""
-    if torch.cuda.is_initialized():
+    """Free device memory that torch's allocator keeps unused, of all models. Never raises: where it fails the memory
+    stays kept, and what needs it says so."""
+    if not torch.cuda.is_initialized():
+        return
+    try:
         torch.cuda.empty_cache()
+    except Exception as error:
+        logger.warning("the device's unused memory could not be given back: %s", error)

@@ -34,6 +34,8 @@ def loop_of(
     count = len(task.rows) if rows is None else min(rows, len(task.rows))
     loop = _loop_of(request, trainee, task, settings, ranks, count)
     loop.on_epoch = task.begin
+    if loop.kind != "cpu":
+        loop.on_next = lambda batch: task.fetch(ranks.share(task.parts(batch)))
     return loop
 
 

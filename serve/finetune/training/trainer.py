@@ -107,6 +107,9 @@ def set_up_process(request: Request) -> None:
     torch.set_num_threads(request["threads"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # every new tensor would be filled, and then written
+    )
     torch.backends.mha.set_fastpath_enabled(
         False
     )  # in evaluation it reads the weights of layers, not their adapters

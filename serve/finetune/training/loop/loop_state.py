@@ -82,8 +82,8 @@ def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: 
         index, _, key = name.partition(":")
         state.setdefault(int(index), {})[key] = tensor
     groups = learner.optimizer.state_dict()["param_groups"]
-    for group, kept in zip(groups, numbers["groups"], strict=True):
-        group.update(kept, betas=tuple(kept["betas"]))
+    for group, kept in zip(groups, numbers["groups"], strict=True):  # fused: as this device has it
+        group.update(kept, betas=tuple(kept["betas"]), fused=group["fused"])
     learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
     learner.scheduler.load_state_dict(dict(numbers["scheduler"]))
     patience = learner.patience

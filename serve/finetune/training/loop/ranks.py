@@ -47,15 +47,13 @@ class Ranks:
         """The parts of a batch that this process passes."""
         return parts[self.rank :: self.count]
 
-    def agree(self, loss: Tensor, faulty: bool) -> tuple[Tensor, bool]:
-        """The loss of the whole batch, not finite where it is not finite in one process; and whether any is faulty."""
+    def agree(self, loss: Tensor, sound: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of the whole batch, not finite where it is not finite in one process; and whether all are sound."""
         if self.count == 1:
-            return loss, faulty
-        both = torch.stack(
-            [loss.double(), torch.tensor(float(faulty), device=loss.device, dtype=torch.float64)]
-        )
+            return loss, sound
+        both = torch.stack([loss.double(), 1.0 - sound.double()])
         self._sum(both)
-        return both[0].to(loss.dtype), bool(both[1] > 0)
+        return both[0].to(loss.dtype), both[1] == 0
 
     def add_up(self, weights: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of all processes. A parameter that has none in any keeps none."""
