@@ -1,6 +1,9 @@
 """Runs the operator's own code, and nothing of ours: started by file path in an interpreter of its own.
 
-    python -P child.py REQUEST.json
+    python -P child.py REQUEST.json PARENT
+
+``PARENT`` is the number of the process that started it, with which it ends. Its memory is limited from outside
+(`one_order.py`).
 
 Imports torch, the model folder and its own siblings, by their paths only, so that a folder with its own ``models/`` or
 ``errors.py`` imports its own and not ours. The siblings: ``sources.py`` makes the module, ``autocast.py`` and
@@ -16,7 +19,6 @@ import importlib.util
 import inspect
 import json
 import os
-import resource
 import sys
 import warnings
 import zipfile
@@ -40,7 +42,8 @@ checks = failures.sibling("agreement")
 rows_of, distance, TOLERANCE = checks.rows_of, checks.distance, checks.TOLERANCE
 
 
-def main(request_file):
+def main(request_file, parent):
+    failures.sibling("../order/ends_with_parent").die_with(int(parent))
     request = json.loads(Path(request_file).read_text())
     out = Path(request["out"])
     try:
@@ -53,7 +56,6 @@ def main(request_file):
 
 
 def capture(request, out):
-    limit_memory(request["memory_limit_bytes"])
     folder = Path(request["folder"])
     os.chdir(folder)
     torch = imported("torch")  # before the folder is on the path: torch must not import the folder's files
@@ -149,16 +151,6 @@ def imported(name):
             gc.freeze()
             gc.enable()
     return sys.modules[name]
-
-
-def limit_memory(limit):
-    """Limit the memory of this process to so many bytes (0: no limit). A system other than Linux may refuse."""
-    if limit:
-        try:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        except (OSError, ValueError):
-            if sys.platform == "linux":
-                raise
 
 
 def build(torch, request, folder, attention="sdpa"):
@@ -392,4 +384,4 @@ def axis_range(program, size):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -1,6 +1,6 @@
 """Looks at a module that has no model.toml: what it takes and what it gives. The operator's code runs here.
 
-    python -P describing.py REQUEST.json
+    python -P describing.py REQUEST.json PARENT
 
 Runs in a child, by file path, as `child.py` does; writes ``result.json``: ``inputs``, ``outputs`` (name, dtype,
 shape as model.toml writes it), ``max_batch_size`` and ``doubts`` ([tensor, key, why]). Outputs are found by running
@@ -30,7 +30,8 @@ FREE = -1
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
 
-def main(request_file):
+def main(request_file, parent):
+    failures.sibling("../order/ends_with_parent").die_with(int(parent))
     request = json.loads(Path(request_file).read_text())
     try:
         result = described(request)
@@ -42,7 +43,6 @@ def main(request_file):
 
 
 def described(request):
-    child.limit_memory(request["memory_limit_bytes"])
     folder, source = Path(request["folder"]), request["source"]
     os.chdir(folder)
     torch = child.imported("torch")
@@ -273,4 +273,4 @@ def _named(module, arrays, left_out=None):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -63,10 +63,11 @@ class Refused(Exception):
 
 
 def sibling(name):
-    """A file beside this one, by its path and under a name that no code of the user's can meet."""
-    hidden = f"_halfeven_{name}"
+    """A file beside this one (``../`` one of another folder), by its path and under a name that no code of the user's
+    can meet."""
+    hidden = f"_halfeven_{Path(name).name}"
     if hidden not in sys.modules:
-        spec = importlib.util.spec_from_file_location(hidden, Path(__file__).with_name(f"{name}.py"))
+        spec = importlib.util.spec_from_file_location(hidden, Path(__file__).parent / f"{name}.py")
         assert spec and spec.loader
         sys.modules[hidden] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -77,12 +78,9 @@ def described(error, request):
     """A failure as result.json has it: a sentence, and the traceback where the sentence needs one."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        limit = request["memory_limit_bytes"] / 2**30
-        sentence = f"ran out of memory: the limit for the model's own code is {limit:.1f} GiB"
-    else:
-        sentence = explained(error, request)
-    return {"error": sentence, "traceback": tail(error, request)}
+    found = {"error": explained(error, request), "traceback": tail(error, request)}
+    lacking = sibling("../order/lacking_memory").is_out_of_memory(error)
+    return {**found, "out_of_memory": True} if lacking else found
 
 
 def explained(error, request):

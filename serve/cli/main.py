@@ -16,7 +16,7 @@ from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
 from .backup_command import backup
 from .bringing import import_models, init
-from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, notify, progress
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, finish_order, notify, progress
 from .device_commands import doctor, selftest
 from .key_commands import app as keys
 from .lint_command import lint
@@ -105,7 +105,7 @@ def convert(
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
         return done.facts, render_terminal(done.shown()), 0 if passed else refused
 
-    finish(work, as_json)
+    finish_order(work, as_json)
 
 
 def _forms(word: str | None) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ def parity(
         judged = [form for form in facts["forms"].values() if form.get("parity")]
         return facts, render_terminal(facts), 0 if all(form["passed"] for form in judged) else 3
 
-    finish(work, as_json)
+    finish_order(work, as_json)
 
 
 @app.command()

@@ -13,10 +13,11 @@ import onnx
 import onnxruntime
 
 from ....models.engines.onnx_engine import DEADLY_IN_HALF
-from ....models.errors import ExportFailed, OutOfTime
+from ....models.errors import ExportFailed
+from ....models.order.lacking_memory import says_out_of_memory
+from ....models.order.one_order import one_order
 
 LARGE = 2**26  # bytes
-LIMIT_SECONDS = 600  # after that OutOfTime is raised: there is no verdict
 _CHILD = """
 import sys, onnx, onnxruntime
 onnx.checker.check_model(sys.argv[1], full_check=True)
@@ -36,7 +37,7 @@ def check_file(path: Path, bodies: bool) -> None:
     """``onnx.checker``'s full check (shapes are inferred strictly) and a load by ONNX Runtime.
 
     ``bodies``: whether some op runs a graph of its own (If, Loop, Scan): then the load optimises, as the
-    engine's will. Raises ExportFailed where the check or ONNX Runtime refuses the file or crashes, and OutOfTime.
+    engine's will. Raises ExportFailed where the check or ONNX Runtime refuses the file or crashes, and OrderEnded.
     """
     if bodies or path.stat().st_size >= LARGE:
         _check_elsewhere(path, bodies)
@@ -59,18 +60,20 @@ def _check_elsewhere(path: Path, bodies: bool) -> None:
         "bodies" if bodies else "plain",
         *DEADLY_IN_HALF,
     ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise OutOfTime(
-            f"the check of {path.name} and its load by ONNX Runtime did not end within {LIMIT_SECONDS} s: expected "
-            "seconds; convert it again on a machine that has less to do, or without this form (--form torch)"
-        ) from None
-    if done.returncode < 0:
+    what, pipe = f"the check of {path.name} and its load by ONNX Runtime", subprocess.PIPE
+    with one_order() as order:
+        with order.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=pipe) as child:
+            try:
+                said = child.communicate(timeout=order.left_s)[1].decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                raise order.out_of_time(what) from None
+            finally:
+                child.kill()
+        if child.returncode and (says_out_of_memory(said) or order.was_killed_for_memory()):
+            raise order.out_of_memory(what)
+    if child.returncode < 0:
         raise ExportFailed(
-            f"ONNX Runtime {onnxruntime.__version__} crashes (signal {-done.returncode}) when it loads {path.name}"
+            f"ONNX Runtime {onnxruntime.__version__} crashes (signal {-child.returncode}) when it loads {path.name}"
         )
-    if done.returncode:
-        raise ExportFailed(next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given"))
+    if child.returncode:
+        raise ExportFailed(next(iter(said.strip().splitlines()[-1:]), "no reason given"))

@@ -1,23 +1,5 @@
-"""A process of a job ends with the process that started it, even while it is busy. Needs the standard library alone."""
+"""The name under which HTTP workers find it."""
 
-import ctypes
-import os
-import select
-import signal
-from contextlib import suppress
+from ....models.order.ends_with_parent import die_with_the_parent
 
-_SIGNAL_OF_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of Linux
-
-
-def die_with_the_parent(control: int) -> None:
-    """From now on the kernel kills this process when the thread that started it ends (Linux; elsewhere nothing is set).
-
-    ``control``: the pipe whose other end only the parent has. Where that is closed already, the parent died before the
-    kernel was asked, and this process ends here.
-    """
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL)
-    poll = select.poll()
-    poll.register(control, 0)
-    if any(event & select.POLLHUP for _, event in poll.poll(0)):
-        os._exit(1)
+__all__ = ["die_with_the_parent"]

@@ -38,8 +38,9 @@ def _of_models(path: str) -> Any:
     return module
 
 
-child, durable, processor, kernel_costs = (
-    _of_models(path) for path in ("capture/child.py", "durable.py", "processor.py", "kernel_costs.py")
+child, durable, processor, kernel_costs, lacking_memory = (
+    _of_models(f"{path}.py")
+    for path in ("capture/child", "durable", "processor", "kernel_costs", "order/lacking_memory")
 )
 
 
@@ -211,9 +212,7 @@ def tied(module: GraphModule) -> dict[str, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("can't allocate memory", "bad_alloc")
-    )
+    return isinstance(error, torch.OutOfMemoryError) or bool(lacking_memory.is_out_of_memory(error))
 
 
 def disk_full(error: BaseException) -> bool:

@@ -17,7 +17,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,16 +39,17 @@ def beside(name: str) -> Any:
 
 gc.disable()  # nothing of what is imported is garbage: to go through it again and again takes a quarter of the time
 torch = importlib.import_module("torch")
-parent_death, trainee, training_job = beside("parent_death"), beside("trainee"), beside("training_job")
+trainee, training_job = beside("trainee"), beside("training_job")
 ranks = beside("loop.ranks")
 terms, child = beside("loop.training_terms"), trainee.child
+ends_with_parent = child.failures.sibling("../order/ends_with_parent")
 gc.freeze()
 gc.enable()
 
 
 def main(request_file: str, rank: int = 0) -> NoReturn:
     report, control = private_pipes()
-    parent_death.die_with_the_parent(control)
+    ends_with_parent.die_with_the_parent(control)
     orders = training_job.Orders()
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
     request = read_request(Path(request_file), rank)
@@ -115,10 +115,7 @@ def leave() -> NoReturn:
 
 
 def set_up_process(request: Request) -> None:
-    """Be the first to go when memory runs out; compute repeatably."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-    child.limit_memory(request["memory_limit_bytes"])
+    """Compute repeatably."""
     torch.set_num_threads(request["threads"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,0 +1,36 @@
+"""The words by which Python and libraries say that memory was lacking. Needs the standard library alone."""
+
+# Words of a message that memory was lacking, in lower case: of the kernel and the loader, libstdc++, NumPy, torch's
+# allocators, ONNX Runtime's arenas.
+NO_MEMORY = (
+    "failed to allocate memory",
+    "bad_alloc",
+    "bad allocation",
+    "bad_array_new_length",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "unable to allocate",
+    "failed to map segment",
+    "not enough memory",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this error of Python, torch or another library, or one of its causes, says that memory was lacking."""
+    return any(isinstance(one, MemoryError) or says_out_of_memory(str(one)) for one in causes(error))
+
+
+def says_out_of_memory(words: str) -> bool:
+    """Whether a message, or what a process wrote last, says that memory was lacking."""
+    text = words.lower().replace("cannot allocate memory in static tls block", "")
+    return any(one in text for one in NO_MEMORY)
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The error and its causes: an engine may have raised its own error from the device's."""
+    found: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in found:
+        found.append(one)
+        one = one.__cause__
+    return found
