@@ -24,13 +24,13 @@ from .memory_group import MemoryGroup, memory_group
 SECONDS_SETTING, MEMORY_SETTING, RUNS_SETTING = (
     f"HALFEVEN_CONVERT_{word}" for word in ("SECONDS", "MEMORY_MIB", "RUNS")
 )
-_SHARE = 0.8  # of the memory that this process may have
+SHARE = 0.8  # of the memory that this process may have
 
 
 @dataclass(frozen=True, slots=True)
 class OrderBounds:
     """``seconds`` of wall time for all of it; ``memory_bytes`` of private memory for each process, and for all that it
-    starts together where a control group can be made (None: `_SHARE` of what there is); ``runs`` of one bare file."""
+    starts together where a control group can be made (None: `SHARE` of what there is); ``runs`` of one bare file."""
 
     seconds: float = 3600.0
     memory_bytes: int | None = None
@@ -47,7 +47,7 @@ class Order:
         self, bounds: OrderBounds = DEFAULT_BOUNDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.bounds = bounds
-        self.memory_bytes = self.bounds.memory_bytes or int(usable_memory() * _SHARE)
+        self.memory_bytes = self.bounds.memory_bytes or int(usable_memory() * SHARE)
         self._clock, self._end_s = clock, clock() + self.bounds.seconds
         self.group: MemoryGroup | None = None
 
