@@ -37,9 +37,9 @@ async def streamed(
     """The events behind the event ``last`` (None: all), and each further one until the job has ended.
 
     The stream ends with the job, where the server is ``leaving`` or the key of the ``permit`` no longer stands; a
-    client that comes back then names the last event that it has. Where nothing can come any more the answer is 204, at which
-    browsers stop coming back. Raises UnknownName for the job, and for a ``last`` that is no event of it; Overloaded and
-    KeyLimitReached.
+    client that comes back then names the last event that it has. Where nothing can come any more the answer is 204, at
+    which browsers stop coming back. Raises UnknownName for the job, and for a ``last`` that is no event of it;
+    Overloaded and KeyLimitReached.
     """
     place = streams.take(permit.owner)
     try:
