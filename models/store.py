@@ -283,8 +283,9 @@ class Store:
 
     @contextmanager
     def draft(self, name: str) -> Iterator["Draft"]:
-        """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed,
-        `remove_dead_drafts` deletes it."""
+        """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed, the
+        next draft or server deletes it (`remove_dead_drafts`)."""
+        self.remove_dead_drafts()
         folder = self._folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         path, lock = _locked_draft(folder)

@@ -154,7 +154,7 @@ class TrainingJob:
         return self._best.ends
 
     def resume(self) -> None:
-        """Go on from the last good checkpoint, if there is one. Raises Stopped where it was made from other rows, or was
+        """Go on from the last good checkpoint, if there is one. Raises Stopped where it was made from other rows or was
         changed after it was written."""
         if self._checkpoints is None:
             return
