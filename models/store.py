@@ -142,8 +142,9 @@ class Store:
         self.root = root
         self._models = root / "models"
 
-    def check(self, writes: bool) -> None:
-        """Raises StoreUnusable where the folder cannot be listed or, with ``writes``, cannot be written into.
+    def check(self, writes: str = "") -> None:
+        """Raises StoreUnusable where the folder cannot be listed, or cannot be written into although something is to be
+        kept there, which ``writes`` names.
 
         Nothing is left behind, and a store that is not there yet is not made.
         """
@@ -157,8 +158,9 @@ class Store:
                     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
                     tempfile.TemporaryFile(dir=there).close()
         except OSError as error:
+            needed = f", and {writes} is to be kept there" if writes else ""
             raise StoreUnusable(
-                f"the store {self.root} cannot be used: {error.strerror} ({error.filename}); give --store (or "
+                f"the store {self.root} cannot be used: {error.strerror}{needed}; give --store (or "
                 f"HALFEVEN_STORE) a folder that this user may {'read and write' if writes else 'read'}"
             ) from error
 

@@ -96,7 +96,7 @@ def convert(
             all_forms=form == "both",
         )
         with progress("converting") as show:
-            done = convert(folder, store_at(store, writes=True), options, show)
+            done = convert(folder, store_at(store, "the new version"), options, show)
         if report is not None:
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
@@ -230,7 +230,7 @@ def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..http.routes.history import history_of, store_at
 
-        facts = history_of(store_at(store, writes=True)).rollback(name)
+        facts = history_of(store_at(store, "which version is active")).rollback(name)
         return facts, f"{name}@{facts['version']} is active", 0
 
     finish(work, as_json)
@@ -250,7 +250,7 @@ def promote(
         from ..http.routes.history import promote, store_at
 
         name, number = version_named(target)
-        facts = promote(store_at(store), name, number)
+        facts = promote(store_at(store, "which version is active"), name, number)
         return facts, f"{target} is active", 0
 
     finish(work, as_json)
