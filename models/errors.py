@@ -145,6 +145,8 @@ class OrderEnded(CannotConvert):
     """A bound that protects the machine ended the work: how busy or small a machine is never decides a plan, a form or
     a verdict. The message names the bound and the setting that raises it (`one_order.py`)."""
 
+    code = "order_ended"
+
 
 class OutOfTime(OrderEnded):
     code = "out_of_time"
