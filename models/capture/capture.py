@@ -28,7 +28,7 @@ from ..batch_axis import batch_back
 from ..datatypes import DATATYPES
 from ..errors import BadFolder, CaptureFailed, DamagedFile
 from ..index_ranges.input_ranges import with_ranges
-from ..order.lacking_memory import says_out_of_memory
+from ..order.lacking_memory import exit_words, says_out_of_memory
 from ..order.one_order import one_order
 from ..package import ModelFolder
 from ..program import runnable, source_line, walk
@@ -184,7 +184,7 @@ def _run_child(script: Path, out: Path, folder: Path) -> dict[str, Any]:
             raise order.out_of_memory(code)
     if not result:
         raise CaptureFailed(
-            f"{code} ended its process (exit status {child.returncode}); its last output: {_last_output(out)}"
+            f"{code} ended its process ({exit_words(child.returncode)}); its last output: {_last_output(out)}"
         )
     if "error" in result:
         sentence = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""

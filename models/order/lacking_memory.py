@@ -26,6 +26,12 @@ def says_out_of_memory(words: str) -> bool:
     return any(one in text for one in NO_MEMORY)
 
 
+def exit_words(status: int | None) -> str:
+    """The exit status of a process, in words; what a SIGKILL from outside most often means."""
+    killed = ": the system kills a process so where the memory of the machine or of its control group runs out"
+    return f"exit status {status}{killed if status == -9 else ''}"
+
+
 def causes(error: BaseException) -> list[BaseException]:
     """The error and its causes: an engine may have raised its own error from the device's."""
     found: list[BaseException] = []
