@@ -143,11 +143,8 @@ class Store:
         self._models = root / "models"
 
     def check(self, writes: str = "") -> None:
-        """Raises StoreUnusable where the folder cannot be listed, or cannot be written into although something is to be
-        kept there, which ``writes`` names.
-
-        Nothing is left behind, and a store that is not there yet is not made.
-        """
+        """Raises StoreUnusable where the folder cannot be listed or, with ``writes`` (what is to be kept there), not be
+        written into. Nothing is left behind, and a store that is not there yet is not made."""
         try:
             for folder in (self.root, self._models):
                 if folder.is_dir():

@@ -28,7 +28,9 @@ def says_out_of_memory(words: str) -> bool:
 
 def exit_words(status: int | None) -> str:
     """The exit status of a process, in words; what a SIGKILL from outside most often means."""
-    killed = ": the system kills a process so where the memory of the machine or of its control group runs out"
+    killed = (
+        ": the system kills a process so where the memory of the machine or of its control group runs out"
+    )
     return f"exit status {status}{killed if status == -9 else ''}"
 
 
