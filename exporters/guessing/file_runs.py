@@ -12,7 +12,7 @@ import numpy as np
 from onnx import ModelProto
 
 from ...models.errors import BadFolder, EngineFailed, TooLarge
-from ...models.order.lacking_memory import says_out_of_memory
+from ...models.order.lacking_memory import mentions_lacking_memory
 from ...models.order.one_order import MEMORY_SETTING, RUNS_SETTING, Order, one_order
 from ...models.usable_cores import usable_cores
 from ..onnx.reading.bounded_file import external_files
@@ -64,7 +64,7 @@ class FileRuns:
             head = {"path": self._source, "outputs": self._outputs, "threads": usable_cores()}
             self._asked(head, self._model)
         except EngineFailed as error:
-            if says_out_of_memory(str(error)):
+            if mentions_lacking_memory(str(error)):
                 raise self._order.out_of_memory(f"{self._path}: its load by ONNX Runtime") from error
             raise BadFolder(f"{self._path}: ONNX Runtime cannot load it: {str(error)[:500]}") from error
 
@@ -81,7 +81,7 @@ class FileRuns:
             given = self._asked({}, arrays)
         except EngineFailed as error:
             self.failure = str(error)
-            if says_out_of_memory(str(error)) or self._order.was_killed_for_memory():
+            if mentions_lacking_memory(str(error)) or self._order.was_killed_for_memory():
                 self._count_memory()
             raise
         return [given[name] for name in self._outputs]

@@ -28,7 +28,7 @@ from ..batch_axis import batch_back
 from ..datatypes import DATATYPES
 from ..errors import BadFolder, CaptureFailed, DamagedFile
 from ..index_ranges.input_ranges import with_ranges
-from ..order.lacking_memory import exit_words, says_out_of_memory
+from ..order.lacking_memory import exit_words, mentions_lacking_memory
 from ..order.one_order import one_order
 from ..package import ModelFolder
 from ..program import runnable, source_line, walk
@@ -180,7 +180,7 @@ def _run_child(script: Path, out: Path, folder: Path) -> dict[str, Any]:
         result = json.loads(result_file.read_text()) if result_file.is_file() else {}
         if result.get("out_of_memory"):
             raise order.out_of_memory(f"{code} ({result['error']}\n{result['traceback'].rstrip()})")
-        if not result and (order.was_killed_for_memory() or says_out_of_memory(_last_output(out))):
+        if not result and (order.was_killed_for_memory() or mentions_lacking_memory(_last_output(out))):
             raise order.out_of_memory(code)
     if not result:
         raise CaptureFailed(

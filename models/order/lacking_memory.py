@@ -17,10 +17,10 @@ NO_MEMORY = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this error of Python, torch or another library, or one of its causes, says that memory was lacking."""
-    return any(isinstance(one, MemoryError) or says_out_of_memory(str(one)) for one in causes(error))
+    return any(isinstance(one, MemoryError) or mentions_lacking_memory(str(one)) for one in causes(error))
 
 
-def says_out_of_memory(words: str) -> bool:
+def mentions_lacking_memory(words: str) -> bool:
     """Whether a message, or what a process wrote last, says that memory was lacking."""
     text = words.lower().replace("cannot allocate memory in static tls block", "")
     return any(one in text for one in NO_MEMORY)

@@ -14,7 +14,7 @@ import onnxruntime
 
 from ....models.engines.onnx_engine import DEADLY_IN_HALF
 from ....models.errors import ExportFailed
-from ....models.order.lacking_memory import says_out_of_memory
+from ....models.order.lacking_memory import mentions_lacking_memory
 from ....models.order.one_order import one_order
 
 LARGE = 2**26  # bytes
@@ -69,7 +69,7 @@ def _check_elsewhere(path: Path, bodies: bool) -> None:
                 raise order.out_of_time(what) from None
             finally:
                 child.kill()
-        if child.returncode and (says_out_of_memory(said) or order.was_killed_for_memory()):
+        if child.returncode and (mentions_lacking_memory(said) or order.was_killed_for_memory()):
             raise order.out_of_memory(what)
     if child.returncode < 0:
         raise ExportFailed(

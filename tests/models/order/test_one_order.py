@@ -69,15 +69,15 @@ def test_time_counts_for_the_whole_order_whatever_begins_within_it() -> None:
 
 
 def test_the_end_of_the_time_is_told_while_the_work_goes_on() -> None:
-    ended, told = threading.Event(), []
+    ended, said = threading.Event(), list[str]()
 
     def end(error: OutOfTime) -> None:
-        told.append(str(error))
+        said.append(str(error))
         ended.set()
 
     with Order(OrderBounds(seconds=0.0)).watched(end):
         assert ended.wait(PATIENCE_S)
-    assert SECONDS_SETTING in told[0] and "no verdict" in told[0]
+    assert SECONDS_SETTING in said[0] and "no verdict" in said[0]
 
 
 def test_processes_of_an_order_are_bounded_together_where_a_control_group_can_be_made() -> None:
