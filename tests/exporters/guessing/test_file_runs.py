@@ -1,5 +1,9 @@
 """The budget of all trial runs of one file: its runs, its time and its memory, each with a sentence that names it."""
 
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,8 @@ from halfeven.models.order.one_order import (
     OrderBounds,
     one_order,
 )
+
+from tests.patience import PATIENCE_S
 
 X = {"x": np.ones((2, 3), np.float32)}
 DOUBLING = """<ir_version: 8, opset_import: ["" : 17]>
@@ -68,3 +74,28 @@ def test_a_run_that_does_not_end_is_ended_with_the_time_of_its_order(tmp_path: P
         order._end_s = order._clock() + 0.2  # as if what was done before had taken the rest
         with pytest.raises(OutOfTime, match=f"a trial run was ended.*{SECONDS_SETTING}"):
             run(X)
+
+
+RUNNING = """
+import sys
+from pathlib import Path
+import numpy as np, onnx
+from halfeven.exporters.guessing.file_runs import file_runs
+path = Path(sys.argv[1])
+with file_runs(path, onnx.load(path), ["y"]) as run:
+    print(run._process.pid, flush=True)
+    run({"x": np.ones((2, 3), np.float32)})
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_end_ends_with_the_conversion_that_is_killed(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, ENDLESS)
+    with subprocess.Popen([sys.executable, "-c", RUNNING, str(path)], stdout=subprocess.PIPE) as conversion:
+        assert conversion.stdout is not None
+        child = os.pidfd_open(int(conversion.stdout.readline()))
+        conversion.kill()
+    try:
+        assert select.select([child], [], [], PATIENCE_S)[0], "the run goes on without its conversion"
+    finally:
+        os.close(child)
