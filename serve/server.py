@@ -139,7 +139,7 @@ def application(
     dialect = STRICT if settings.triton_strict else OURS
     bounds, load = bounds or _bounds(settings), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(
-        lambda: _loaded(roster), lambda: {name: written[name] for name in written if roster.knows(name)}
+        lambda: _loaded(roster), lambda: {name: written[name] for name in list(written) if roster.knows(name)}
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
