@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from ..errors import BadFolder, OrderEnded, OutOfMemory, OutOfTime, TooLarge
 from ..usable_memory import usable_memory
-from .lacking_memory import is_out_of_memory
+from .lacking_memory import is_out_of_memory, mentions_lacking_memory
 from .memory_group import MemoryGroup, memory_group
 
 SECONDS_SETTING, MEMORY_SETTING, RUNS_SETTING = (
@@ -64,6 +64,21 @@ class Order:
         if self.group is not None:
             self.group.add(process.pid)
         return process
+
+    def run(self, command: Sequence[str], what: str) -> tuple[int, str]:
+        """The exit status of a child of the order, and what it wrote to standard error. Raises OrderEnded, which names
+        ``what``, where a bound ends it."""
+        nothing = subprocess.DEVNULL
+        with self.start(command, stdin=nothing, stdout=nothing, stderr=subprocess.PIPE) as child:
+            try:
+                said = child.communicate(timeout=self.left_s)[1].decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                raise self.out_of_time(what) from None
+            finally:
+                child.kill()
+        if child.returncode and (mentions_lacking_memory(said) or self.was_killed_for_memory()):
+            raise self.out_of_memory(what)
+        return child.returncode, said
 
     def was_killed_for_memory(self) -> bool:
         """Whether the kernel killed one of the order's processes because they had too much memory together."""

@@ -5,7 +5,6 @@ inside control-flow bodies (a Scan whose body reads an outer FP16 weight). A sma
 this process.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import onnxruntime
 
 from ....models.engines.onnx_engine import DEADLY_IN_HALF
 from ....models.errors import ExportFailed
-from ....models.order.lacking_memory import mentions_lacking_memory
 from ....models.order.one_order import one_order
 
 LARGE = 2**26  # bytes
@@ -60,20 +58,11 @@ def _check_elsewhere(path: Path, bodies: bool) -> None:
         "bodies" if bodies else "plain",
         *DEADLY_IN_HALF,
     ]
-    what, pipe = f"the check of {path.name} and its load by ONNX Runtime", subprocess.PIPE
     with one_order() as order:
-        with order.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=pipe) as child:
-            try:
-                said = child.communicate(timeout=order.left_s)[1].decode(errors="replace")
-            except subprocess.TimeoutExpired:
-                raise order.out_of_time(what) from None
-            finally:
-                child.kill()
-        if child.returncode and (mentions_lacking_memory(said) or order.was_killed_for_memory()):
-            raise order.out_of_memory(what)
-    if child.returncode < 0:
+        status, said = order.run(command, f"the check of {path.name} and its load by ONNX Runtime")
+    if status < 0:
         raise ExportFailed(
-            f"ONNX Runtime {onnxruntime.__version__} crashes (signal {-child.returncode}) when it loads {path.name}"
+            f"ONNX Runtime {onnxruntime.__version__} crashes (signal {-status}) when it loads {path.name}"
         )
-    if child.returncode:
+    if status:
         raise ExportFailed(next(iter(said.strip().splitlines()[-1:]), "no reason given"))
