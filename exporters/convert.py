@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..models.capture.capture import Captured as CapturedProgram
-from ..models.capture.capture import Limits, capture
+from ..models.capture.capture import capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
 from ..models.errors import (
     BadInput,
@@ -22,8 +22,9 @@ from ..models.errors import (
     HalfevenError,
     NewerFormat,
     NotRun,
-    OutOfTime,
+    OrderEnded,
 )
+from ..models.order.one_order import one_order
 from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
@@ -65,7 +66,6 @@ class Options:
     keep: tuple[str, ...] = ()
     samples: Path | None = None
     new_signature: bool = False
-    capture_limits: Limits | None = None
     search: bool = False
     device: torch.device = CPU
     all_forms: bool = False
@@ -101,9 +101,14 @@ def convert(
 ) -> Conversion:
     """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
 
-    Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all.
+    Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all or where a
+    bound of the order ends it.
     """
-    options = options or Options()
+    with one_order() as order, order.bounds_this_process(f"the conversion of {folder}"):
+        return _converted(folder, store, options or Options(), notify)
+
+
+def _converted(folder: Path, store: Store, options: Options, notify: Notify) -> Conversion:
     asked = _asked(folder_at(folder, options.samples, options.name), options)
     _check_possible(asked, options)
     fingerprint = _fingerprint(asked, replace(options, all_forms=False))
@@ -185,8 +190,8 @@ def _foreign(
 
     try:
         return made(None)
-    except OutOfTime:
-        raise
+    except OrderEnded:
+        raise  # how busy or small the machine is must not decide what serves
     except CannotConvert as error:  # a node that does not run alone, though the file runs
         return made(f"it cannot be planned: {error}")
 
@@ -291,7 +296,7 @@ def _captured(folder: ModelFolder, samples: Samples, options: Options) -> Captur
     return _with_smaller_integers(
         folder.spec,
         samples,
-        lambda tried, _: capture(folder, tried.arrays, options.capture_limits),
+        lambda tried, _: capture(folder, tried.arrays),
         CaptureFailed,
     )
 

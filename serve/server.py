@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
+from ..models.order.one_order import one_order
 from ..models.reserve import keep_reserve
 from ..models.store import Store
 from .access.access_control import AccessControl
@@ -52,7 +53,7 @@ from .http.routes.metrics import metrics_text, new_registry
 from .http.routes.version_metrics import RolloutCollector
 from .http.routes.versions import router as rollout_router
 from .http.server_load import LoadCollector, ServerLoad
-from .settings import Settings
+from .settings import Settings, order_bounds
 from .tracing.otel_environment import provider_from, traces_wanted
 from .versions.director import Director
 from .versions.loading.release import give_back_freed, one_heap
@@ -126,7 +127,7 @@ def application(
     dialect = STRICT if settings.triton_strict else OURS
     bounds, load = _bounds(settings), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(
-        lambda: _loaded(roster), lambda: {name: written[name] for name in written if roster.knows(name)}
+        lambda: _loaded(roster), lambda: {name: written[name] for name in list(written) if roster.knows(name)}
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
@@ -261,7 +262,8 @@ def convert_all(folder: Path, store: Store, notify: Notify) -> None:
         raise BadSetting(f"--models {folder}: there is no such folder")
     for path in sorted(p.parent for p in folder.glob("*/model.toml")):
         try:
-            converted = convert(path, store, Options(), notify)
+            with one_order(order_bounds()):
+                converted = convert(path, store, Options(), notify)
             notify(f"{converted.version} is {converted.version.status}: {converted.facts['reason']}")
         except HalfevenError as error:
             notify(f"{path.name}: {error}")

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..models.errors import BadSetting
 from ..models.model_name import NAME
 from ..models.nearest_name import nearest_name
+from ..models.order.one_order import DEFAULT_BOUNDS, OrderBounds
 from .access.certificates import Certificates
 from .access.key_file import NAME_IN_STORE, KeyFile
 from .http.cross_origin import read_origins
@@ -57,6 +58,9 @@ class Settings(BaseSettings):
     trainer_processes: int = Field(1, ge=1, le=64)  # on CUDA one for each GPU
     trainer_priority: Literal["low", "idle"] = "low"  # of its processes; both yield to serving
     trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
+    convert_seconds: float = Field(DEFAULT_BOUNDS.seconds, gt=0)  # of a conversion, with all that it starts
+    convert_memory_mib: int | None = Field(None, ge=256, le=2**24)  # None: most of what there is
+    convert_runs: int = Field(DEFAULT_BOUNDS.runs, ge=1)  # trial runs of one bare file
     body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
     idle_seconds: int = Field(DEFAULTS.idle_seconds, ge=1, le=86400)
     grpc_ping_seconds: int = Field(DEFAULTS.ping_seconds, ge=1, le=86400)
@@ -195,6 +199,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 def largest_upload() -> int:
     """Bytes of the largest training file that a server with this environment takes. Raises BadSetting."""
     return _checked().limits.upload_bytes
+
+
+def order_bounds() -> OrderBounds:
+    """The bounds of a conversion with this environment. Raises BadSetting."""
+    settings = _checked()
+    mib = settings.convert_memory_mib
+    return OrderBounds(settings.convert_seconds, None if mib is None else mib * _MIB, settings.convert_runs)
 
 
 def _checked(**given: object) -> Settings:

@@ -28,22 +28,15 @@ from ..batch_axis import batch_back
 from ..datatypes import DATATYPES
 from ..errors import BadFolder, CaptureFailed, DamagedFile
 from ..index_ranges.input_ranges import with_ranges
+from ..order.lacking_memory import exit_words, mentions_lacking_memory
+from ..order.one_order import one_order
 from ..package import ModelFolder
 from ..program import runnable, source_line, walk
 from ..spec import Dim, ModelSpec, TensorSpec
 from ..usable_cores import bound_libraries
-from ..usable_memory import usable_memory
 from .regions import foreign_op, inline_regions
 
 CHILD, DESCRIBING = "halfeven.models.capture.child", "halfeven.models.capture.describing"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the operator's code: seconds of wall time, bytes of private memory (0: no limit)."""
-
-    seconds: float = 600.0
-    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +48,26 @@ class Captured:
     notes: tuple[str, ...]
 
 
-def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limits | None = None) -> Captured:
+def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
     """Run ``folder``'s code on a few samples and trace it.
 
-    ``samples`` holds one array per input, samples first. Raises CaptureFailed with the tail of the user's
-    own traceback where the code raises, hangs, eats memory, or cannot be traced.
+    ``samples`` holds one array per input, samples first. Raises CaptureFailed with the tail of the user's own traceback
+    where the code raises or cannot be traced, OrderEnded where a bound of the order ends it.
     """
     if folder.kind == "onnx":
         raise CaptureFailed(
             f"{folder.folder / folder.source} is an ONNX file: it is converted as the graph that it is, "
             "there is no module to capture"
         )
-    limits = limits or Limits(memory_bytes=_most_of_the_memory())
     with tempfile.TemporaryDirectory(prefix="halfeven-capture-") as name:
         out = Path(name)
         save_file(
             {key: np.ascontiguousarray(value[:8]) for key, value in samples.items()},
             out / "samples.safetensors",
         )
-        request = _request(folder, out, limits)
+        request = _request(folder, out)
         (out / "request.json").write_text(json.dumps(request))
-        result = _run_child(CHILD, out, folder.folder, limits)
+        result = _run_child(CHILD, out, folder.folder)
         weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
         state = {name: weights[stored] for name, stored in result["state"].items()}
         program = normalise(_loaded(out / "program.pt2", state, folder))
@@ -86,12 +78,12 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
 
 
 def describe(
-    folder: Path, source: str, names: Sequence[str], samples: Path, limits: Limits, weights: str | None = None
+    folder: Path, source: str, names: Sequence[str], samples: Path, weights: str | None = None
 ) -> dict[str, Any]:
     """What a source without a model.toml takes and gives: the result of `describing.py`.
 
     ``samples``: a safetensors file of example inputs, where ``names`` has some, in forward's order. ``weights``: the
-    file of a module's weights, which must fit it. Raises CaptureFailed as `capture` does.
+    file of a module's weights, which must fit it. Raises as `capture` does.
     """
     with tempfile.TemporaryDirectory(prefix="halfeven-describe-") as name:
         request = {
@@ -101,11 +93,10 @@ def describe(
             "names": list(names),
             "samples": str(samples),
             "weights": weights,
-            "memory_limit_bytes": limits.memory_bytes or _most_of_the_memory(),
             "out": name,
         }
         (Path(name) / "request.json").write_text(json.dumps(request))
-        return _run_child(DESCRIBING, Path(name), folder, limits)
+        return _run_child(DESCRIBING, Path(name), folder)
 
 
 def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) -> ExportedProgram:
@@ -141,7 +132,7 @@ def normalise(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
+def _request(folder: ModelFolder, out: Path) -> dict[str, Any]:
     return {
         "folder": str(folder.folder),
         "source": folder.source,
@@ -159,18 +150,18 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
         "outputs": [t.name for t in folder.spec.outputs],
         "batch_axes": folder.spec.batch_axes,
         "max_batch_size": folder.spec.max_batch_size,
-        "memory_limit_bytes": limits.memory_bytes,
         "out": str(out),
     }
 
 
-def _run_child(module: str, out: Path, folder: Path, limits: Limits) -> dict[str, Any]:
+def _run_child(module: str, out: Path, folder: Path) -> dict[str, Any]:
     # Captured on the CPU: no device constant to remove.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     bound_libraries(environment)
-    with (out / "log").open("w+b") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-PB", "-m", module, str(out / "request.json")],
+    code = f"the model code in {folder}"
+    with (out / "log").open("w+b") as log, one_order() as order:
+        child = order.start(
+            [sys.executable, "-PB", "-m", module, str(out / "request.json"), str(os.getpid())],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -179,21 +170,21 @@ def _run_child(module: str, out: Path, folder: Path, limits: Limits) -> dict[str
             start_new_session=True,
         )
         try:
-            child.wait(timeout=limits.seconds)
+            child.wait(timeout=order.left_s)
         except subprocess.TimeoutExpired:
-            raise CaptureFailed(
-                f"the model code in {folder} did not finish within {limits.seconds:g} s and was "
-                f"stopped; its last output: {_last_output(out)}"
-            ) from None
+            raise order.out_of_time(f"{code} (its last output: {_last_output(out)})") from None
         finally:
             _kill_group(child)
-    result_file = out / "result.json"
-    if not result_file.is_file():
+        result_file = out / "result.json"
+        result = json.loads(result_file.read_text()) if result_file.is_file() else {}
+        if result.get("out_of_memory"):
+            raise order.out_of_memory(f"{code} ({result['error']}\n{result['traceback'].rstrip()})")
+        if not result and (order.was_killed_for_memory() or mentions_lacking_memory(_last_output(out))):
+            raise order.out_of_memory(code)
+    if not result:
         raise CaptureFailed(
-            f"the model code in {folder} ended its process (exit status {child.returncode}); "
-            f"its last output: {_last_output(out)}"
+            f"{code} ended its process ({exit_words(child.returncode)}); its last output: {_last_output(out)}"
         )
-    result = json.loads(result_file.read_text())
     if "error" in result:
         sentence = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""
         raise CaptureFailed(f"the model in {folder} cannot be captured: {result['error']}{sentence}")
@@ -212,10 +203,6 @@ def _last_output(out: Path) -> str:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
         text = log.read().decode(errors="replace").strip()
     return "\n" + text if text else "(none)"
-
-
-def _most_of_the_memory() -> int:
-    return int(usable_memory() * 0.8)
 
 
 def _exact(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> ModelSpec:

@@ -1,6 +1,9 @@
 """Runs the operator's own code in an interpreter of its own.
 
-    python -P -m halfeven.models.capture.child REQUEST.json
+    python -P -m halfeven.models.capture.child REQUEST.json PARENT
+
+``PARENT`` is the number of the process that started it, with which it ends. Its memory is limited from outside
+(`one_order.py`).
 
 Of ours it imports files of this folder alone, as parts of ``halfeven``: a model folder with its own ``models/`` or
 ``errors.py`` imports its own. ``sources.py`` makes the module, ``autocast.py`` and
@@ -16,7 +19,6 @@ import importlib
 import inspect
 import json
 import os
-import resource
 import sys
 import warnings
 import zipfile
@@ -25,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..order.ends_with_parent import die_with
 from . import agreement, failures, flat_answers, more_rows, sources
 from .agreement import rows_of
 from .failures import Refused, first_lines
@@ -38,7 +41,8 @@ Traced = tuple["ExportedProgram", list[str], dict[str, Any]]  # with notes, and 
 Size = int | list[Any]  # of an axis: a number, or [symbol, low, high]
 
 
-def main(request_file: str) -> NoReturn:
+def main(request_file: str, parent: str) -> NoReturn:
+    die_with(int(parent))
     request = json.loads(Path(request_file).read_text())
     out = Path(request["out"])
     try:
@@ -51,7 +55,6 @@ def main(request_file: str) -> NoReturn:
 
 
 def capture(request: Request, out: Path) -> dict[str, Any]:
-    limit_memory(request["memory_limit_bytes"])
     folder = Path(request["folder"])
     os.chdir(folder)
     torch = imported("torch")  # before the folder is on the path: torch must not import the folder's files
@@ -152,16 +155,6 @@ def imported(name: str) -> ModuleType:
             gc.freeze()
             gc.enable()
     return sys.modules[name]
-
-
-def limit_memory(limit: int) -> None:
-    """Limit the memory of this process to so many bytes (0: no limit). A system other than Linux may refuse."""
-    if limit:
-        try:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        except (OSError, ValueError):
-            if sys.platform == "linux":
-                raise
 
 
 def refuse_lacking(module: "nn.Module", program: "ExportedProgram") -> None:
@@ -378,4 +371,4 @@ def axis_range(program: "ExportedProgram", size: Any) -> Size:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -1,6 +1,6 @@
 """Looks at a module that has no model.toml: what it takes and what it gives. The operator's code runs here.
 
-    python -P -m halfeven.models.capture.describing REQUEST.json
+    python -P -m halfeven.models.capture.describing REQUEST.json PARENT
 
 Runs in a child, as `child.py` does; writes ``result.json``: ``inputs``, ``outputs`` (name, dtype,
 shape as model.toml writes it), ``max_batch_size`` and ``doubts`` ([tensor, key, why]). Outputs are found by running
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..order.ends_with_parent import die_with
 from . import batch_found, child, failures, flat_answers, sources, trial_capture
 from .agreement import axis_of_rows
 
@@ -31,7 +32,8 @@ FREE = -1
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
 
-def main(request_file: str) -> NoReturn:
+def main(request_file: str, parent: str) -> NoReturn:
+    die_with(int(parent))
     request = json.loads(Path(request_file).read_text())
     try:
         result = described(request)
@@ -43,7 +45,6 @@ def main(request_file: str) -> NoReturn:
 
 
 def described(request: Request) -> dict[str, Any]:
-    child.limit_memory(request["memory_limit_bytes"])
     folder, source = Path(request["folder"]), request["source"]
     os.chdir(folder)
     torch = child.imported("torch")
@@ -289,4 +290,4 @@ def _named(module: "nn.Module", arrays: Named, left_out: dict[str, str] | None =
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

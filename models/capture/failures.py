@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..order.lacking_memory import is_out_of_memory
+
 Request = Mapping[str, Any]
 
 LIVE = 'or serve the model uncaptured with form = "live"'
@@ -65,16 +67,13 @@ class Refused(Exception):
     """A failure that has a sentence of its own (others show the user's traceback)."""
 
 
-def described(error: BaseException, request: Request) -> dict[str, str]:
+def described(error: BaseException, request: Request) -> dict[str, Any]:
     """A failure as result.json has it: a sentence, and the traceback where the sentence needs one."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        limit = request["memory_limit_bytes"] / 2**30
-        sentence = f"ran out of memory: the limit for the model's own code is {limit:.1f} GiB"
-    else:
-        sentence = explained(error, request)
-    return {"error": sentence, "traceback": tail(error, request)}
+    found = {"error": explained(error, request), "traceback": tail(error, request)}
+    lacking = is_out_of_memory(error)
+    return {**found, "out_of_memory": True} if lacking else found
 
 
 def explained(error: BaseException, request: Request) -> str:

@@ -127,7 +127,7 @@ def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     for sentence in unknown_variables(os.environ):
         logging.getLogger("halfeven").warning("%s", sentence)
     # A store that may not be written is only read.
-    opened = store_at(settings.store, writes=settings.models is not None)
+    opened = store_at(settings.store, "the version of each model folder" if settings.models else "")
     if (said := AccessControl(settings.keys, settings.needs_keys).notice) is not None:
         notify(said)
     serve(settings, opened, notify)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from halfeven.models.capture.capture import Limits, _run_child
+from halfeven.models.capture.capture import _run_child
 from halfeven.models.usable_cores import Cores, bound_libraries, cores_here, quota_in, usable_cores
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
@@ -186,7 +186,7 @@ def test_the_child_that_captures_is_told_whoever_asks_for_it(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "telling.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert _run_child("telling", tmp_path, tmp_path, Limits())["OMP_NUM_THREADS"] == "2"
+    assert _run_child("telling", tmp_path, tmp_path)["OMP_NUM_THREADS"] == "2"
 
 
 # In the source.

@@ -4,7 +4,6 @@ Loaded in the trainer's process (see trainer.py), where only this file and captu
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 import warnings
@@ -24,6 +23,7 @@ from ....models.capture import sources
 from ....models.capture.child import Flat
 from ....models.capture.failures import Refused, first_lines
 from ....models.durable import no_space_left
+from ....models.order import lacking_memory
 from .adapters import Adapters
 from .loop.half_model import HalfModel
 from .loop.training_terms import DTYPES, Stopped
@@ -199,9 +199,7 @@ def tied(module: GraphModule) -> dict[str, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("can't allocate memory", "bad_alloc")
-    )
+    return isinstance(error, torch.OutOfMemoryError) or bool(lacking_memory.is_out_of_memory(error))
 
 
 def disk_full(error: BaseException) -> bool:

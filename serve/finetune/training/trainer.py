@@ -14,15 +14,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 gc.disable()  # nothing of what is imported is garbage: to go through it again and again takes a quarter of the time
 import torch  # noqa: E402
 
-from ....models.capture import child, failures  # noqa: E402
-from . import parent_death, trainee, training_job  # noqa: E402
+from ....models.capture import failures  # noqa: E402
+from ....models.order import ends_with_parent  # noqa: E402
+from . import trainee, training_job  # noqa: E402
 from .loop import ranks  # noqa: E402
 from .loop import training_terms as terms  # noqa: E402
 
@@ -34,7 +34,7 @@ Line = dict[str, Any]
 
 def main(request_file: str, rank: int = 0) -> NoReturn:
     report, control = private_pipes()
-    parent_death.die_with_the_parent(control)
+    ends_with_parent.die_with_the_parent(control)
     orders = training_job.Orders()
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
     request = read_request(Path(request_file), rank)
@@ -100,16 +100,12 @@ def leave() -> NoReturn:
 
 
 def set_up_process(request: Request) -> None:
-    """Be the first to go when memory runs out; compute repeatably."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-    child.limit_memory(request["memory_limit_bytes"])
+    """Compute repeatably."""
     torch.set_num_threads(request["threads"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # every new tensor would be filled, and then written
-    )
+    deterministic: Any = torch.utils.deterministic  # its setting is no attribute of the module's own type
+    deterministic.fill_uninitialized_memory = False  # every new tensor would be filled, and then written
     torch.backends.mha.set_fastpath_enabled(
         False
     )  # in evaluation it reads the weights of layers, not their adapters

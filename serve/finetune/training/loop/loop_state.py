@@ -63,7 +63,9 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
         loop.average.taken = numbers["averaged"]
         loop.average.tensors = {name: one.to(device) for name, one in _below(AVERAGE, tensors).items()}
     loop.put_rows(tensors)
-    loop.done = numbers["done"]
+    if type(done := numbers["done"]) is not int or not 0 <= done <= loop.steps:
+        raise ValueError(f"{done!r} steps of {loop.steps} are done")
+    loop.done = done
     _set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
 
 

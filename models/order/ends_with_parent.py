@@ -1,4 +1,4 @@
-"""A process of a job ends with the process that started it, even while it is busy. Needs the standard library alone."""
+"""A process ends with the process that started it, even while it is busy. Needs the standard library alone."""
 
 import ctypes
 import os
@@ -15,9 +15,20 @@ def die_with_the_parent(control: int) -> None:
     ``control``: the pipe whose other end only the parent has. Where that is closed already, the parent died before the
     kernel was asked, and this process ends here.
     """
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL)
+    _ask_the_kernel()
     poll = select.poll()
     poll.register(control, 0)
     if any(event & select.POLLHUP for _, event in poll.poll(0)):
         os._exit(1)
+
+
+def die_with(parent: int) -> None:
+    """As `die_with_the_parent`, for a process that has no such pipe: it knows its parent's number."""
+    _ask_the_kernel()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _ask_the_kernel() -> None:
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL)
