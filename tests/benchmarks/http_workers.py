@@ -19,7 +19,8 @@ from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.serve.bench.command import Plan, bench
 
-from tests.benchmarks.one_caller import asked_again_and_again, free_port, process
+from tests.benchmarks.one_caller import asked_again_and_again
+from tests.benchmarks.server_process import free_port, process
 from tests.benchmarks.workloads import write_folder
 
 CALLERS = 32

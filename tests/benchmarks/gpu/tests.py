@@ -1,0 +1,45 @@
+"""The tests that need a device, in several processes where pytest-xdist is there; each is a fact when it ends."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.gpu.phase import Phase
+
+ROOT = Path(__file__).resolve().parents[3]
+PROCESSES = 8
+
+
+class Told:
+    """Notes each test as it ends, and what could not be collected."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self.counts = {"passed": 0, "failed": 0, "skipped": 0}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return
+        self.counts[report.outcome] += 1
+        if report.outcome == "failed":
+            self._phase.facts.claim("test", False, test=report.nodeid, error=report.longreprtext[-600:])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._phase.facts.claim("collected", False, file=report.nodeid, error=report.longreprtext[-600:])
+
+
+def files() -> list[str]:
+    """Those with tests that are marked: others need packages that a GPU machine lacks."""
+    found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text()]
+    return [str(file.relative_to(ROOT)) for file in found if file.name != "test_gpu_preparation.py"]
+
+
+def measure(phase: Phase) -> None:
+    told = Told(phase)
+    options = ["-m", "gpu", "-q", "-W", "default", "-p", "no:cacheprovider"]
+    if importlib.util.find_spec("xdist") is not None and not phase.tiny:
+        options += ["-n", str(PROCESSES), "--dist", "load"]
+    code = pytest.main([*options, *files()], plugins=[told])
+    phase.facts.claim("tests", int(code) == 0, **told.counts, exit_code=int(code))
