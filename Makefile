@@ -119,7 +119,7 @@ gpu:
 # whenever this code changes.
 gpu-rehearse: gpu-prepare
 	$(BIN)/python -m tests.benchmarks.gpu.lookalike $(GPU)/lookalike
-	$(GPU)/lookalike/bin/python -m tests.benchmarks.gpu.rehearse $(GPU)/rehearsal
+	env -u PYTHONPATH $(GPU)/lookalike/bin/python -m tests.benchmarks.gpu.rehearse $(GPU)/rehearsal
 
 weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train

@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -41,15 +42,19 @@ GRACE_S = 5.0  # of a phase's limit: from SIGINT, after which it still writes wh
 LEAST_S = 10.0  # a phase that has less is not begun
 
 
-def unpacked(wheels: Path, target: Path) -> list[str]:
-    """The folders for ``PYTHONPATH``: the package by its name, the checkout, and the wheels with their metadata."""
-    links, packages = target / "links", target / "packages"
-    links.mkdir(parents=True)
-    (links / "halfeven").symlink_to(ROOT)
-    for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(packages)
-    return [str(links), str(ROOT), str(packages)]
+@contextmanager
+def environment_of(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder for what is made, and the environment of the phases: the package by its name, the checkout at ``root``,
+    and its wheels with their metadata."""
+    with tempfile.TemporaryDirectory() as made:
+        scratch, packages = Path(made), Path(made) / "packages"
+        (scratch / "links").mkdir()
+        (scratch / "links" / "halfeven").symlink_to(root)
+        for wheel in sorted((root / WHEELS.relative_to(ROOT)).glob("*.whl")):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(packages)
+        paths = map(str, (scratch / "links", root, packages))
+        yield scratch, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class Run:
@@ -135,6 +140,7 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=540.0, help="of the whole run")
     parser.add_argument("--only", default="", help=f"phases, with commas between: {','.join(LIMITS)}")
+    parser.add_argument("--slower", type=float, default=1.0, help="times the limit of each phase: for a busy CPU")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="nets and counts for a CPU")
     parser.add_argument("--simulated", action="store_true", help="cuda:0 is tests/simulated_gpu")
@@ -152,15 +158,14 @@ def main() -> int:
     ends, facts = time.monotonic() + asked.seconds, Facts(asked.out.resolve(), "run", time.time())
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, (asked.out / "log.txt").open("ab") as log:
-        paths = unpacked(WHEELS, Path(scratch))
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    with environment_of(ROOT) as (scratch, environment), (asked.out / "log.txt").open("ab") as log:
         options = [f"--{name}" for name in ("tiny", "simulated") if getattr(asked, name)]
         begins = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.gpu.phase", *options]
-        begins += ["--device", asked.device, "--scratch", scratch]
+        begins += ["--device", asked.device, "--scratch", str(scratch)]
         facts.add("packages unpacked")
         run = Run(facts, ends, begins, environment)
-        run.go([name for name in LIMITS if name in (asked.only or ",".join(LIMITS)).split(",")], LIMITS, log)
+        limits = {name: round(limit * asked.slower) for name, limit in LIMITS.items()}
+        run.go([name for name in LIMITS if name in (asked.only or ",".join(LIMITS)).split(",")], limits, log)
         return summary(run)
 
 

@@ -9,6 +9,7 @@ from tests.benchmarks.gpu.phase import Phase
 
 ROOT = Path(__file__).resolve().parents[3]
 PROCESSES = 8
+TOLD_EVERY = 20  # tests
 
 
 class Told:
@@ -22,6 +23,8 @@ class Told:
         if report.when != "call" and report.outcome == "passed":
             return
         self.counts[report.outcome] += 1
+        if not sum(self.counts.values()) % TOLD_EVERY:
+            self._phase.facts.add("tests so far", **self.counts)
         if report.outcome == "failed":
             self._phase.facts.claim("test", False, test=report.nodeid, error=report.longreprtext[-600:])
 
