@@ -140,7 +140,9 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=540.0, help="of the whole run")
     parser.add_argument("--only", default="", help=f"phases, with commas between: {','.join(LIMITS)}")
-    parser.add_argument("--slower", type=float, default=1.0, help="times the limit of each phase: for a busy CPU")
+    parser.add_argument(
+        "--slower", type=float, default=1.0, help="times the limit of each phase: for a busy CPU"
+    )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="nets and counts for a CPU")
     parser.add_argument("--simulated", action="store_true", help="cuda:0 is tests/simulated_gpu")

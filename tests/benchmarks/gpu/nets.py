@@ -53,8 +53,6 @@ def batches(phase: Phase) -> tuple[int, ...]:
 
 def nets(phase: Phase) -> list[Net]:
     """BERT-base on 128 ids and ViT-B/16, each captured by the first phase that asks for it."""
-    if phase.simulated:
-        return [_captured(phase, "chain", _chain, _rows)]  # it cannot compute torch's attention
     sizes = _SMALL if phase.tiny else _BASE
     made: dict[str, Any] = {}
     exec(SOURCE, made)
@@ -74,14 +72,6 @@ def nets(phase: Phase) -> list[Net]:
     return [_captured(phase, name, *kind) for name, kind in kinds.items()]
 
 
-def _chain() -> nn.Module:
-    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
-
-
-def _rows(rows: int) -> np.ndarray:
-    return np.random.default_rng().standard_normal((rows, 64), dtype=np.float32)
-
-
 def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return build().eval().requires_grad_(False)
@@ -90,7 +80,7 @@ def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
 def _captured(
     phase: Phase, name: str, build: Callable[[], nn.Module], draw: Callable[[int], np.ndarray]
 ) -> Net:
-    inputs, most = {("input" if phase.simulated else "x"): torch.from_numpy(draw(3))}, max(batches(phase))
+    inputs, most = {"x": torch.from_numpy(draw(3))}, max(batches(phase))
     stem = name.replace("/", "-")
     whole = _kept(phase.scratch / f"{stem}.pt2", lambda: exported(_seeded(build), inputs, None, most))
     captured = described(whole, inputs, None, most)

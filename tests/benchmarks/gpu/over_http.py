@@ -8,6 +8,7 @@ from functools import partial
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.models.engines.load import load_half
+from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.store import Store, Version
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.selftest.comparing import answers_in_flight
@@ -38,6 +39,7 @@ def measure(phase: Phase) -> None:
 
 def _in_process(phase: Phase, version: Version) -> None:
     engine = load_half(version, "torch", phase.device)
+    assert isinstance(engine, TorchEngine)
     samples = load_samples(version.file("samples.safetensors"), version.spec())
     _, arrays = next(iter(samples.batches(LARGEST, 1)))
     parts = [[arrays[tensor.name]] for tensor in version.spec().inputs]

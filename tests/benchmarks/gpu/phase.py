@@ -4,6 +4,7 @@ python3 -m tests.benchmarks.gpu.phase NAME --out OUT … is what the run starts 
 """
 
 import argparse
+import gc
 import importlib
 import random
 import statistics
@@ -88,6 +89,7 @@ class Phase:
     @contextmanager
     def peak_mib(self) -> Iterator[Callable[[], float]]:
         """Gives what torch allocated at its peak since it was entered; 0 on a CPU."""
+        gc.collect()  # programs have cycles
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
         yield lambda: torch.cuda.max_memory_allocated() / 2**20 if self.cuda else 0.0

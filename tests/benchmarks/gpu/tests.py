@@ -9,6 +9,13 @@ from tests.benchmarks.gpu.phase import Phase
 
 ROOT = Path(__file__).resolve().parents[3]
 PROCESSES = 8
+OPTIONS = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "default",
+)  # a warning that only a device gives is no failure
 TOLD_EVERY = 20  # tests
 
 
@@ -36,12 +43,12 @@ class Told:
 def files() -> list[str]:
     """Those with tests that are marked: others need packages that a GPU machine lacks."""
     found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text()]
-    return [str(file.relative_to(ROOT)) for file in found if file.name != "test_gpu_preparation.py"]
+    return [str(file.relative_to(ROOT)) for file in found]
 
 
 def measure(phase: Phase) -> None:
     told = Told(phase)
-    options = ["-m", "gpu", "-q", "-W", "default", "-p", "no:cacheprovider"]
+    options = [*OPTIONS, "-m", "gpu"]
     if importlib.util.find_spec("xdist") is not None and not phase.tiny:
         options += ["-n", str(PROCESSES), "--dist", "load"]
     code = pytest.main([*options, *files()], plugins=[told])

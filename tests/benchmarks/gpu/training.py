@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from halfeven.models.engines.true_fp32 import use_true_fp32
@@ -47,7 +48,7 @@ def _one(phase: Phase, net: Net, precision: str, level: str | None) -> None:
     if level is None:
         going = _plain(phase, module, loss_with(module), rows, steps, DTYPES[precision])
     else:
-        forward = HalfModel(module, DTYPES[precision]) if level == "O2" else module
+        forward: Any = HalfModel(module, DTYPES[precision]) if level == "O2" else module
         settings = Settings(batch_size=rows, precision=precision, opt_level=level, learning_rate=1e-5)
         going = train(module, loss_with(forward), len(inputs), settings, str(phase.device))
     with phase.peak_mib() as peak:
