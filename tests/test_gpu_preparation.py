@@ -70,6 +70,8 @@ def test_what_comes_first_is_worth_most_and_a_run_of_four_minutes_gets_through_t
     assert sum(LIMITS.values()) <= 540
     assert sum(LIMITS[name] for name in names[: names.index("training") + 1]) <= 240
     assert all((ROOT / "tests/benchmarks/gpu" / f"{name}.py").is_file() for name in names)
+    rows = re.findall(r"^\| (\w+) \| (\d+) \|", (ROOT / "docs/cuda.md").read_text(), re.M)
+    assert {name: int(seconds) for name, seconds in rows if name in LIMITS} == LIMITS
 
 
 def test_a_phase_that_crashes_or_hangs_costs_the_others_nothing(tmp_path: Path) -> None:

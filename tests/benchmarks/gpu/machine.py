@@ -5,6 +5,7 @@ import platform
 import subprocess
 import time
 from importlib.metadata import distributions
+from shutil import which
 
 import torch
 from halfeven.exporters.environment import environment
@@ -29,11 +30,10 @@ def _write_packages(phase: Phase) -> None:
     """Into a file that comes back: `machine.txt` beside this file can be made of it."""
     lines = sorted(f"{one.metadata['Name']}=={one.version}" for one in distributions())
     file = phase.facts.out / "machine.txt"
-    file.write_text("\n".join(lines) + "\n")
-    if phase.cuda and not phase.simulated:
-        file.write_text(
-            file.read_text() + subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
-        )
+    said = (
+        subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout if which("nvidia-smi") else ""
+    )
+    file.write_text("\n".join([*lines, said]))
 
 
 def _product(phase: Phase, kind: str) -> None:

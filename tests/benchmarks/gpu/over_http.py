@@ -68,9 +68,7 @@ def _wait_until_ready(phase: Phase, url: str) -> None:
 
 
 def _asked(phase: Phase, url: str, model: str, rows: int) -> None:
-    plan = Plan(
-        (CALLERS,), seconds=0.5 if phase.tiny else 3.0, warmup_s=0.5 if phase.tiny else 1.0, rows=rows
-    )
+    plan = Plan((CALLERS,), seconds=0.5 if phase.tiny else 2.0, warmup_s=0.5, rows=rows)
     stage = bench(url, model, plan, lambda _: None)["stages"][0]
     per_second = stage["per_second"] * rows
     phase.facts.add("over HTTP", model=model, rows=rows, callers=CALLERS, rows_s=per_second, stage=stage)

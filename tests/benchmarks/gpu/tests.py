@@ -49,7 +49,7 @@ def files() -> list[str]:
 def measure(phase: Phase) -> None:
     told = Told(phase)
     options = [*OPTIONS, "-m", "gpu"]
-    if importlib.util.find_spec("xdist") is not None and not phase.tiny:
-        options += ["-n", str(PROCESSES), "--dist", "load"]
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(2 if phase.tiny else PROCESSES), "--dist", "load"]
     code = pytest.main([*options, *files()], plugins=[told])
     phase.facts.claim("tests", int(code) == 0, **told.counts, exit_code=int(code))
