@@ -1,7 +1,7 @@
 """Finds out whether the judged samples can prove a half. They cannot if the FP32 model's outputs for all of them are
 empty or zero, or if the half passes only because FP32's own noise is as large as the half's error."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from ..models.datatypes import DATATYPES
 from ..models.spec import ParityLimits
 from .gate.divergence import SENTINEL
 from .gate.verdict import ParityReport
+from .no_reference import Operation, why_drawn, why_steps
 from .prove import ReferenceRun
 
 _GIVE = "give samples that it has answers to (samples.safetensors in the model's folder, or --samples FILE)"
@@ -58,7 +59,9 @@ def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
     return any(size.size for size in sizes) and all((size >= SENTINEL).all() for size in sizes)
 
 
-def why_noise_proves_nothing(reports: Iterable[ParityReport], limits: ParityLimits) -> str:
+def why_noise_proves_nothing(
+    reports: Iterable[ParityReport], limits: ParityLimits, operations: Sequence[Operation] = ()
+) -> str:
     """A reason where every output in floating point errs by more than ``limits`` and passes all the same, in each of
     these reports; empty otherwise.
 
@@ -76,7 +79,7 @@ def why_noise_proves_nothing(reports: Iterable[ParityReport], limits: ParityLimi
     return (
         "the half errs by more than is allowed, and passes only because the FP32 model itself answers the judged "
         f"samples as differently when it is evaluated another way ({_listed(names)}), which proves nothing of a half; "
-        f"{_GIVE}"
+        f"{why_drawn(operations) or why_steps(operations) or _GIVE}"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from ..models.store import Draft
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
+from .no_reference import Operation
 from .prove import Answers, ReferenceRun, Taken
 
 Notify = Callable[[str], None]
@@ -31,6 +32,14 @@ class Maker(Protocol):
     @property
     def row_operations(self) -> int:
         """An estimate of the operations for one row of the whole (`operations.py`)."""
+        ...
+
+    def whole(self) -> Answers:
+        """The FP32 original."""
+        ...
+
+    def operations_by_name(self) -> Sequence[Operation]:
+        """The name and the operation of each node of the whole; none where it has no graph."""
         ...
 
     def reference_run(self, judging: Samples) -> ReferenceRun:

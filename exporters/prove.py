@@ -29,7 +29,7 @@ from .gate.verdict import ParityReport
 from .inputs.augmented import augmented
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
-from .question import REFUSALS, Answers, Arrays, Question, TieTolerance
+from .question import Answers, Arrays, Invented, Question, TieTolerance, answers_or_refusal
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations
@@ -50,7 +50,8 @@ class ReferenceRun:
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
     (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
     allows. ``noise``: what the whole answers otherwise when it is evaluated another way, by output. ``perturbed``:
-    inputs made of few judging samples, judged apart.
+    inputs made of few judging samples, judged apart. ``invented``: of these how many were made, and how many the whole
+    refused.
     """
 
     spec: ModelSpec
@@ -63,6 +64,16 @@ class ReferenceRun:
     row_operations: int = 0
     noise: Mapping[str, Noise] = field(default_factory=dict)
     perturbed: list[Question] = field(default_factory=list)
+    invented: Invented | None = None
+
+    @property
+    def left_out(self) -> str:
+        """A sentence about perturbed inputs that the whole refuses; empty where there are none."""
+        found = self.invented
+        if found is None or not found.refused:
+            return ""
+        others = "the others are judged" if found.is_used else "so none of them is judged"
+        return f"the FP32 model does not run with {found.refused} of {found.made} perturbed inputs: {others}"
 
 
 Taken = tuple[list[Trial], list[Trial], list[Trial]]  # trials on real, on adversarial, on perturbed samples
@@ -127,44 +138,38 @@ def ask_reference(
     def ask(samples: tuple[int, ...], inputs: Arrays, name: str = "") -> Question:
         return Question(samples, inputs, whole(inputs), name)
 
-    def ask_odd(samples: tuple[int, ...], inputs: Arrays, name: str) -> Question | None:
-        try:
-            return ask(samples, inputs, name)
-        except REFUSALS:  # the model itself refuses this input
-            return None
-
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
     sizes = [rows for rows in sorted({1, 2, 3, *buckets_of(spec, device)}) if rows < largest]
     bulk = [ask(*batch) for batch in judging.batches(largest)]
     is_slow = row_operations * sum(sizes) * SMALL_BATCHES > SMALL_OPERATIONS
     batches = 1 if is_slow else SMALL_BATCHES
     odd = [
-        ask_odd(tuple(range(_rows(spec, inputs))), inputs, name)
+        Question(tuple(range(_rows(spec, inputs))), inputs, {}, name)
         for name, inputs in adversarial(spec, judging)
     ]
+    invented = Invented(whole)
+    perturbed = [question for question in _perturbed(spec, judging, invented) if question.samples]
     return ReferenceRun(
         spec,
         small=[ask(*batch) for rows in sizes for batch in judging.batches(rows, batches)],
         bulk=bulk,
-        adversarial=[question for question in odd if question],
+        adversarial=list(Invented(whole).answered(odd)),
         targets=judging.targets,
         is_slow=is_slow,
         tie_tolerance=tie_tolerance,
         row_operations=row_operations,
         noise=noise_among(spec, bulk, whole, exact, row_operations),
-        perturbed=[question for question in _perturbed(spec, judging, whole) if question.samples],
+        perturbed=perturbed if invented.is_used else [],
+        invented=invented,
     )
 
 
-def _perturbed(spec: ModelSpec, judging: Samples, whole: Answers) -> Iterator[Question]:
+def _perturbed(spec: ModelSpec, judging: Samples, invented: Invented) -> Iterator[Question]:
     """Questions made from few judging samples (`inputs/augmented.py`); only those whose FP32 answer is finite."""
     more = augmented(spec, judging)
     rows = min(spec.max_batch_size, more.count) if more and spec.batched else 0
-    for samples, inputs in more.batches(rows) if more else ():
-        try:
-            question = Question(samples, inputs, whole(inputs))
-        except REFUSALS:  # the model itself refuses this input
-            continue
+    questions = (Question(samples, inputs, {}) for samples, inputs in (more.batches(rows) if more else ()))
+    for question in invented.answered(questions):
         yield _finite(spec, question)
 
 
@@ -218,12 +223,12 @@ def check_whole_form(reference_run: ReferenceRun, answers: Answers) -> None:
     for question in (*reference_run.small, *reference_run.bulk[:1]):
         came = answers(question.inputs)
         for name, expected in question.reference.items():
-            gap = _gap(expected, came[name])
-            if not gap <= SAME_IN_FP32:
+            apart = gap(expected, came[name])
+            if not apart <= SAME_IN_FP32:
                 raise ExportFailed(
                     f"in FP32 the exported form of '{reference_run.spec.name}' already differs from the program: "
-                    f"output '{name}' by {gap:.3g} of its largest value (at most {SAME_IN_FP32:g}); "
-                    f"{_cause(gap, reference_run.noise.get(name))}: serve the torch form (--form torch)"
+                    f"output '{name}' by {apart:.3g} of its largest value (at most {SAME_IN_FP32:g}); "
+                    f"{_cause(apart, reference_run.noise.get(name))}: serve the torch form (--form torch)"
                 )
 
 
@@ -241,18 +246,23 @@ def _cause(gap: float, noise: Noise | None) -> str:
 
 def _answered(reference_run: ReferenceRun, questions: Sequence[Question], half: Answers) -> list[Trial]:
     ties = reference_run.tie_tolerance
-    return [tried(q.samples, q.inputs, q.reference, half(q.inputs), ties, q.name) for q in questions]
+    return [
+        tried(q.samples, q.inputs, q.reference, answers_or_refusal(half, q.inputs), ties, q.name)
+        for q in questions
+    ]
 
 
 def tried(
     samples: tuple[int, ...],
     inputs: Arrays,
     reference: Arrays,
-    candidate: Arrays,
+    candidate: Arrays | Exception,
     tie_tolerance: TieTolerance | None,
     name: str = "",
 ) -> Trial:
-    """A trial with its ties tolerated."""
+    """A trial with its ties tolerated. ``candidate``: the half's answers, or the error with which it does not run."""
+    if isinstance(candidate, Exception):
+        return Trial(samples, reference, {}, name=name, refused=str(candidate) or type(candidate).__name__)
     ties = tie_tolerance(inputs, reference, candidate) if tie_tolerance else {}
     return Trial(samples, reference, candidate, ties, name)
 
@@ -261,7 +271,8 @@ def _rows(spec: ModelSpec, arrays: Arrays) -> int:
     return len(arrays[spec.inputs[0].name]) if spec.batched else 1
 
 
-def _gap(expected: np.ndarray, came: np.ndarray) -> float:
+def gap(expected: np.ndarray, came: np.ndarray) -> float:
+    """The largest difference as a share of the largest number expected; infinite for other shapes or infinities."""
     if expected.shape != came.shape or expected.dtype != came.dtype:
         return float("inf")
     with np.errstate(invalid="ignore"):

@@ -7,7 +7,7 @@ Kinds of model differ in how their forms are made: a captured program (`torch/fo
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import CannotConvert, OutOfTime
@@ -18,6 +18,7 @@ from .gate.verdict import ParityReport
 from .informative import why_noise_proves_nothing, why_nothing_is_proven
 from .inputs.samples import Samples
 from .maker import Made, Maker, Notify
+from .no_reference import why_it_does_not_repeat
 from .plan.aims import RETREATS, SHARES
 from .plan.counterexamples import excess
 from .prove import ReferenceRun, judged
@@ -65,13 +66,14 @@ class _Conversion:
         planning, judging = subject.samples.split()
         self.notify("answering the judging samples in FP32")
         reference_run = maker.reference_run(judging)
-        if why := why_nothing_is_proven(reference_run):
+        why = why_it_does_not_repeat(reference_run, maker.whole(), maker.operations_by_name())
+        if why := why or why_nothing_is_proven(reference_run):
             maker.serve_whole(why)
         planning = planning if planning.count else judging
         self._write()
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]
-        if why := why_noise_proves_nothing(reports, subject.spec.parity):
+        if why := why_noise_proves_nothing(reports, subject.spec.parity, maker.operations_by_name()):
             self._remove_halves(forms)
             maker.serve_whole(why)
             forms = self._proven(planning, reference_run)
@@ -84,6 +86,8 @@ class _Conversion:
         self._drop_refused(forms, status)
         unproven = status == REFUSED and any(form.report and not form.passed for form in forms.values())
         nearest = maker.nearest(self.notify) if unproven else ""
+        if said := reference_run.left_out:
+            subject = replace(subject, notes=(*subject.notes, said))
         evidence = Evidence(subject, maker, forms, status, further, nearest, self.missed)
         evidence.write(self.draft, reference_run, planning.count)
         facts = evidence.manifest(time.perf_counter() - started)

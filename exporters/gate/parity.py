@@ -68,7 +68,7 @@ def judge(
     u = UNIT_ROUNDOFF[dtype]
     rows = [len(trial.samples) for trial in real]
     failures = [] if any(rows) else [refusals.nothing_judged()]
-    failures += _misnamed(spec, (*real, *adversarial))
+    failures += _unanswered(spec, (*real, *adversarial))
     named = () if failures else spec.outputs
     judged, dropped = _with_finite_reference(adversarial)
     return ParityReport(
@@ -196,9 +196,11 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
 # Rules 0, 1 and 2: what must be the same.
 
 
-def _misnamed(spec: ModelSpec, trials: Iterable[Trial]) -> list[Failure]:
+def _unanswered(spec: ModelSpec, trials: Iterable[Trial]) -> list[Failure]:
     wanted = sorted(output.name for output in spec.outputs)
     for trial in trials:
+        if trial.refused:
+            return [refusals.not_run(trial.samples, trial.name, trial.refused)]
         for answer in (trial.reference, trial.candidate):
             if sorted(answer) != wanted:
                 return [refusals.names(wanted, sorted(answer))]

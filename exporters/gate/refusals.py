@@ -68,6 +68,15 @@ def names(wanted: Sequence[str], came: Sequence[str]) -> Failure:
     return Failure("names", f"the outputs are not the model's: expected {wanted}, got {came}; {_OURS}")
 
 
+def not_run(samples: Sequence[int], name: str, error: str) -> Failure:
+    which = f"the adversarial input '{name}'" if name else f"sample {samples[0]}"
+    return Failure(
+        "refused",
+        f"the half does not run with {which}, which the FP32 model takes: {error[:300]}; keep the node in FP32 that "
+        f"computes the index or the size {_HOW}",
+    )
+
+
 def datatype(spec: TensorSpec, came: str) -> Failure:
     expected = f"output '{spec.name}' has the wrong datatype: expected {spec.datatype}, got {came}"
     return Failure("datatype", f"{expected}; {_OURS}")

@@ -16,7 +16,8 @@ class Trial:
 
     ``samples[i]`` is the sample in row i (a sample comes back at other batch sizes). A model that is not
     batched answers one sample without a batch axis. ``ties`` marks, by output, the integers that may
-    differ because their scores tie. ``name`` is what an adversarial input is called.
+    differ because their scores tie. ``name`` is what an adversarial input is called. ``refused``: the error of a half
+    that does not run with what the whole takes; it has no answers then.
     """
 
     samples: tuple[int, ...]
@@ -24,6 +25,7 @@ class Trial:
     candidate: Mapping[str, np.ndarray]
     ties: Mapping[str, np.ndarray] = field(default_factory=dict)
     name: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

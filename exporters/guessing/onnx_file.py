@@ -16,8 +16,9 @@ from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
 from ..inputs.samples import checked_samples
 from ..inputs.synthetic import USUAL_LENGTH
+from ..no_reference import DRAWS, named
 from ..onnx.reading.bounded_file import read_graph
-from ..onnx.reading.graph import attribute
+from ..onnx.reading.graph import attribute, operations_by_name
 from ..onnx.reading.signature import datatype_of, size_of
 from .batch_axes import batch_axes
 from .batch_size import fitting_rows, row_bytes_of_file
@@ -225,6 +226,8 @@ class _Found:
     def why_batched(self, spec: ModelSpec) -> str:
         if spec.batched:
             return "the first axis of every tensor is taken for the batch; 0 means not batched"
+        if draws := named(operations_by_name(self.graph), DRAWS):
+            return f"not batched, because random numbers are drawn by {draws}: no row can be compared with itself"
         return (
             "not batched, because not every tensor has exactly one axis with a place for each row of the inputs, or a "
             "row is answered otherwise alone than among others"

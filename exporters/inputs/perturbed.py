@@ -5,18 +5,21 @@ and perturbed samples cost only more runs. Numbers get noise, pictures are shift
 another sample from a random place on. Masks and lengths stay as they are.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ...models.pictures.pixels import Picture
 from ...models.spec import ModelSpec, TensorSpec
+from .said_by_name import is_mask
 from .samples import Samples
 
 COPIES = 3  # of the samples
 NOISE = 0.5  # of the sample's own spread: far enough to be another sample, near enough to be one of its kind
 MAX_ELEMENTS = 1 << 18  # of all samples together, for `perturbed_if_small`
 SHIFT = 8  # a picture moves by at most 1/8 of its height and width
+_FEWEST, _OF_KINDS = 4, 8.0  # samples; times as wide as another column
 DIMMEST = 0.7  # of a picture's brightness
 
 
@@ -41,7 +44,7 @@ def changeable(spec: ModelSpec, samples: Samples) -> list[TensorSpec]:
     """The inputs that a perturbation changes."""
 
     def changes(tensor: TensorSpec) -> bool:
-        if "mask" in tensor.name.lower() or tensor.datatype == "BOOL" or tensor.lengths_of:
+        if is_mask(tensor) or tensor.datatype == "BOOL" or tensor.lengths_of:
             return False
         return tensor.type.is_float or (samples.arrays[tensor.name].ndim > 1 and samples.count > 1)
 
@@ -63,14 +66,31 @@ def perturbed_rows(
             spatial = Picture.of(tensor, spec.batched).spatial
             arrays[tensor.name] = _moved(arrays[tensor.name], [axis + 1 for axis in spatial], random)
         elif tensor.type.is_float:
-            arrays[tensor.name] = with_noise(arrays[tensor.name], random)
+            arrays[tensor.name] = _with_noise(arrays[tensor.name], samples.arrays[tensor.name], random)
     return Samples(arrays, source="generated")
 
 
-def with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Each number with normal noise of half its sample's standard deviation; a constant sample stays."""
-    spread = array.std(axis=tuple(range(1, array.ndim)), keepdims=True) if array.ndim > 1 else array.std()
+def _with_noise(array: np.ndarray, samples: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Each number with normal noise of half its sample's standard deviation; a constant sample stays.
+
+    Where the columns of the last axis are of different kinds (an age, an income), it is the deviation of the column.
+    """
+    spread = _deviation(array, tuple(range(1, array.ndim)) if array.ndim > 1 else None)
+    if array.ndim > 1 and len(samples) >= _FEWEST:
+        columns = _deviation(samples, tuple(range(array.ndim - 1)))
+        if columns.max(initial=0.0) > _OF_KINDS * columns[columns > 0].min(initial=np.inf):
+            spread = columns
     return (array + NOISE * spread * random.standard_normal(array.shape)).astype(array.dtype)
+
+
+def _deviation(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
+    """Of the finite numbers along the axes, 0 where there are none: a bias may have minus infinity."""
+    finite = np.isfinite(array)
+    if finite.all():
+        return array.std(axis=axes, keepdims=axes is not None)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column of infinities alone
+        return np.nan_to_num(np.std(array, axis=axes, keepdims=axes is not None, where=finite))
 
 
 def _crossed(array: np.ndarray, other: np.ndarray, cuts: np.ndarray) -> np.ndarray:

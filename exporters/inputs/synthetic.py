@@ -14,6 +14,7 @@ import numpy as np
 from ...models.errors import BadSamples
 from ...models.pictures.pixels import Picture
 from ...models.spec import Dim, ModelSpec, TensorSpec
+from .said_by_name import has_positions, has_types, is_mask
 from .samples import MAX_BYTES, Samples
 
 LARGEST = 4.0  # times a real sample, which no half may answer with another infinity than the whole
@@ -97,7 +98,7 @@ def _draw(
         )
     if tensor.picture is not None:
         return _pixels(Picture.of(tensor, batched), inner, shape, random)
-    if tensor.type.is_float and "mask" not in tensor.name.lower() and "type" not in tensor.name.lower():
+    if tensor.type.is_float and not is_mask(tensor) and not has_types(tensor):
         return random.standard_normal(shape).astype(tensor.type.numpy)
     return _integers(tensor, shape, random, ids).astype(tensor.type.numpy)
 
@@ -107,13 +108,12 @@ def _integers(
 ) -> np.ndarray:
     """Integers of an input: of a mask, of a type or of positions by the input's name, else any in its range."""
     low, high = _ends(tensor, ids)
-    name = tensor.name.lower()
-    if "mask" in name:
+    if is_mask(tensor):
         lengths = random.integers(1, shape[-1] + 1, shape[0]) if len(shape) > 1 else None
         drawn = _prefixes(shape, lengths)
-    elif tensor.datatype == "BOOL" or "type" in name:
+    elif tensor.datatype == "BOOL" or has_types(tensor):
         drawn = random.integers(0, 2, shape)
-    elif "position" in name and len(shape) > 1:
+    elif has_positions(tensor) and len(shape) > 1:
         drawn = np.broadcast_to(np.arange(shape[-1]), shape)
     else:
         return random.integers(low, high, shape, endpoint=True)
@@ -163,7 +163,7 @@ def _few_rows(spec: ModelSpec, samples: Samples) -> Arrays:
 
 
 def _rescaled(spec: ModelSpec, real: Arrays, largest: float) -> list[tuple[str, Arrays]]:
-    numbers = [tensor.name for tensor in spec.inputs if tensor.type.is_float and not _is_mask(tensor)]
+    numbers = [tensor.name for tensor in spec.inputs if tensor.type.is_float and not is_mask(tensor)]
     changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "zeros": np.zeros_like,
         "ones": np.ones_like,
@@ -195,7 +195,7 @@ def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
 
 def _padded(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
     """Row 0 keeps one place of its mask or one of its length, the last row nearly all of them."""
-    masks = {tensor.name: _pad(real[tensor.name], spec.batched) for tensor in spec.inputs if _is_mask(tensor)}
+    masks = {tensor.name: _pad(real[tensor.name], spec.batched) for tensor in spec.inputs if is_mask(tensor)}
     found = {name: mask for name, mask in masks.items() if mask is not None}
     for tensor, longest_of in _lengths(spec, real):
         found[tensor.name] = _rising(real[tensor.name], longest_of)
@@ -230,10 +230,6 @@ def _pad(mask: np.ndarray, batched: bool) -> np.ndarray | None:
     padded = np.where(_prefixes(rows.shape, lengths) > 0, rows, np.zeros_like(rows))
     padded[..., 0] = 1
     return padded if batched else padded[0]
-
-
-def _is_mask(tensor: TensorSpec) -> bool:
-    return "mask" in tensor.name.lower()
 
 
 def _resized(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:

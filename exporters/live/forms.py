@@ -4,7 +4,7 @@ There is no capture and no rewrite. The plan is which modules stay in FP32 (`isl
 and served, built from the operator's folder in this process as it will be in the server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..gate.verdict import ParityReport
 from ..graph.actions import Kept
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
+from ..no_reference import Operation
 from ..operations import UNKNOWN, Operations
 from ..prove import Answers, Arrays, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Found, outcome
@@ -101,6 +102,9 @@ class LiveForms:
                 raise CaptureFailed(str(error)) from error
 
         return described
+
+    def operations_by_name(self) -> Sequence[Operation]:
+        return ()
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         whole = self.whole()

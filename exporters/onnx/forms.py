@@ -20,6 +20,7 @@ from ..gate.verdict import ParityReport
 from ..graph.traffic import why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Maker, Notify
+from ..no_reference import Operation
 from ..operations import Operations
 from ..plan.findings import findings, with_diagnosis
 from ..plan.planner import Planner
@@ -35,7 +36,7 @@ from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
 from .reading.batch_first import move_batch_first
 from .reading.choosing import choosing
-from .reading.graph import ForeignProgram, assembled
+from .reading.graph import ForeignProgram, assembled, operations_by_name
 from .reading.large_files import save
 from .reading.signature import hold
 from .runtime import answers_alone_differ, finished, refuse_paired_rows, runtime_answers
@@ -166,6 +167,9 @@ class FileForms:
 
     def whole(self) -> Answers:
         return self.answers
+
+    def operations_by_name(self) -> Sequence[Operation]:
+        return operations_by_name(self.program.model.graph)
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         spec = self.subject.spec

@@ -3,7 +3,8 @@
 It keeps chains of half nodes in FP32, so it never judges half storage; `oracle.py` does.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from ...models.capture.agreement import axis_of_rows, paired_rows
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
@@ -23,6 +24,7 @@ from ..question import Answers, Arrays
 from .reading.bounded_file import bytes_of
 from .reading.large_files import check, is_large, save, weights_as_inputs
 
+_TENSOR = re.compile(r"tensor\((\w+)\)")
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
 
 
@@ -44,13 +46,41 @@ def finished(
 
 
 def inferred(model: ModelProto) -> list[ValueInfoProto]:
-    """The types of the inner values, by strict shape inference; large constants are given to it as inputs."""
+    """The types of the inner values, by strict shape inference; large constants are given to it as inputs.
+
+    ONNX has no rule for some operations (GroupNormalization). Where inference ends there, ONNX Runtime gives the types.
+    """
     small = sum(map(bytes_of, model.graph.initializer)) < _SMALL_MODEL
     bare = weights_as_inputs(model, _SMALL_MODEL if small else _SMALL_CONSTANT)
     given = (*bare.graph.input, *bare.graph.output, *bare.graph.initializer, *bare.graph.value_info)
     known = {value.name for value in given}
-    found = onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True)
+    try:
+        found = _inferred(bare)
+    except onnx.shape_inference.InferenceError:
+        bare.graph.value_info.extend(_types_by_runtime(model, known))
+        found = _inferred(bare)
     return [value for value in found.graph.value_info if value.name not in known]
+
+
+def _inferred(model: ModelProto) -> ModelProto:
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+
+
+def _types_by_runtime(model: ModelProto, known: Collection[str]) -> list[ValueInfoProto]:
+    """The element types and ranks of what the main graph's nodes give, as ONNX Runtime has them when it loads them."""
+    wanted = [name for node in model.graph.node for name in node.output if name and name not in known]
+    asked = ModelProto()
+    asked.CopyFrom(model)
+    asked.graph.output.extend(ValueInfoProto(name=name) for name in wanted)
+    values = {value.name: value for value in session_of(asked).get_outputs()}
+    return [
+        # It gives no sizes for a scalar, and none where it does not know how many axes there are.
+        helper.make_tensor_value_info(
+            name, TensorProto.DataType.Value(found[1].upper()), values[name].shape or None
+        )
+        for name in wanted
+        if (found := _TENSOR.fullmatch(values[name].type))
+    ]
 
 
 def runtime_answers(model: ModelProto) -> Answers:

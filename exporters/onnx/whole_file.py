@@ -1,6 +1,6 @@
 """A file that is served whole, in FP32: nothing in it can be half, or it cannot be planned but ONNX Runtime runs it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +15,7 @@ from ...models.store import Draft
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
+from ..no_reference import Operation
 from ..prove import Answers, ReferenceRun, answers_of
 from ..question import Question
 from ..search.delta_debugging import NOT_ASKED
@@ -85,6 +86,12 @@ class WholeFile:
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         first, self.planned = not self.planned, True
         return first
+
+    def whole(self) -> Answers:
+        return self.answers
+
+    def operations_by_name(self) -> Sequence[Operation]:
+        return ()
 
     def serve_whole(self, because: str) -> None:
         """Nothing else is made."""

@@ -5,11 +5,12 @@ row the same answer among others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..question import Answers, Arrays, Question
+from ..question import REFUSALS, Answers, Arrays, Invented, Question, answers_or_refusal
 
 ELEMENTS = 1 << 14  # of inputs run at once; with more the work itself costs, and a failure comes late
 SAME_IN_FP32 = 1e-4  # of an output's largest number: among others a product may be added up in another order
@@ -21,31 +22,44 @@ class Batch:
 
     questions: tuple[Question, ...]
 
-    def answers(self, half: Answers) -> Iterator[tuple[Question, Arrays]]:
-        if len(self.questions) == 1:
-            yield self.questions[0], half(self.questions[0].inputs)
+    def answers(self, half: Answers) -> Iterator[tuple[Question, Arrays | Exception]]:
+        """Where the half does not run with all of them, each is asked alone; an error stands for an answer."""
+        together = list[Arrays]()
+        if len(self.questions) > 1:
+            with suppress(*REFUSALS):
+                together = _run_as_one(self.questions, half)
+        if together:
+            yield from zip(self.questions, together, strict=True)
         else:
-            yield from zip(self.questions, _run_as_one(self.questions, half), strict=True)
+            yield from ((one, answers_or_refusal(half, one.inputs)) for one in self.questions)
 
 
-def batches(questions: Iterable[Question], whole: Answers, may_join: bool = True) -> Iterator[Batch]:
+def batches(
+    questions: Iterable[Question], whole: Answers, may_join: bool = True, invented: Invented | None = None
+) -> Iterator[Batch]:
     """The questions with the whole's answers, in order, as many in a batch as are small and alike in shape.
 
     The first of each batch is run alone as well: where it is answered otherwise among others, or where the whole
-    takes no more rows, all of that batch are answered and run alone.
+    takes no more rows, all of that batch are answered and run alone. ``invented`` is given where the questions are:
+    what the whole refuses is left out.
     """
     for group in _groups(questions) if may_join else ((one,) for one in questions):
-        joined = _joined(group, whole) if len(group) > 1 else None
-        alone = (Batch((replace(one, reference=whole(one.inputs)),)) for one in group)
-        yield from (joined,) if joined else alone
+        if joined := _joined(group, whole) if len(group) > 1 else None:
+            yield joined
+            if invented is not None:
+                invented.made += sum(len(one.samples) for one in group)
+        elif invented is not None:
+            yield from (Batch((one,)) for one in invented.answered(group))
+        else:
+            yield from (Batch((replace(one, reference=whole(one.inputs)),)) for one in group)
 
 
 def _joined(group: Sequence[Question], whole: Answers) -> Batch | None:
     try:
         answers = _run_as_one(group, whole)
+        if not _same(whole(group[0].inputs), answers[0]):
+            return None
     except Exception:  # whatever a runtime raises for more rows than the model was made for
-        return None
-    if not _same(whole(group[0].inputs), answers[0]):
         return None
     return Batch(tuple(replace(one, reference=its) for one, its in zip(group, answers, strict=True)))
 

@@ -24,7 +24,11 @@ def without_near_ties(several: Iterable[Batch], all_kept: Callable[[], Answers])
             yield batch
             continue
         half = half or all_kept()
-        same = tuple(one for one, answers in batch.answers(half) if _same_decisions(one.reference, answers))
+        same = tuple(
+            one
+            for one, answers in batch.answers(half)
+            if not isinstance(answers, Exception) and _same_decisions(one.reference, answers)
+        )
         if same:
             yield Batch(same)
 

@@ -23,7 +23,7 @@ from ..inputs.samples import Samples
 from ..inputs.synthetic import LARGEST, adversarial
 from ..operations import Meter
 from ..prove import tried
-from ..question import REFUSALS, Answers, Question, takes
+from ..question import Answers, Invented, Question
 from ..search.delta_debugging import Score
 from ..search.measured_order import MEASUREMENTS, by_measured_error
 from ..search.ranking import RANKED, ranking
@@ -49,8 +49,9 @@ class Rehearsal:
         self._rows = max(self._few.count, 1)
         self._may_join = spec.batched and spec.max_batch_size > 1
         self.own = list(self._batches(self._questions([self._few], 0)))
-        moved = list(self._batches(self._questions(perturbed_if_small(spec, self._few), 1)))
-        self.samples = [*self.own, *moved]
+        self._perturbed = Invented(self._whole)
+        moved = list(self._invented(self._questions(perturbed_if_small(spec, self._few), 1)))
+        self.samples = [*self.own, *(moved if self._perturbed.is_used else [])]
         self._adversarial: dict[float, list[Batch]] = {}
         self.adversarial()  # those of every search, whose budget they are no part of
         own = [one for batch in self.own for one in batch.questions]
@@ -65,7 +66,7 @@ class Rehearsal:
         self.counterexamples = Counterexamples(
             self._rows * joined,
             lambda: without_near_ties(
-                self._batches(self._questions(self._unseen(planning), (1 + COPIES) * joined)),
+                self._invented(self._questions(self._unseen(planning), (1 + COPIES) * joined)),
                 lambda: graph.half([one.node for one in graph.candidates()]),
             ),
             self._batches,
@@ -109,7 +110,7 @@ class Rehearsal:
         def error_of(nodes: Collection[str]) -> float:
             kept = [name for name in candidates if name not in nodes]
             report = self._judged(self._graph.spec.parity, list(self._ask(kept)(batch)))
-            return max(map(_noise_of, report.outputs), default=0.0)
+            return max(map(_noise_of, report.outputs), default=math.inf if report.failures else 0.0)
 
         return by_measured_error(candidates, error_of, lambda: self.meter.spent() < end)
 
@@ -145,15 +146,17 @@ class Rehearsal:
     def _batches(self, questions: Iterable[Question]) -> Iterator[Batch]:
         return batches(questions, self._whole, self._may_join)
 
+    def _invented(self, questions: Iterable[Question]) -> Iterator[Batch]:
+        """Without perturbed samples that the whole refuses."""
+        return batches(questions, self._whole, self._may_join, self._perturbed)
+
     def _unseen(self, planning: Samples) -> Iterator[Samples]:
-        """Planning samples that are not asked of every plan, then perturbed ones."""
+        """Planning samples that are not asked of every plan, then perturbed ones, unless the whole refuses most."""
         spec, rows = self._graph.spec, self._rows
         more = range(rows, min(planning.count, RANKED), rows)
         copies = -(-(UNSEEN if self._may_join else UNSEEN_ALONE) // rows)
-        return chain(
-            (planning.take(slice(start, min(start + rows, RANKED))) for start in more),
-            perturbed(spec, self._few, copies=copies, seed=1),
-        )
+        given = (planning.take(slice(start, min(start + rows, RANKED))) for start in more)
+        return chain(given, perturbed(spec, self._few, copies, seed=1) if self._perturbed.is_used else ())
 
     def _questions(self, sets: Iterable[Samples], first: int) -> Iterator[Question]:
         """``first``: the number of the first set; no two different samples have the same number."""
@@ -169,11 +172,8 @@ class Rehearsal:
                 Question(_rows(spec, inputs), inputs, {}, name)
                 for name, inputs in adversarial(spec, self._few, largest)
             ]
-            try:
-                self._adversarial[largest] = list(self._batches(questions))
-            except REFUSALS:
-                taken = [one for one in questions if takes(self._whole, one.inputs)]
-                self._adversarial[largest] = list(self._batches(taken))
+            odd = Invented(self._whole)
+            self._adversarial[largest] = list(batches(questions, self._whole, self._may_join, odd))
         return self._adversarial[largest]
 
 

@@ -1,7 +1,7 @@
 """The forms of a captured program: the half program itself (torch), and the ONNX file written from it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from ...models.engines.cpu.setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.errors import HalfevenError
-from ...models.program import runnable
+from ...models.program import runnable, walk
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.traffic import Traffic, why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
+from ..no_reference import Operation
 from ..onnx.stored import half_file_on_cpu
 from ..plan.findings import findings, with_diagnosis
 from ..plan.planner import Planner
@@ -72,6 +73,10 @@ class ProgramForms:
             engine = TorchEngine(self.subject.exported, "fp32", self.subject.device, spec=spec)
             self._whole = answers_of(spec, engine)
         return self._whole
+
+    def operations_by_name(self) -> Sequence[Operation]:
+        nodes = (node for _, node in walk(runnable(self.subject.exported)) if node.op == "call_function")
+        return [(node.name, getattr(node.target, "__name__", "").split(".")[0]) for node in nodes]
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         subject = self.subject

@@ -16,6 +16,7 @@ import pickle
 import sys
 import types
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,10 @@ def refuse_lazy(failures, module):
 
 
 def transformers_module(failures, torch, folder, attention):
-    """The class that config.json names, from this folder alone. Refused where the checkpoint lacks weights."""
+    """The class that config.json names, from this folder alone. Refused where the checkpoint lacks weights.
+
+    ``attention``: how it computes its attention, where the class can; half of the library's classes can only "eager".
+    """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     try:
         import transformers
@@ -129,10 +133,16 @@ def transformers_module(failures, torch, folder, attention):
     kinds = [getattr(transformers, name, None) for name in names]
     known = [kind for kind in kinds if hasattr(kind, "from_pretrained")]
     kind: Any = known[0] if known else transformers.AutoModel
-    module, found = kind.from_pretrained(
-        folder, config=config, use_safetensors=True, dtype=torch.float32, attn_implementation=attention,
+    load = partial(
+        kind.from_pretrained, folder, config=config, use_safetensors=True, dtype=torch.float32,
         output_loading_info=True, **local,
     )  # fmt: skip
+    try:
+        module, found = load(attn_implementation=attention)
+    except ValueError as error:
+        if "attention implementation" not in str(error):
+            raise
+        module, found = load(attn_implementation="eager")
     module.lacking = sorted(found["missing_keys"])  # may be unused: known after the export
     return as_built(module)
 

@@ -21,7 +21,7 @@ from ...inputs.synthetic import adversarial
 from ...operations import UNKNOWN, Operations
 from ...policy.weights import measure
 from ...prove import Answers, Arrays, TieTolerance
-from ...question import takes
+from ...question import Invented, Question, takes
 from ...ranges.profile import Profile
 from ...search.candidates import candidates
 from ..reading.graph import ForeignProgram, assembled, read_by, walk
@@ -197,13 +197,9 @@ def file_graph(
     graph = FileGraph(rules, spec, answers, example, operations)
     if precision.level == "O0" or not graph.has_half():
         return graph
-    odd = {
-        name: inputs
-        for name, inputs in adversarial(spec, some)
-        if name.startswith(RESCALED) or takes(answers, inputs)
-    }
+    odd = {name: inputs for name, inputs in adversarial(spec, some) if takes(answers, inputs)}
     asked = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
-    asked += [inputs for part in perturbed_if_small(spec, some) for _, inputs in executions(spec, part)]
+    asked += _perturbed(spec, some, answers)
     ranges = profile(program, measured, dtype)
     masks = rewrite_masks(program, ranges, [*measured, *asked])
     if masks.done:
@@ -212,6 +208,18 @@ def file_graph(
     rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype), masks.keep)
     profiled = node_profile(program, ranges, dtype, len(measured))
     return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
+
+
+def _perturbed(spec: ModelSpec, some: Samples, answers: Answers) -> list[Arrays]:
+    """Perturbed samples that the file takes; none where it refuses most."""
+    invented = Invented(answers)
+    questions = (
+        Question(numbers, inputs, {})
+        for part in perturbed_if_small(spec, some)
+        for numbers, inputs in executions(spec, part)
+    )
+    taken = [one.inputs for one in invented.answered(questions)]
+    return taken if invented.is_used else []
 
 
 def _by_node(model: ModelProto, observe: Observe) -> Any:

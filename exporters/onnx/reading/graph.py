@@ -60,6 +60,16 @@ def attribute(node: NodeProto, name: str, default: object = None) -> object:
     return default if found is None else helper.get_attribute_value(found)
 
 
+def operations_by_name(graph: GraphProto) -> list[tuple[str, str]]:
+    """The name and the operation of each node, those of bodies too; a node without a name has that of its output."""
+
+    def operation(node: NodeProto) -> str:
+        trains = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
+        return "Dropout in training" if trains else node.op_type
+
+    return [(node.name or node.output[0], operation(node)) for node in walk(graph)]
+
+
 def walk(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """Every node in order; those of a body stand before the node that has it."""
     for node in graph.node:

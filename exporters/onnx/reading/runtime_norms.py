@@ -4,7 +4,7 @@ ONNX Runtime's optimiser writes them: a LayerNormalization at an opset below 17,
 root mean square) at any. ONNX's checker, its shape inference and its conversion of opsets know neither.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from .graph import ONNX, Names, attribute, graphs, names_in, opset_of, walk
 SINCE = 17  # the first opset of ONNX with a LayerNormalization
 _APART = "halfeven.later"  # the domain of what the conversion of opsets is to leave alone
 _EPSILON = 1e-5
+GROUPS_SINCE = (
+    21  # the first opset whose GroupNormalization is valid: that of 18 is withdrawn, and torch wrote it
+)
 AXES_AS_INPUT = 18  # the first opset whose ReduceMean has its axes as an input
 
 
@@ -51,11 +54,19 @@ def as_onnx_has_them(model: ModelProto) -> ModelProto:
 
 
 def _write_out(graph: GraphProto, names: Names, opset: int) -> None:
-    """Each SimplifiedLayerNormalization of one output as the nodes that it is made of."""
+    """Each SimplifiedLayerNormalization of one output, and each GroupNormalization of an opset whose own ONNX withdrew,
+    as the nodes that it is made of."""
     scales = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    nodes = [NodeProto.FromString(each.SerializeToString()) for node in graph.node for each in
-             (_RootMeanSquare(node, graph, names, opset).nodes(scales.get(node.input[1], TensorProto.FLOAT))
-              if _is_root_mean_square(node) else (node,))]  # fmt: skip
+
+    def written(node: NodeProto) -> Iterable[NodeProto]:
+        if _is_root_mean_square(node):
+            element = scales.get(node.input[1], TensorProto.FLOAT)
+            return _RootMeanSquare(node, graph, names, opset).nodes(element)
+        if node.op_type == "GroupNormalization" and node.domain in ONNX and opset < GROUPS_SINCE:
+            return _GroupNorm(node, graph, names, opset).nodes()
+        return (node,)
+
+    nodes = [NodeProto.FromString(each.SerializeToString()) for node in graph.node for each in written(node)]
     if len(nodes) > len(graph.node):
         del graph.node[:]
         graph.node.extend(nodes)
@@ -72,13 +83,42 @@ def _is_root_mean_square(node: NodeProto) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _RootMeanSquare:
-    """x / sqrt(mean(x²) + epsilon) · scale, in FP32 inside as ONNX Runtime computes it."""
+class _Written:
+    """A node that is written as others."""
 
     node: NodeProto
     graph: GraphProto
     names: Names
     opset: int
+
+    def step(self, op: str, inputs: Sequence[str], **attributes: Any) -> NodeProto:
+        output = self.names.fresh(f"{self.node.output[0]}__{op.lower()}")
+        label = f"{self.node.name or self.node.output[0]}.{output}"
+        return helper.make_node(op, inputs, [output], label, **attributes)
+
+    def constant(self, part: str, number: np.ndarray | np.float32) -> str:
+        name = self.names.fresh(f"{self.node.output[0]}__{part}")
+        self.graph.initializer.append(numpy_helper.from_array(np.asarray(number), name))
+        return name
+
+
+class _GroupNorm(_Written):
+    """The groups are the channels of an InstanceNormalization. Before opset 21 a group has one scale and one bias."""
+
+    def nodes(self) -> Iterator[NodeProto]:
+        value, scale, bias = self.node.input
+        yield (shape := self.step("Shape", [value]))
+        places = self.constant("groups", np.array([0, attribute(self.node, "num_groups"), -1]))
+        yield (grouped := self.step("Reshape", [value, places]))
+        epsilon = attribute(self.node, "epsilon", _EPSILON)
+        yield (even := self.step("InstanceNormalization", [grouped.output[0], scale, bias], epsilon=epsilon))
+        last = self.step("Reshape", [even.output[0], shape.output[0]])
+        last.output[0] = self.node.output[0]
+        yield last
+
+
+class _RootMeanSquare(_Written):
+    """x / sqrt(mean(x²) + epsilon) · scale, in FP32 inside as ONNX Runtime computes it."""
 
     def nodes(self, element: int) -> Iterator[NodeProto]:
         """``element``: the type of the values and of the scale."""
@@ -101,13 +141,3 @@ class _RootMeanSquare:
         last = self.step("Mul", [even.output[0], scale])
         last.output[0] = self.node.output[0]
         yield last
-
-    def step(self, op: str, inputs: Sequence[str], **attributes: Any) -> NodeProto:
-        output = self.names.fresh(f"{self.node.output[0]}__{op.lower()}")
-        label = f"{self.node.name or self.node.output[0]}.{output}"
-        return helper.make_node(op, inputs, [output], label, **attributes)
-
-    def constant(self, part: str, number: np.ndarray | np.float32) -> str:
-        name = self.names.fresh(f"{self.node.output[0]}__{part}")
-        self.graph.initializer.append(numpy_helper.from_array(np.asarray(number), name))
-        return name

@@ -24,7 +24,8 @@ from .decided import Decided
 from .live import OFF, Batches, are_enough, off_by, seconds_by_rows, since
 from .machine import Machine
 from .rounds import Steps
-from .sweep import Gone, Record, Sweep, way_of
+from .sweep import Sweep
+from .what_serves import Gone, Record, way_of
 
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 1.0

@@ -13,9 +13,6 @@ from ..loading.tuned import Way
 
 HYSTERESIS = 1.05
 FEWER_MUST_GAIN = 2.0  # of fewer threads, where other programs use the cores
-# Of another form there: FP32 under ONNX Runtime was measured 1.09 times as fast as bf16 in torch beside the callers'
-# programs, and then answered half as many requests.
-OTHER_FORM_MUST_GAIN = 1.25
 THREADS = "threads"
 CHANGES = (THREADS, *MUST_GAIN)  # of a setup, in the order of a load
 
@@ -68,13 +65,11 @@ def wins(active: Way, rival: Way, gains: Sequence[float], crowded: bool) -> bool
     """Whether one round of measurements, a gain for each size of batch, speaks for the rival.
 
     Where other programs use the cores, more threads measure worse than they are: fewer take their place only where
-    they are far better, and another form only where it is clearly better.
+    they are far better.
     """
     if crowded and rival.threads < active.threads and mean(list(gains)) < FEWER_MUST_GAIN:
         return False
     one_form = (active.form, active.precision) == (rival.form, rival.precision)
-    if crowded and not one_form and mean(list(gains)) < OTHER_FORM_MUST_GAIN:
-        return False
     if one_form and rival.threads == active.threads and min(gains) < MAY_LOSE:
         return False
     return mean(list(gains)) >= gain_needed(active, rival)

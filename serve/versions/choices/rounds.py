@@ -101,12 +101,14 @@ class Side:
 
 @dataclass(slots=True)
 class Verdict:
-    """``wins``: whether the rival has to take the place. ``gain``: how many times as fast it was, in the mean."""
+    """``wins``: whether the rival has to take the place. ``gain``: how many times as fast it was, in the mean.
+    ``live``: measured by live traffic."""
 
     wins: bool = False
     rounds: int = 0
     gain: float = 0.0
     crowded: bool = False
+    live: bool = False
     outcomes: list[bool] = field(default_factory=list)
 
 
@@ -122,7 +124,7 @@ def contest(
     verdict = Verdict()
     while verdict.rounds < MOST_ROUNDS:
         meanwhile = crowding()
-        gains = yield from _gains(active, rival, sizes, watch, is_first=verdict.rounds == 0)
+        gains = yield from round_gains(active, rival, sizes, watch, is_first=verdict.rounds == 0)
         crowded = meanwhile.disturbance() > CROWDED
         verdict.rounds, verdict.gain = verdict.rounds + 1, mean(gains)
         verdict.crowded = verdict.crowded or crowded
@@ -133,7 +135,7 @@ def contest(
     return verdict
 
 
-def _gains(
+def round_gains(
     active: Side, rival: Side, sizes: Sequence[int], watch: Stopwatch, is_first: bool
 ) -> Steps[list[float]]:
     """How many times as fast the rival was in this round, at each size as long as it is not hopeless."""

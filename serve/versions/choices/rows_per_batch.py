@@ -1,42 +1,75 @@
-"""How many rows of a batch are useful, measured again between live batches by the load's rule (`useful_rows.py`)."""
+"""How many rows of a batch are useful, measured again by the load's rule (`useful_rows.py`), and by live traffic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 from ....models.engines.engine import Engine
 from ..loading.cpu_choice import Timed
-from ..loading.useful_rows import Worth, batch_sizes, useful_rows
-from .rounds import MOST_ROUNDS, SHORT_S, Job, Steps, Stopwatch
+from ..loading.useful_rows import AHEAD, ONE_BY_ONE, Worth, batch_sizes, useful_rows
+from .live_trial import LiveTrial
+from .rounds import MOST_ROUNDS, SHORT_S, Job, Side, Steps, Stopwatch, Verdict
+from .what_serves import WhatServes
 
 _LONGEST_S = 0.2  # of one that is twice as large as live batches, where they bring more the larger they are
-ROWS_MUST_GAIN = 1.05  # in rows per second
+ROWS_MUST_GAIN = 1.05  # times as many rows per second
 _LONG_WAITS = 4  # times as many rows as are useful: callers wait for nothing
 _RUNS = 2  # of each size in a round
 
 
-@dataclass(frozen=True, slots=True)
-class AgreedRows:
-    """The useful rows, the seconds of a batch by rows in the last round, and how many rounds it took."""
-
-    rows: int
-    seconds: Mapping[int, float]
-    rounds: int
-
-
-def agreed_rows(
-    engine: Engine, taken: Timed, limit: int, most: int, worth: Worth, watch: Stopwatch
-) -> Steps[AgreedRows | None]:
-    """Measure batches of one row, two, four, … until two rounds in a row agree; None where they do not.
-
-    ``limit`` rows are in a batch now, and stay where they are as good; at most ``most``. ``taken`` gets every run.
-    """
-    wanted: list[int] = []
-    for _ in range(MOST_ROUNDS):
-        seconds = yield from _ladder(engine, taken, limit, most, worth, watch)
+def right_rows(now: WhatServes, watch: Stopwatch, trial: LiveTrial) -> Steps[bool]:
+    """Measure batches of one row, two, four, … and take another size where it is better: by live traffic where there is
+    enough of it, else where two rounds in a row agree. Whether it was taken."""
+    limit, most = now.limit, now.loaded.spec.max_batch_size
+    if limit == 0 or most == 1:
+        yield from watch.time(*[Job(now.engine, limit, now.taken)] * 2)
+        return False
+    worth = worth_of(now.engine)
+    before = yield from trial.window()
+    seconds = yield from _ladder(now.engine, now.taken, limit, most, worth, watch)
+    if before.is_enough:
+        rows = _within_memory(better_rows(seconds, limit, worth), now)
+        if rows == limit:
+            return False
+        needed = rows_must_gain(limit, rows, worth)
+        lend = partial(now.lend, replace(now.prepared, useful_rows=rows))
+        verdict = yield from trial.verdict(before, lend, lambda gain: gain >= needed)
+        if verdict is not None:
+            return verdict.wins and _take(rows, verdict, now)
+    wanted = [better_rows(seconds, limit, worth)]
+    while len(wanted) < MOST_ROUNDS:
+        seconds = yield from _ladder(now.engine, now.taken, limit, most, worth, watch)
         wanted.append(better_rows(seconds, limit, worth))
-        if len(wanted) > 1 and _side(wanted[-1], limit) == _side(wanted[-2], limit):
-            return AgreedRows(wanted[-1], seconds, len(wanted))
-    return None
+        if _side(wanted[-1], limit) == _side(wanted[-2], limit):
+            rows = _within_memory(wanted[-1], now)
+            return rows != limit and _take(rows, Verdict(True, len(wanted), _gain(seconds, limit, rows)), now)
+    return False
+
+
+def _within_memory(rows: int, now: WhatServes) -> int:
+    ceiling = now.prepared.ceiling.smallest if now.prepared.ceiling is not None else 0
+    return min(rows, ceiling or rows)
+
+
+def _take(rows: int, verdict: Verdict, now: WhatServes) -> bool:
+    change = f"batches of up to {now.limit}", f"batches of up to {rows}"
+    return now.exchange(replace(now.prepared, useful_rows=rows), "useful rows", change, verdict)
+
+
+def _gain(seconds: Mapping[int, float], limit: int, rows: int) -> float:
+    known = rows in seconds and limit in seconds
+    return rows / seconds[rows] * seconds[limit] / limit if known else 0.0
+
+
+def worth_of(engine: Engine) -> Worth:
+    return AHEAD if getattr(engine, "in_flight", 1) > 1 else ONE_BY_ONE
+
+
+def useful_rows_of(rival: Side, now: WhatServes, watch: Stopwatch) -> Steps[int]:
+    """The useful rows of an engine that does not serve, by one round."""
+    most, worth = now.loaded.spec.max_batch_size, worth_of(rival.engine)
+    seconds = yield from _ladder(rival.engine, rival.taken, most, most, worth, watch)
+    return _within_memory(useful_rows(seconds, worth), now)
 
 
 def better_rows(seconds: Mapping[int, float], limit: int, worth: Worth) -> int:
@@ -45,13 +78,19 @@ def better_rows(seconds: Mapping[int, float], limit: int, worth: Worth) -> int:
         {rows: taken for rows, taken in seconds.items() if rows >= min(worth.least, max(seconds))}, worth
     )
     nearest = max((rows for rows in seconds if rows <= limit), default=min(seconds))
-    gains = found / seconds[found] >= ROWS_MUST_GAIN * nearest / seconds[nearest]
-    return found if gains or found * _LONG_WAITS <= limit else limit
+    gain = found / seconds[found] / (nearest / seconds[nearest])
+    return found if gain >= rows_must_gain(limit, found, worth) else limit
+
+
+def rows_must_gain(limit: int, rows: int, worth: Worth) -> float:
+    """How many times as many rows per second batches of ``rows`` need: no more where callers wait far less for them."""
+    return 1.0 - worth.within if rows * _LONG_WAITS <= limit else ROWS_MUST_GAIN
 
 
 def _ladder(
     engine: Engine, taken: Timed, limit: int, most: int, worth: Worth, watch: Stopwatch
 ) -> Steps[dict[int, float]]:
+    """Seconds of batches of one row, two, four, …, as far as larger ones are worth their time."""
     found = Timed(taken.setup, {})
     for rows in sorted({1, *batch_sizes(most, worth.least)}):
         if found.seconds and not _goes_on(found.seconds, rows, limit, worth):

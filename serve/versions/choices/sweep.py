@@ -5,12 +5,10 @@ more than those that serve is loaded at a time, on the calling thread, and close
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
@@ -21,29 +19,25 @@ from ....models.spec import ModelSpec
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of
-from ..loading.cpu_choice import MUST_GAIN, Timed, mean
+from ..loading.cpu_choice import CROWDED, MUST_GAIN, Timed, mean
 from ..loading.kept_setups import keep_setup, kept_setup
 from ..loading.ready import invariance_of
-from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
-from ..loading.useful_rows import AHEAD, ONE_BY_ONE
+from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from .budget import Budget
 from .decided import Decided
+from .live_trial import LiveTrial
 from .machine import Machine
-from .rivals import CHANGES, gain_needed, setup_rivals
-from .rounds import SHORT_S, Job, Side, Steps, Stopwatch, Verdict, contest
-from .rows_per_batch import agreed_rows
+from .rivals import CHANGES, gain_needed, setup_rivals, wins
+from .rounds import SHORT_S, Side, Steps, Stopwatch, Verdict, contest, round_gains
+from .rows_per_batch import right_rows, useful_rows_of
+from .what_serves import Gone, Record, WhatServes
 
 logger = logging.getLogger("halfeven.roster")
 _WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
-_MARK = "; while serving: "  # in a reason, in front of the last correction
-Record = Callable[[str, str, str, Mapping[str, Any]], None]
-
-
-class Gone(Exception):
-    """The version does not serve any more, or by another engine."""
+_HOPELESS = 0.25  # times as fast between live batches: callers do not try it
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +75,8 @@ class Sweep:
     _spec: ModelSpec = field(init=False)
     _samples: Samples = field(init=False)
     _watch: Stopwatch = field(init=False)
-    _engine: Engine = field(init=False)  # that serves
-    _taken: Timed = field(init=False)  # its batches
+    _now: WhatServes = field(init=False)
+    _trial: LiveTrial = field(init=False)
     crowded: bool = False  # other programs, the host or the quota disturbed a round
     _sped_up: float = 1.0  # by what was replaced in this sweep
     _load_s: float = 0.0  # what the last load cost
@@ -90,7 +84,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self._spec = self.loaded.version.spec()
         self._samples = stored_samples(self.loaded.version)
-        machine = self.machine
+        machine, self._now = self.machine, WhatServes(self.loaded, self.place, self.record)
         self._watch = Stopwatch(
             self.place.call,
             partial(batch_of, self._spec, self._samples),
@@ -98,53 +92,29 @@ class Sweep:
             self.budget,
             machine.idle,
             machine.clock,
-            self._allowed,
+            self._now.allowed,
         )
-        self._begin()
-
-    # What serves.
-
-    @property
-    def prepared(self) -> PreparedVersion:
-        return self.loaded.prepared
+        self._trial = LiveTrial(self._now.batches, machine.clock, self.budget)
 
     @property
     def way(self) -> Way:
-        return way_of(self.prepared)
+        return self._now.way
 
     @property
     def measured(self) -> Timed:
         """What the batches of the engine that serves took in this sweep."""
-        return self._taken
-
-    @property
-    def _limit(self) -> int:
-        """The most rows of a batch now; 0: not batched."""
-        most = self.loaded.spec.max_batch_size
-        return min(self.prepared.useful_rows or most, most) if self._spec.batched else 0
-
-    @property
-    def _possible(self) -> frozenset[str]:
-        return frozenset(getattr(self._engine, "possible", ()))
-
-    def _begin(self, taken: Timed | None = None) -> None:
-        self._engine, self._taken = self.prepared.engine, taken or Timed(self.way.setup, {})
-
-    def _allowed(self) -> None:
-        """Raises Gone where the engine served and does not any more. On the device thread, which closes engines."""
-        if not self.loaded.serves_by(self._engine):
-            raise Gone(f"{self.loaded} is served by another engine, or not any more")
+        return self._now.taken
 
     # The sweep.
 
     def steps(self) -> Steps[bool]:
         """Every choice once, unless it was decided since the last sweep that changed nothing; whether anything was
         replaced. Raises Gone."""
-        changed = yield from self._batch_size()
+        changed = yield from right_rows(self._now, self._watch, self._trial)
         tried: list[tuple[ServableForm, Tried, float]] = []
-        for form in self.prepared.forms:
+        for form in sorted(self._now.prepared.forms, key=lambda one: one.precision == "fp32"):
             if (setup := self._setup_in(form)) is not None and self._key(form) not in self.decided.keys:
-                served, was = self._form_of(self.way), Tried(self._taken, possible=self._possible)
+                served, was = self._now.form, Tried(self.measured, possible=self._now.possible)
                 found = yield from self._challenge(form, setup, "form")
                 changed |= found.taken
                 if found.taken:  # the form that served may be the better one with other passes
@@ -152,7 +122,7 @@ class Sweep:
                 if form is not None:
                     tried.append((form, found, self._sped_up))
         for change in CHANGES:
-            own = self._form_of(self.way)
+            own = self._now.form
             if own is None or change in self.decided.keys:
                 continue
             for setup in self._setups(change):
@@ -171,19 +141,14 @@ class Sweep:
     def _key(self, form: ServableForm) -> str:
         return f"{form.form} {form.precision}"
 
-    def _form_of(self, way: Way) -> ServableForm | None:
-        """None after drift where a half was asked for: the whole that serves is no choice."""
-        forms = self.prepared.forms
-        return next((one for one in forms if (one.form, one.precision) == (way.form, way.precision)), None)
-
     def _setups(self, change: str) -> list[CpuSetup]:
-        seconds, setup = self._taken.seconds, self.way.setup
+        seconds, setup = self.measured.seconds, self.way.setup
         largest = max(seconds)
         row_s = seconds[largest] * max(setup.threads, 1) / max(largest, 1)
         most = max(self.loaded.spec.max_batch_size, 1)
         short = seconds[largest] * setup.threads / max(largest, 1) * most < SHORT_SECONDS
         long_rows = most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS
-        return setup_rivals(setup, change, self._possible, self.machine.cores(), short, long_rows)
+        return setup_rivals(setup, change, self._now.possible, self.machine.cores(), short, long_rows)
 
     def _setup_in(self, form: ServableForm) -> CpuSetup | None:
         """The setup in which another form is tried: the threads and passes that serve now, and its own passes. None for
@@ -194,8 +159,8 @@ class Sweep:
             return None
         kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
         own, setup = (kept.setup.passes if kept else frozenset[str]()), self.way.setup
-        smallest = min(self._taken.seconds)
-        if kept is not None and kept.seconds.get(smallest, 0.0) > NEAR * self._taken.seconds[smallest]:
+        smallest = min(self.measured.seconds)
+        if kept is not None and kept.seconds.get(smallest, 0.0) > NEAR * self.measured.seconds[smallest]:
             return None
         return CpuSetup(setup.threads, setup.passes | own)
 
@@ -219,38 +184,12 @@ class Sweep:
         version, device = self.loaded.version, self.place.device
         keep_setup(version, form.form, form.precision, device, best.setup, [best.measured], rounds=2)
 
-    # The size of a batch.
-
-    def _batch_size(self) -> Steps[bool]:
-        """Measure batches of one row, two, four, …, as long as they are short, until two rounds in a row agree on how
-        many rows are useful."""
-        if self._limit == 0 or self.loaded.spec.max_batch_size == 1:
-            yield from self._watch.time(*[Job(self._engine, self._limit, self._taken)] * 2)
-            return False
-        worth = AHEAD if getattr(self._engine, "in_flight", 1) > 1 else ONE_BY_ONE
-        limit, most = self._limit, self.loaded.spec.max_batch_size
-        found = yield from agreed_rows(self._engine, self._taken, limit, most, worth, self._watch)
-        return found is not None and self._take_rows(found.rows, found.seconds, found.rounds)
-
-    def _take_rows(self, rows: int, seconds: Mapping[int, float], rounds: int) -> bool:
-        limit, prepared = self._limit, self.prepared
-        ceiling = prepared.ceiling.smallest if prepared.ceiling is not None else 0
-        rows = min(rows, ceiling or rows)
-        if rows == limit:
-            return False
-        gain = rows / seconds[rows] * seconds[limit] / limit if rows in seconds and limit in seconds else 0.0
-        was, now = f"batches of up to {limit}", f"batches of up to {rows}"
-        sentence = _sentence(was, now, gain, rounds)
-        new = replace(prepared, useful_rows=rows, reason=_with(prepared.reason, sentence))
-        return self._exchange(new, "useful rows", (was, now), sentence, Verdict(True, rounds, gain))
-
     # Engines.
 
     def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[Tried]:
         """Let a form in a setup run beside what serves, and take its place where it wins."""
-        active, nothing = Side(self.way, self._engine, self._taken), Tried(Timed(setup, {}))
-        asked = Way(form.form, form.precision, setup)
-        if asked in self.decided.ways or asked == active.way:
+        nothing, asked = Tried(Timed(setup, {})), Way(form.form, form.precision, setup)
+        if asked in self.decided.ways or asked == self.way:
             return nothing
         while wait_s := self.budget.wait_s(self._load_s):
             yield wait_s
@@ -260,13 +199,13 @@ class Sweep:
         try:
             with self._loaded(form, setup) as (engine, keep):
                 way = replace(asked, setup=getattr(engine, "setup", setup))
-                if way == active.way or way in self.decided.ways:
+                if way == self.way or way in self.decided.ways:
                     return nothing
-                rival, sizes = Side(way, engine, Timed(way.setup, {})), self._sizes()
-                verdict = yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)
+                rival = Side(way, engine, Timed(way.setup, {}))
+                verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
                 possible = frozenset[str](getattr(engine, "possible", ()))
-                taken = verdict.wins and self._take(form, rival, verdict, what, keep)
+                taken = verdict.wins and self._take(new, rival, verdict, what, keep)
                 self.decided.note(self._key(form) if what == "form" else what, verdict.gain, taken)
                 return Tried(rival.taken, verdict.gain, possible, taken)
         except (Gone, NotReady):
@@ -274,6 +213,30 @@ class Sweep:
         except Exception:
             logger.exception("%s: %s cannot be tried beside what serves, which stays", self.loaded, asked)
             return nothing
+
+    def _compared(self, form: ServableForm, rival: Side, what: str) -> Steps[tuple[Verdict, PreparedVersion]]:
+        """By live traffic where there is enough of it, unless the rival is hopeless; else by runs between live batches.
+        With the verdict what would serve."""
+        active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
+        new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
+        before = yield from self._trial.window()
+        if before.is_enough:
+            crowding = self.machine.crowding()
+            gain = mean((yield from round_gains(active, rival, sizes, self._watch, is_first=True)))
+            if gain < _HOPELESS:
+                return Verdict(rounds=1, gain=gain), new
+            if what == "form" and self._now.limit:  # in batches of its own size
+                new.useful_rows = yield from useful_rows_of(rival, self._now, self._watch)
+            self._warm(rival, new)
+
+            def speaks_for_it(gain: float) -> bool:
+                return wins(active.way, rival.way, [gain], crowding.disturbance() > CROWDED)
+
+            verdict = yield from self._trial.verdict(before, partial(self._now.lend, new), speaks_for_it)
+            if verdict is not None:
+                verdict.crowded = crowding.disturbance() > CROWDED
+                return verdict, new
+        return (yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)), new
 
     @contextmanager
     def _loaded(self, form: ServableForm, setup: CpuSetup) -> Iterator[tuple[Engine, Callable[[], None]]]:
@@ -295,101 +258,35 @@ class Sweep:
     def _sizes(self) -> list[int]:
         """One row, and the largest batch that is short."""
         short = [
-            rows for rows, taken in self._taken.seconds.items() if taken <= SHORT_S and rows <= self._limit
+            rows
+            for rows, taken in self.measured.seconds.items()
+            if taken <= SHORT_S and rows <= self._now.limit
         ]
-        return sorted({min(self._taken.seconds), max(short, default=min(self._taken.seconds))})
+        return sorted({min(self.measured.seconds), max(short, default=min(self.measured.seconds))})
 
     def _take(
-        self, form: ServableForm, rival: Side, verdict: Verdict, what: str, keep: Callable[[], None]
+        self, new: PreparedVersion, rival: Side, verdict: Verdict, what: str, keep: Callable[[], None]
     ) -> bool:
         """Warm the rival up with what it may get, and put it in the place of what serves."""
-        was, prepared = self.way, self.prepared
-        self._warm(rival)
-        sentence = _sentence(str(was), str(rival.way), verdict.gain, verdict.rounds)
-        new = replace(
-            prepared,
-            engine=rival.engine,
-            precision=form.precision,
-            digest=form.digest,
-            setup=rival.way.setup,
-            whole=self._whole_beside(form),
-            reason=_with(prepared.reason, sentence),
-        )
+        was, measured = self.way, [rival.taken, self.measured]
+        self._warm(rival, new)
         if what == "form":
-            new.invariance = invariance_of(
-                self._spec, self._samples, rival.engine, max(rival.taken.seconds), self.place
-            )
-        measured = [rival.taken, self._taken]
-        self._exchange(new, what, (str(was), str(rival.way)), sentence, verdict, rival.taken, keep)
+            most = max(rival.taken.seconds)
+            new.invariance = invariance_of(self._spec, self._samples, rival.engine, most, self.place)
+        self._now.exchange(new, what, (str(was), str(rival.way)), verdict, rival.taken, keep)
         self.decided.ways.add(was)
         self._sped_up *= verdict.gain
-        version, device = self.loaded.version, self.place.device
-        kept = [one for one in measured if one.seconds]
-        keep_setup(
-            version, form.form, form.precision, device, rival.way.setup, kept, verdict.crowded, verdict.rounds
-        )
+        version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
+        crowded = verdict.crowded
+        rounds = 0 if what == "form" else verdict.rounds  # its setup is not confirmed by that
+        keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, crowded, rounds)
         self.exchanged(self.loaded)
         return True
 
-    def _whole_beside(self, form: ServableForm) -> Engine | None:
-        """The FP32 engine that stands by a half: the one that did, or the one that served."""
-        if form.precision == "fp32" or not self.place.rescue:
-            return None
-        return self.prepared.engine if self.prepared.precision == "fp32" else self.prepared.whole
-
-    def _warm(self, rival: Side) -> None:
-        for rows in sorted({min(rival.taken.seconds), self._limit}):
+    def _warm(self, rival: Side, new: PreparedVersion) -> None:
+        most = self.loaded.spec.max_batch_size
+        for rows in sorted({min(rival.taken.seconds), min(new.useful_rows or most, most)}):
             parts = batch_of(self._spec, self._samples, rows)
             size = max(rival.taken.seconds)
             is_short = rival.taken.seconds[size] * max(rows, 1) / max(size, 1) <= _WARMED_S
             self.place.call(partial(rival.engine.warm_up if is_short else rival.engine.run, parts))
-
-    def _exchange(
-        self, new: PreparedVersion, what: str, change: tuple[str, str], sentence: str, verdict: Verdict,
-        taken: Timed | None = None, keep: Callable[[], None] = lambda: None,
-    ) -> bool:  # fmt: skip
-        """Swap, correct a tuning that said otherwise, and tell. ``keep`` is called once the new engine serves, whose
-        batches took ``taken``. Raises Gone."""
-        if not self.loaded.exchange(self._engine, new):
-            raise Gone(f"{self.loaded} is served by another engine, or not any more")
-        keep()
-        if new.engine is not self._engine:
-            self._begin(taken)
-        self._correct_tuned(verdict.gain)
-        numbers = {"version": self.loaded.number, "what": what, "from": change[0], "to": change[1]}
-        numbers |= {"gain": verdict.gain, "rounds": verdict.rounds, "crowded": verdict.crowded}
-        self.record(self.loaded.name, "choice_replaced", f"{self.loaded}: {what}: {sentence}", numbers)
-        return True
-
-    def _correct_tuned(self, gain: float) -> None:
-        version, device = self.loaded.version, self.place.device
-        tuned = tuned_for(version, device)
-        if tuned is None:
-            return
-        way = self.way
-        winner = Winner(
-            way.form,
-            way.precision,
-            way.threads,
-            self.prepared.useful_rows,
-            tuned.winner.queue_delay_us,
-            tuned.winner.rows_per_second * max(gain, 1.0),
-            sorted(way.setup.passes),
-        )
-        correct_tuned(version, device, winner, datetime.now(UTC).isoformat(timespec="seconds"), gain)
-
-
-def way_of(prepared: PreparedVersion) -> Way:
-    """How a version is served now."""
-    engine = prepared.engine
-    return Way(engine.form, engine.precision, prepared.setup or CpuSetup())
-
-
-def _sentence(was: str, now: str, gain: float, rounds: int) -> str:
-    how = f"{gain:.3g} times as fast" if gain else "as fast"
-    return f"{now} instead of {was}, measured {how} in {rounds} rounds"
-
-
-def _with(reason: str, sentence: str) -> str:
-    """The reason with the last correction."""
-    return reason.partition(_MARK)[0] + _MARK + sentence

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ class LoadedVersion:
         self._behind: list[Batcher] = []
         self._checking: Batcher | None = None  # of these the one with the whole, for `drift`
         self._front: Submit = self.batcher
+        self._lent_by: PreparedVersion | None = None  # serves again when what was lent is taken back
         self._ending = threading.RLock()  # held while engines change or are closed
         self._closed = False
 
@@ -114,6 +116,7 @@ class LoadedVersion:
         """Put the FP32 whole in the half's place; False where that was done already, or the version is closed. From any
         thread but the device's."""
         with self._ending:
+            self._take_back()
             half = self.prepared
             if half.whole is None or self._closed:
                 return False
@@ -158,6 +161,29 @@ class LoadedVersion:
                     self._place.call(unused.close)
             return True
 
+    def lend(self, engine: Engine, rival: PreparedVersion) -> bool:
+        """Let ``rival`` answer requests in the place of ``engine`` until `take_back`; its engine stays the caller's.
+
+        False where ``engine`` does not serve any more. From any thread but the device's.
+        """
+        with self._ending:
+            if self._closed or self._lent_by is not None or self.prepared.engine is not engine:
+                return False
+            self._lent_by = self.prepared
+            self._swap(engine, rival)
+            return True
+
+    def take_back(self) -> bool:
+        """End what `lend` began; False where it has ended already, because the version was closed or fell back."""
+        with self._ending:
+            return self._take_back()
+
+    def _take_back(self) -> bool:
+        lender, self._lent_by = self._lent_by, None
+        if lender is not None:
+            self._swap(self.prepared.engine, lender)
+        return lender is not None
+
     def _swap(self, engine: Engine, new: PreparedVersion) -> None:
         for batcher in (self.batcher, *self._behind):
             if batcher.prepared.engine is engine:
@@ -174,6 +200,8 @@ class LoadedVersion:
     def close(self) -> None:
         """Give the memory back. Drain first; not on the device thread."""
         with self._ending:
+            with suppress(NotReady):  # the device thread has ended: no batch runs any more
+                self._take_back()
             self._closed = True
             for batcher in (self.batcher, *self._behind):
                 self._place.thread.detach(batcher)

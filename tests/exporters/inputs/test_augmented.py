@@ -74,3 +74,31 @@ def test_a_model_without_a_batch_gets_samples_of_its_own_shape(random: np.random
     arrays = {"x": random.standard_normal((2, 3)).astype(np.float32), "rate": np.array([8, 16])}
     more = augmented(spec, Samples(arrays))
     assert more is not None and more.arrays["x"].shape == (30, 3) and set(more.arrays["rate"]) == {8, 16}
+
+
+def test_columns_of_different_kinds_get_noise_of_their_own_width(random: np.random.Generator) -> None:
+    """An age, an income, a latitude and a constant in one row."""
+    columns = [
+        random.uniform(18, 90, 16),
+        random.uniform(1e4, 2e5, 16),
+        random.uniform(-90, 90, 16),
+        np.ones(16),
+    ]
+    x = np.stack(columns, 1).astype(np.float32)
+    more = augmented(NUMBERS, Samples({"x": x}))
+    assert more is not None
+    moved = (more.arrays["x"] - x[np.arange(16)]).std(0) / x.std(0).clip(1e-9)
+    assert ((moved[:3] > 0.2) & (moved[:3] < 1.0)).all() and moved[3] == 0.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_stay_and_the_numbers_beside_them_are_moved(random: np.random.Generator) -> None:
+    bias = random.standard_normal((8, 4)).astype(np.float32)
+    bias[random.random(bias.shape) < 0.4] = -np.inf
+    bias[0] = -np.inf
+    more = augmented(NUMBERS, Samples({"x": bias}))
+    assert more is not None
+    origin = bias[np.arange(more.count) % 8]
+    finite = np.isfinite(origin)
+    assert np.array_equal(np.isneginf(more.arrays["x"]), ~finite) and not np.isnan(more.arrays["x"]).any()
+    assert (more.arrays["x"][finite] != origin[finite]).mean() > 0.5

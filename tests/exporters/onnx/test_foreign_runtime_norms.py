@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 from tests.serve.cli.test_main import run
 
@@ -48,3 +50,23 @@ def test_a_normalisation_that_onnx_does_not_have_there_keeps_nothing_from_being_
     assert code == 0, said
     form = facts["forms"]["onnx"]
     assert form["half_nodes"] >= 2 and not form["kept"], facts["reason"]
+
+
+@pytest.mark.parametrize(("opset", "scales"), [(18, 2), (20, 2), (21, 8), (23, 8)])
+def test_a_group_norm_without_a_rule_of_inference_keeps_nothing_from_being_half(
+    opset: int, scales: int, tmp_path: Path, random: np.random.Generator
+) -> None:
+    """ONNX has no rule for the types that a GroupNormalization gives, and withdrew that of opset 18."""
+    weights = {"k": normal(random, 8, 8, 1, 1), "k1": normal(random, 4, 8, 1, 1), "s": 1 + normal(random, scales),
+               "b": normal(random, scales)}  # fmt: skip
+    text = "g (float[n,8,4,4] x) => (float[n,4,4,4] y) { c = Conv(x, k) m = GroupNormalization<num_groups=2>(c, s, b) r = Relu(m) y = Conv(r, k1) }"  # noqa: E501
+    onnx.save(parsed(text, weights, opset), tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    form = facts["forms"]["onnx"]
+    assert code == 0 and form["half_nodes"] >= 3 and not form["kept"], (said, form)
+    x = random.standard_normal((2, 8, 4, 4), np.float32)
+    whole = next((tmp_path / "store").rglob("whole.onnx"))
+    came, expected = (
+        onnxruntime.InferenceSession(path).run(None, {"x": x})[0] for path in (whole, tmp_path / "net.onnx")
+    )
+    np.testing.assert_allclose(came, expected, rtol=1e-4, atol=1e-4)

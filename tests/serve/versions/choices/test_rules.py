@@ -14,6 +14,7 @@ from halfeven.models.engines.cpu.setup import (
 )
 from halfeven.serve.versions.choices.budget import Budget
 from halfeven.serve.versions.choices.live import expected_seconds, off_by, seconds_by_rows, since
+from halfeven.serve.versions.choices.live_trial import LiveTrial, Window, live_gain
 from halfeven.serve.versions.choices.rivals import HYSTERESIS, THREADS, gain_needed, setup_rivals, wins
 from halfeven.serve.versions.choices.rounds import MOST_ROUNDS, Job, Side, Stopwatch, Verdict, contest
 from halfeven.serve.versions.choices.rows_per_batch import better_rows
@@ -90,6 +91,60 @@ def test_a_crowded_round_speaks_for_more_threads_and_for_fewer_only_where_they_a
     assert wins(way(4), way(1), [1.9], crowded=False)
     assert wins(way(4), way(1), [7.0], crowded=True)
     assert wins(way(1), way(4), [3.0], crowded=True)
+
+
+def fought_live(*gains: float, idle: bool = False) -> tuple[Verdict | None, list[bool]]:
+    """The verdict about a rival that live batches of 10 ms showed to be so many times as fast, and who served when."""
+    now, batches, served = [0.0], dict[int, tuple[int, int]](), list[bool]()
+    left = list(gains)
+
+    def serve(pause: float) -> None:
+        now[0] += pause
+        if not idle:
+            gain = left.pop(0) if served and served[-1] else 1.0
+            count, spent_ns = batches.get(8, (0, 0))
+            batches[8] = count + round(50 * gain), spent_ns + int(pause * 1e9)
+
+    trial = LiveTrial(lambda: dict(batches), lambda: now[0], Budget(lambda: now[0]))
+    before = Window(400, 0.5, 0.5)
+    steps = trial.verdict(before, served.append, lambda gain: gain >= 1.1)
+    while True:
+        try:
+            serve(next(steps))
+        except StopIteration as end:
+            return end.value, served
+
+
+@pytest.mark.parametrize(
+    ("gains", "won", "rounds"),
+    [
+        ((1.2, 1.2), True, 2),
+        ((1.0, 1.0), False, 2),
+        ((1.2, 1.0, 1.2, 1.2), True, 4),
+        ((1.2, 1.0, 1.2, 1.0, 1.2), False, 5),
+        ((0.3,), False, 1),
+    ],
+    ids=["better", "as good", "at last", "never twice", "hopeless"],
+)
+def test_in_a_trial_two_rounds_of_live_traffic_have_to_agree(
+    gains: tuple[float, ...], won: bool, rounds: int
+) -> None:
+    verdict, served = fought_live(*gains)
+    assert verdict is not None and (verdict.wins, verdict.rounds, verdict.live) == (won, rounds, True)
+    assert served == [True, False] * rounds, "what served before serves at the end"
+    assert verdict.gain == pytest.approx(gains[-1], rel=0.02)
+
+
+def test_without_traffic_a_trial_says_nothing() -> None:
+    verdict, served = fought_live(idle=True)
+    assert verdict is None and served == [True, False]
+
+
+def test_where_callers_do_not_always_wait_the_cost_of_a_row_counts() -> None:
+    waiting = Window(100, 0.45, 0.5)
+    assert live_gain(waiting, Window(150, 0.5, 0.5)) == pytest.approx(1.5)
+    assert live_gain(Window(100, 0.2, 0.5), Window(100, 0.1, 0.5)) == pytest.approx(2.0)
+    assert live_gain(Window(100, 0.2, 0.5), Window(100, 0.5, 0.5)) == pytest.approx(0.4)
 
 
 class Timing:
@@ -293,9 +348,3 @@ def test_the_rows_that_serve_stay_where_they_are_as_good(
 def test_where_cores_share_rows_fewer_than_they_share_are_not_useful() -> None:
     assert better_rows({1: 0.01, 8: 0.04, 16: 0.08}, 1, AHEAD) == 8
     assert WITHOUT_LOCK in MUST_GAIN
-
-
-def test_beside_other_programs_another_form_takes_the_place_only_where_it_is_clearly_better() -> None:
-    whole, half = way(form="onnx"), way(precision="bf16")
-    assert wins(half, whole, [1.09], crowded=False) and not wins(half, whole, [1.09], crowded=True)
-    assert wins(half, whole, [1.3], crowded=True)

@@ -2,8 +2,10 @@
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from halfeven.serve.versions.choices.budget import Budget
 from halfeven.serve.versions.choices.decided import Decided
 from halfeven.serve.versions.choices.machine import Machine
 from halfeven.serve.versions.choices.rounds import SHORT_S
-from halfeven.serve.versions.choices.sweep import Gone, Sweep
+from halfeven.serve.versions.choices.sweep import Sweep
+from halfeven.serve.versions.choices.what_serves import Gone
 from halfeven.serve.versions.loading import tuned
 from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN
 from halfeven.serve.versions.loading.cpu_choice import Timed
@@ -58,6 +61,22 @@ class Loaded:
     fell_back: bool = False
     gone: bool = False
     served: list[Way] = field(default_factory=list)
+    lender: PreparedVersion | None = None
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def counters(self) -> Any:
+        return SimpleNamespace(batches=dict(self.batches))
+
+    def lend(self, engine: Any, rival: PreparedVersion) -> bool:
+        if not self.serves_by(engine):
+            return False
+        self.lender, self.prepared = self.prepared, rival
+        return True
+
+    def take_back(self) -> bool:
+        assert self.lender is not None
+        self.lender, self.prepared = None, self.lender
+        return not self.gone
 
     def serves_by(self, engine: Any) -> bool:
         return not self.gone and self.prepared.engine is engine
@@ -109,6 +128,9 @@ class Bench:
     sweeps: int = 0
     changed_s: float = 0.0  # when something was replaced last
     busy: bool = False  # live batches never end: one runs before each step
+    beside: Callable[[Way], float] = lambda way: (
+        1.0
+    )  # times as long a live batch takes beside the callers' programs
 
     def sweep(self) -> Sweep:
         machine = Machine(
@@ -146,18 +168,35 @@ class Bench:
             if len(self.events) > known:
                 known, self.changed_s = len(self.events), self.world.now
             self.pauses.append(pause)
-            self.world.now += pause + (self.live_s() if self.busy else 0.0)
+            self.serve(pause) if self.busy else self.pass_by(pause)
             rule_s = 0.02 * self.world.now + 15.0
             assert self.budget.spent_s <= rule_s + 4 * SHORT_S * self.world.processor.cores
 
+    def pass_by(self, pause: float) -> None:
+        self.world.now += pause
+
+    def serve(self, pause: float) -> None:
+        """Live batches as large as batches are now, for as long as the pause, at least one."""
+        end = self.world.now + pause
+        while True:
+            seconds = self.live_s() * self.beside(self.loaded.way)
+            count, spent_ns = self.loaded.batches.get(self.rows, (0, 0))
+            self.loaded.batches[self.rows] = count + 1, spent_ns + int(seconds * 1e9)
+            self.world.now += seconds
+            if self.world.now >= end:
+                break
+
+    @property
+    def rows(self) -> int:
+        return self.loaded.prepared.useful_rows or self.loaded.spec.max_batch_size
+
     def live_s(self) -> float:
         """Seconds of a batch as large as batches are now."""
-        rows = self.loaded.prepared.useful_rows or self.loaded.spec.max_batch_size
-        return self.world.processor.seconds(self.loaded.way, rows)
+        return self.world.processor.seconds(self.loaded.way, self.rows)
 
     def rate(self) -> float:
         """Rows per second under load."""
-        return (self.loaded.prepared.useful_rows or self.loaded.spec.max_batch_size) / self.live_s()
+        return self.rows / self.live_s()
 
     def settle(self, most: int = 8) -> None:
         while self.run():
@@ -253,6 +292,50 @@ def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_a_minut
         seconds,
     ) in one.world.runs:  # a new engine is warmed up with all rows, a hopeless one is run with one
         assert seconds <= 4 * SHORT_S or size == 32 or (run.precision == "fp16" and size == 1)
+
+
+def test_a_way_that_loses_beside_the_callers_programs_is_tried_by_them_and_not_taken(
+    version: Version,
+) -> None:
+    """Alone four threads are 3.4 times as fast as one; beside what needs the other cores they are slower."""
+    one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")], rows=8)
+    one.busy, one.beside = True, lambda way: 10.0 if way.threads > 1 else 1.0
+    one.settle()
+    assert one.loaded.way.threads == 1 and PACKED_PRODUCTS in one.loaded.way.setup.passes
+    assert {event[3]["what"] for event in one.events}.isdisjoint({"threads"})
+    one.beside = lambda way: 1.0
+    one.settle(12)
+    assert one.loaded.way.threads == 4
+    assert "of live traffic" in one.events[-1][2] or one.events[-1][3]["what"] != "threads"
+
+
+def test_a_form_is_tried_in_batches_of_its_own_size(version: Version) -> None:
+    """In batches of one row, which are right for the form that serves, the half would be slower."""
+
+    class Sizes(Processor):
+        def seconds(self, way: Way, rows: int) -> float:
+            if way.precision == "fp32":
+                return 5e-3 * rows
+            return 6e-3 + 1e-3 * rows
+
+    processor = Sizes("batches gain in one form alone", {}, cores=1)
+    one = bench(version, processor, PLAIN_ONE, forms=[("torch", "fp32"), ("torch", "bf16")], rows=1)
+    one.busy = True
+    one.run()
+    assert one.loaded.way.precision == "bf16" and one.loaded.prepared.useful_rows == 32
+
+
+def test_a_version_that_goes_in_a_trial_gets_its_engine_back_and_the_rival_is_closed(
+    version: Version,
+) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, rows=8)
+    one.busy = True
+    steps = one.sweep().steps()
+    with pytest.raises(Gone):
+        for pause in steps:
+            one.serve(pause)
+            one.loaded.gone = one.loaded.lender is not None
+    assert one.loaded.way == PLAIN_ONE and one.world.loaded == [one.loaded.prepared.engine]
 
 
 def test_what_is_kept_has_the_spread_of_its_measurements_and_how_often_they_agreed(version: Version) -> None:

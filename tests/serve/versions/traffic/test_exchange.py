@@ -63,6 +63,37 @@ def test_an_engine_that_serves_no_more_is_not_exchanged(store: Store, versions: 
     assert not rival.closed, "whose engine it is, closes it"
 
 
+def test_a_rival_serves_for_a_moment_and_every_engine_stays_loaded(store: Store, versions: Versions) -> None:
+    with serving(store, parity_sample=1.0) as (address, roster), traffic(address) as callers:
+        loaded = loaded_of(roster)
+        lender, rival = loaded.prepared, Engine(1)
+        for _ in range(10):
+            assert loaded.lend(lender.engine, replace(lender, engine=rival))
+            assert not loaded.lend(rival, replace(lender, engine=Engine(1))), "one at a time"
+            since = rival.rows
+            until(lambda since=since: rival.rows > since)
+            assert loaded.take_back() and loaded.prepared is lender
+        assert not loaded.take_back(), "that has ended"
+        assert not rival.closed and loaded.drift is not None, "the checks go on"
+    assert (callers.failed, callers.faults) == (0, [])
+
+
+@pytest.mark.parametrize("how", ["falls back", "is closed"])
+def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
+    how: str, store: Store, versions: Versions
+) -> None:
+    with serving(store) as (_, roster):
+        loaded = loaded_of(roster)
+        lender, rival = loaded.prepared, Engine(1)
+        half: Any = lender.engine
+        assert loaded.lend(half, replace(lender, engine=rival))
+        if how == "falls back":
+            assert loaded.fall_back("a test says so") and loaded.prepared.engine is lender.whole
+        else:
+            loaded.close()
+        assert not loaded.take_back() and half.closed and not rival.closed
+
+
 def test_from_half_to_whole_and_back_the_checks_end_and_begin(store: Store, versions: Versions) -> None:
     with serving(store, parity_sample=1.0) as (address, roster), traffic(address) as callers:
         served = roster.all()[0]

@@ -1,0 +1,57 @@
+"""Why an FP32 model is no reference for a half: it draws numbers, or rounds to whole steps inside."""
+
+import re
+from collections.abc import Iterable
+
+from .prove import SAME_IN_FP32, ReferenceRun, gap
+from .question import Answers
+
+Operation = tuple[str, str]  # the name of a node, and what it does
+DRAWS = re.compile(
+    "RandomNormal|RandomNormalLike|RandomUniform|RandomUniformLike|Multinomial|Bernoulli|"
+    "(rand|randn|randint|randperm)(_like)?|bernoulli|multinomial|normal|uniform|poisson|exponential|"
+    "rrelu_with_noise|native_dropout|Dropout in training"
+)
+ROUNDS = re.compile("QuantizeLinear|DynamicQuantizeLinear|(fake_)?quantize_per_(tensor|channel).*")
+_NAMED = 3
+_DRAWN = (
+    ", and no half can be held against that; make what is drawn an input, or export the model in evaluation"
+)
+
+
+def why_it_does_not_repeat(run: ReferenceRun, whole: Answers, operations: Iterable[Operation]) -> str:
+    """A reason where the model answers the same input otherwise each time; empty where it does not."""
+    asked = next(iter((*run.small, *run.bulk)), None)
+    if asked is None:
+        return ""
+    again = whole(asked.inputs)
+    changed = [name for name, array in asked.reference.items() if not gap(array, again[name]) <= SAME_IN_FP32]
+    if not changed:
+        return ""
+    cause = why_drawn(operations) or f"random numbers are drawn inside it{_DRAWN}"
+    return f"the FP32 model answers the same input otherwise each time (output '{changed[0]}'): {cause}"
+
+
+def why_drawn(operations: Iterable[Operation]) -> str:
+    """A reason by nodes that draw random numbers; empty where there are none."""
+    found = named(operations, DRAWS)
+    return f"random numbers are drawn by {found}{_DRAWN}" if found else ""
+
+
+def why_steps(operations: Iterable[Operation]) -> str:
+    """A reason by nodes that round to whole steps; empty where there are none."""
+    found = named(operations, ROUNDS)
+    return (
+        f"numbers are rounded to whole steps inside the model by {found}: one near the border of two steps gets "
+        "another step when it is computed another way, in FP32 as in half; convert the model before it was quantized, "
+        "or serve it in FP32"
+        if found
+        else ""
+    )
+
+
+def named(operations: Iterable[Operation], kinds: re.Pattern[str]) -> str:
+    """Those operations by name, at most three; empty where there are none."""
+    found = [f"'{name}' ({kind})" for name, kind in operations if kinds.fullmatch(kind)]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"node{'s' * (len(found) > 1)} {', '.join(found[:_NAMED])}{more}" if found else ""

@@ -1,0 +1,94 @@
+"""Two ways of serving in turns, measured by live traffic: callers' batches are run by the one, then by the other.
+
+While a batch is run between live ones, the event loop and the callers' programs wait and leave it the cores. Live
+batches alone show what a way of serving costs beside these.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .budget import Budget
+from .live import Batches, since
+from .rounds import MOST_ROUNDS, Steps, Verdict
+
+WINDOW_S = 0.5
+_FEWEST_S = 0.1  # of batches in a window; less says nothing
+_MANY, _LONGEST = (
+    10,
+    3,
+)  # batches end a window, and so many `WINDOW_S` do: of a few batches one more counts much
+_BUSY = 0.7  # of a window: callers always wait
+_HOPELESS = 0.5  # times as fast: no second round
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was run in ``wall_s`` seconds: rows, and the seconds of their batches."""
+
+    rows: int
+    busy_s: float
+    wall_s: float
+
+    @property
+    def is_enough(self) -> bool:
+        return self.busy_s >= _FEWEST_S
+
+    def __add__(self, other: "Window") -> "Window":
+        return Window(self.rows + other.rows, self.busy_s + other.busy_s, self.wall_s + other.wall_s)
+
+
+def live_gain(active: Window, rival: Window) -> float:
+    """How many times as fast the rival was: in answered rows, or where callers do not always wait, in seconds a row."""
+    if min(active.busy_s / active.wall_s, rival.busy_s / rival.wall_s) >= _BUSY:
+        return rival.rows / rival.wall_s * active.wall_s / active.rows
+    return active.busy_s / active.rows * rival.rows / rival.busy_s
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTrial:
+    """``batches`` gives those that were run so far; ``clock`` seconds."""
+
+    batches: Callable[[], Batches]
+    clock: Callable[[], float]
+    budget: Budget
+
+    def window(self) -> Steps[Window]:
+        before, began_s, run = self.batches(), self.clock(), dict[int, tuple[int, int]]()
+        for _ in range(_LONGEST):
+            yield WINDOW_S
+            run = since(before, self.batches())
+            if not run or sum(count for count, _ in run.values()) >= _MANY:
+                break
+        rows = sum(max(size, 1) * count for size, (count, _) in run.items())
+        busy_s = sum(spent_ns for _, spent_ns in run.values()) / 1e9
+        return Window(rows, busy_s, self.clock() - began_s)
+
+    def verdict(
+        self, before: Window, let_serve: Callable[[bool], None], wins: Callable[[float], bool]
+    ) -> Steps[Verdict | None]:
+        """Let the rival and the active way serve in turns until two rounds in a row agree; None where there is too
+        little traffic. The active way serves at the end.
+
+        ``before``: the active way's window just now. ``let_serve(True)`` lets the rival serve. ``wins``: whether a gain
+        speaks for the rival.
+        """
+        verdict = Verdict(live=True)
+        while verdict.rounds < MOST_ROUNDS:
+            while wait_s := self.budget.wait_s(WINDOW_S):
+                yield wait_s
+            let_serve(True)
+            try:
+                rival = yield from self.window()
+            finally:
+                let_serve(False)
+            after = yield from self.window()
+            if not (rival.is_enough and after.is_enough):
+                return None
+            verdict.rounds, verdict.gain = verdict.rounds + 1, live_gain(before + after, rival)
+            self.budget.spend(rival.busy_s * max(1.0 - verdict.gain, 0.0))
+            verdict.outcomes.append(wins(verdict.gain))
+            if verdict.gain < _HOPELESS or verdict.outcomes[-2:] in ([True, True], [False, False]):
+                verdict.wins = verdict.outcomes[-1]
+                break
+            before = after
+        return verdict
