@@ -14,7 +14,7 @@ from tests.benchmarks.gpu.phase import Phase
 
 
 def measure(phase: Phase) -> None:
-    net = nets(phase)[0]
+    (net,) = nets(phase, "BERT-base")
     if not phase.cuda:
         phase.facts.add("not applicable", device=str(phase.device))
         return

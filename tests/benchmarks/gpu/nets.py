@@ -51,8 +51,8 @@ def batches(phase: Phase) -> tuple[int, ...]:
     return (4, 1) if phase.tiny else (32, 128, 8, 1)
 
 
-def nets(phase: Phase) -> list[Net]:
-    """BERT-base on 128 ids and ViT-B/16, each captured by the first phase that asks for it."""
+def nets(phase: Phase, *names: str) -> list[Net]:
+    """BERT-base on 128 ids and ViT-B/16, or those named, each captured by the first phase that asks for it."""
     sizes = _SMALL if phase.tiny else _BASE
     made: dict[str, Any] = {}
     exec(SOURCE, made)
@@ -69,7 +69,7 @@ def nets(phase: Phase) -> list[Net]:
             lambda rows: draws.standard_normal((rows, 3, side, side), dtype=np.float32),
         ),
     }
-    return [_captured(phase, name, *kind) for name, kind in kinds.items()]
+    return [_captured(phase, name, *kind) for name, kind in kinds.items() if name in (names or kinds)]
 
 
 def _seeded(build: Callable[[], nn.Module]) -> nn.Module:

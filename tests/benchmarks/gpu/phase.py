@@ -117,6 +117,7 @@ def _simulated() -> Iterator[None]:
     """The project's simulated device, and what a torch with CUDA asks of a driver beyond it. Torch's own alarm at a
     wait is not there."""
     from tests.simulated_gpu import SimulatedGpu
+    from tests.simulated_gpu.operations import DeviceTensor
 
     with (
         FakeTensorMode()
@@ -129,6 +130,9 @@ def _simulated() -> Iterator[None]:
             "is_bf16_supported": lambda *_: True,
         }.items():
             stack.enter_context(patch.object(torch.cuda, name, replacement))
+        stack.enter_context(
+            patch.object(DeviceTensor, "tolist", lambda self: self.cpu().tolist())
+        )  # torch refuses
         yield
 
 
