@@ -124,6 +124,7 @@ class Rehearsal:
         slow = ["--slower", str(SLOWER), "--seconds", str(SLOWER * sum(LIMITS.values()))]
         command = [sys.executable, "-m", "tests.benchmarks.gpu", str(out), "--tiny", *slow, *options]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment["OMP_NUM_THREADS"] = "1"  # threads of a tiny net only wait for each other
         with (out / "printed.txt").open("wb") as printed:
             return subprocess.Popen(command, cwd=self.copy, env=environment, stdout=printed, stderr=printed)
 
