@@ -106,10 +106,10 @@ sbom: $(ALONE)
 	$(BIN)/python -c 'import runpy, sys; sys.path.insert(0, ".sbom"); runpy.run_module("cyclonedx_py", run_name="__main__")' \
 	  environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json $(SBOM_OF)
 
-# For a GPU machine whose Python is taken as it is: it often has its own torch, and no way to fetch anything. $(GPU) holds
-# what it lacks; carry it along. Everything else is made there (tests/benchmarks/gpu/, docs/cuda.md).
+# For a GPU machine whose Python is taken as it is: it often has its own torch, and no way to fetch anything. $(GPU)/wheels
+# has what it lacks; carry it along. Everything else is made there (tests/benchmarks/gpu/, docs/cuda.md).
 gpu-prepare: $(READY)
-	$(BIN)/python -m tests.benchmarks.gpu.packages $(GPU)
+	$(BIN)/python -m tests.benchmarks.gpu.packages $(GPU)/wheels
 
 OUT ?= $(GPU)/out
 gpu:

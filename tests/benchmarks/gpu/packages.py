@@ -1,6 +1,6 @@
 """The packages of a GPU machine: which of them do not suit our floors, and the wheels that are carried there instead.
 
-    python -m tests.benchmarks.gpu.packages .gpu        fetches the wheels for the machine of machine.txt
+    python -m tests.benchmarks.gpu.packages .gpu/wheels    fetches the wheels for the machine of machine.txt
 
 A wheel is a package with its metadata, so that whoever asks for a version gets one.
 """
@@ -143,8 +143,8 @@ def _needs_of(wheel: Path) -> list[str]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    wheels = carry(folder / "wheels", wanted(), machine())
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+    wheels = carry(folder, wanted(), machine())
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     print("\n".join(wheels))
     print(
         f"{folder}: {size:.1f} MB for Python {TARGET['python_version']}, made with {platform.python_version()}"
