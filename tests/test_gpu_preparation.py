@@ -2,16 +2,19 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks.floors import nets, operations_and_bytes
-from tests.benchmarks.gpu.__main__ import LIMITS
+from tests.benchmarks.gpu.__main__ import LIMITS, WHEELS, environment_of
 from tests.benchmarks.gpu.facts import NAME, Facts, read
 from tests.benchmarks.gpu.packages import lacked, machine, unsuited, wanted
 from tests.benchmarks.gpu.tests import OPTIONS
@@ -131,6 +134,17 @@ def test_what_the_machine_lacks_is_carried_and_versions_are_compared_not_only_na
     onnxruntime = ["onnxruntime-gpu>=1.27,!=1.29.0"]
     assert not carried(onnxruntime, "onnxruntime==1.30.0") and carried(onnxruntime, "onnxruntime==1.29.0")
     assert {"torch", "onnx-ir", "protobuf"} <= set(machine())
+
+
+def test_wheels_are_unpacked_with_their_metadata_and_those_of_another_python_are_not(tmp_path: Path) -> None:
+    for number, name in ((f"{sys.version_info.major}.{sys.version_info.minor}", "ours"), ("9.9", "theirs")):
+        folder = tmp_path / WHEELS / number
+        folder.mkdir(parents=True)
+        with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}-1.dist-info/METADATA", f"Name: {name}\nVersion: 1\n")
+    with environment_of(tmp_path) as (_, environment):
+        *_, packages = environment["PYTHONPATH"].split(os.pathsep)
+        assert [one.metadata["Name"] for one in distributions(path=[packages])] == ["ours"]
 
 
 def test_packages_that_do_not_suit_are_named_with_the_version_that_is_there() -> None:

@@ -24,7 +24,7 @@ from typing import IO
 from tests.benchmarks.gpu.facts import Facts, read
 
 ROOT = Path(__file__).resolve().parents[3]
-WHEELS = ROOT / ".gpu" / "wheels"
+WHEELS = Path(".gpu", "wheels")  # in the checkout, by the version of Python that they are for
 # Seconds at most. A run that is cut after four minutes has everything through training, a whole one takes nine.
 LIMITS = {
     "machine": 20,
@@ -50,7 +50,8 @@ def environment_of(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         scratch, packages = Path(made), Path(made) / "packages"
         (scratch / "links").mkdir()
         (scratch / "links" / "halfeven").symlink_to(root)
-        for wheel in sorted((root / WHEELS.relative_to(ROOT)).glob("*.whl")):
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        for wheel in sorted((root / WHEELS / version).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(packages)
         paths = map(str, (scratch / "links", root, packages))

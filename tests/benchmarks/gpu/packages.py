@@ -143,8 +143,8 @@ def _needs_of(wheel: Path) -> list[str]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    wheels = carry(folder, wanted(), machine())
-    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    wheels = carry(folder / TARGET["python_version"], wanted(), machine())
+    size = sum(file.stat().st_size for file in folder.rglob("*.whl")) / 1e6
     print("\n".join(wheels))
     print(
         f"{folder}: {size:.1f} MB for Python {TARGET['python_version']}, made with {platform.python_version()}"

@@ -119,9 +119,7 @@ def _simulated() -> Iterator[None]:
     from tests.simulated_gpu import SimulatedGpu
     from tests.simulated_gpu.operations import DeviceTensor
 
-    with (
-        FakeTensorMode()
-    ):  # torch asks the device for memory at the first of these: before it seems to be there
+    with FakeTensorMode():  # at its first tensor torch asks for a context on a device that seems to be there
         torch.empty(1, device="cuda:0")
     with SimulatedGpu(random.Random(0)) as gpu, ExitStack() as stack:
         for name, replacement in {
@@ -130,9 +128,8 @@ def _simulated() -> Iterator[None]:
             "is_bf16_supported": lambda *_: True,
         }.items():
             stack.enter_context(patch.object(torch.cuda, name, replacement))
-        stack.enter_context(
-            patch.object(DeviceTensor, "tolist", lambda self: self.cpu().tolist())
-        )  # torch refuses
+        # Torch refuses it to every kind of tensor that is not its own.
+        stack.enter_context(patch.object(DeviceTensor, "tolist", lambda self: self.cpu().tolist()))
         yield
 
 
@@ -159,6 +156,9 @@ def main() -> int:
             if asked.simulated:
                 stack.enter_context(_simulated())
             device = torch.device(asked.device)
+            if device.type == "cuda" and not torch.cuda.is_available():
+                seen = f"torch {torch.__version__} of {sys.executable} sees no CUDA device"
+                raise RuntimeError(f"{seen}: run it with a Python whose torch does (make gpu PYTHON=…)")
             measure(Phase(facts, device, asked.tiny, asked.simulated, asked.scratch, ends))
     except KeyboardInterrupt:
         facts.add("interrupted")

@@ -69,8 +69,8 @@ class Rehearsal:
                 target = self.copy / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, target, follow_symlinks=False)
-        checkout, wheels = _bytes_in(self.copy), _bytes_in(WHEELS)
-        shutil.copytree(WHEELS, self.copy / WHEELS.relative_to(ROOT))
+        checkout, wheels = _bytes_in(self.copy), _bytes_in(ROOT / WHEELS)
+        shutil.copytree(ROOT / WHEELS, self.copy / WHEELS)
         self.check(0 < wheels <= MOST_MB * 1e6, f"the wheels have {wheels / 1e6:.1f} MB of at most {MOST_MB}")
         both = (checkout + wheels) / 2**20
         self.check(
