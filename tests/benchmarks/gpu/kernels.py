@@ -10,7 +10,7 @@ from tests.benchmarks.gpu.nets import Net, batches, nets
 from tests.benchmarks.gpu.phase import Phase
 from tests.benchmarks.gpu.speed import floor_of, half_of
 
-MOST = 25  # kernels told
+MOST = 25  # kernels in the fact
 
 
 def measure(phase: Phase) -> None:

@@ -52,7 +52,7 @@ class Phase:
         try:
             work()
         except Exception as error:
-            self.facts.add("failed", part=what, **of, **told(error))
+            self.facts.add("failed", part=what, **of, **error_fields(error))
 
     def synchronize(self) -> None:
         if self.cuda:
@@ -102,7 +102,7 @@ class Phase:
         return found[-1]["tflops"] if found else None
 
 
-def told(error: BaseException) -> dict[str, str]:
+def error_fields(error: BaseException) -> dict[str, str]:
     return {"error": f"{type(error).__name__}: {error}"[:500], "at": traceback.format_exc()[-900:]}
 
 
@@ -164,7 +164,7 @@ def main() -> int:
         facts.add("interrupted")
         return 130
     except BaseException as error:
-        facts.add("failed", **told(error))
+        facts.add("failed", **error_fields(error))
         return 1
     return 0
 

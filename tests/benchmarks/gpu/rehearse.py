@@ -93,8 +93,8 @@ class Rehearsal:
         for fact in read(out):
             if fact["what"] == "phase":
                 count = sum(one["phase"] == fact["name"] for one in read(out))
-                told = f"{name}: {fact['name']} {fact['state']} in {fact.get('took', 0)} s, {count} facts"
-                self.check(fact["state"] == "done", told)
+                sentence = f"{name}: {fact['name']} {fact['state']} in {fact.get('took', 0)} s, {count} facts"
+                self.check(fact["state"] == "done", sentence)
             elif fact["what"] == "failed" or fact.get("holds") is False:
                 self.check(False, f"{name}: {fact}")
         self.check(done == 0, f"{name}: exit code {done}")
@@ -113,11 +113,11 @@ class Rehearsal:
         states = [fact["state"] for fact in facts if fact["what"] == "phase"]
         kept = sum(fact["phase"] == phase for fact in facts)
         whole = (out / NAME).read_text().count("\n") == len(facts)
-        told = (
+        sentence = (
             f"interrupted in {phase}: {kept} facts kept, {states}, exit code {code}, {took:.1f} s to the end"
         )
         ended = facts[-1]["what"] == "end" and states and states[0].startswith("interrupted")
-        self.check(bool(ended and whole and kept and code == 1 and took < GRACE_S + 5), told)
+        self.check(bool(ended and whole and kept and code == 1 and took < GRACE_S + 5), sentence)
 
     def _begun(self, out: Path, *options: str) -> subprocess.Popen[bytes]:
         out.mkdir(parents=True)

@@ -95,7 +95,7 @@ def on_the_device(phase: Phase, net: Net, rows: int, way: str, run: Way, given: 
     """Without copies."""
     with torch.inference_mode(), phase.peak_mib() as peak:
         took = phase.device_ms(lambda: run(given))
-        tell(phase, net, rows, way, took, peak_mib=peak(), **more)
+        note(phase, net, rows, way, took, peak_mib=peak(), **more)
 
 
 def _served(phase: Phase, net: Net, rows: int, _: Tensor) -> None:
@@ -103,15 +103,15 @@ def _served(phase: Phase, net: Net, rows: int, _: Tensor) -> None:
     engine, parts = net.engine(phase.device), net.parts(rows)
     with phase.peak_mib() as peak:
         engine.warm_up(parts)
-        tell(phase, net, rows, "engine", phase.host_ms(lambda: engine.run(parts)), peak_mib=peak())
+        note(phase, net, rows, "engine", phase.host_ms(lambda: engine.run(parts)), peak_mib=peak())
         if phase.cuda:
             engine.record(parts)
             took = phase.host_ms(lambda: engine.run(parts))
-            tell(phase, net, rows, "engine, recorded", took, peak_mib=peak())
+            note(phase, net, rows, "engine, recorded", took, peak_mib=peak())
     count = 20
     began = time.perf_counter()
     answers_in_flight(engine, [parts] * count)
-    tell(phase, net, rows, "engine, in flight", (time.perf_counter() - began) * 1e3 / count)
+    note(phase, net, rows, "engine, in flight", (time.perf_counter() - began) * 1e3 / count)
     engine.close()
 
 
@@ -123,7 +123,7 @@ def floor_of(net: Net, rows: int) -> tuple[int, int]:
     )
 
 
-def tell(phase: Phase, net: Net, rows: int, way: str, ms: float, **more: Any) -> None:
+def note(phase: Phase, net: Net, rows: int, way: str, ms: float, **more: Any) -> None:
     tflops, ceiling = floor_of(net, rows)[0] / ms / 1e9, phase.ceiling()
     share = {"share_of_product": tflops / ceiling} if ceiling else {}
     phase.facts.add("speed", net=net.name, rows=rows, way=way, ms=ms, rows_s=rows / ms * 1e3, **share, **more)

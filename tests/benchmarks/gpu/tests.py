@@ -16,10 +16,10 @@ OPTIONS = (
     "-W",
     "default",
 )  # a warning that only a device gives is no failure
-TOLD_EVERY = 20  # tests
+NOTED_EVERY = 20  # tests
 
 
-class Told:
+class Notes:
     """Notes each test as it ends, and what could not be collected."""
 
     def __init__(self, phase: Phase) -> None:
@@ -30,7 +30,7 @@ class Told:
         if report.when != "call" and report.outcome == "passed":
             return
         self.counts[report.outcome] += 1
-        if not sum(self.counts.values()) % TOLD_EVERY:
+        if not sum(self.counts.values()) % NOTED_EVERY:
             self._phase.facts.add("tests so far", **self.counts)
         if report.outcome == "failed":
             self._phase.facts.claim("test", False, test=report.nodeid, error=report.longreprtext[-600:])
@@ -47,9 +47,9 @@ def files() -> list[str]:
 
 
 def measure(phase: Phase) -> None:
-    told = Told(phase)
+    notes = Notes(phase)
     options = [*OPTIONS, "-m", "gpu"]
     if importlib.util.find_spec("xdist") is not None:
         options += ["-n", str(2 if phase.tiny else PROCESSES), "--dist", "load"]
-    code = pytest.main([*options, *files()], plugins=[told])
-    phase.facts.claim("tests", int(code) == 0, **told.counts, exit_code=int(code))
+    code = pytest.main([*options, *files()], plugins=[notes])
+    phase.facts.claim("tests", int(code) == 0, **notes.counts, exit_code=int(code))
