@@ -16,11 +16,13 @@ from ..models.errors import (
     BadInput,
     BadSamples,
     BadSetting,
+    CannotConvert,
     CaptureFailed,
     DamagedFile,
     HalfevenError,
     NewerFormat,
     NotRun,
+    OutOfTime,
 )
 from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
@@ -36,6 +38,7 @@ from .maker import Maker, Notify
 from .onnx.conversion import NotPlanned, read_foreign
 from .onnx.forms import foreign_subject
 from .road import travel
+from .signature_change import signature_change
 from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
@@ -66,6 +69,7 @@ class Options:
     search: bool = False
     device: torch.device = CPU
     all_forms: bool = False
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def convert(
     Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all.
     """
     options = options or Options()
-    asked = _asked(folder_at(folder, options.samples), options)
+    asked = _asked(folder_at(folder, options.samples, options.name), options)
     _check_possible(asked, options)
     fingerprint = _fingerprint(asked, replace(options, all_forms=False))
     newest = next(_readable(store, asked.spec.name), None)
@@ -109,7 +113,7 @@ def convert(
     converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
-    asked, samples = _samples(asked, options)
+    asked, samples = _samples(_with_source_told(asked, newest), options)
     origin = {
         "parent": None,
         "lineage": {"by": "convert"},
@@ -168,15 +172,23 @@ def _foreign(
             exact = read_foreign(asked.folder / asked.source, asked)[1]
             samples = _in_range(samples, asked.spec, exact)
 
-    def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
-        why = "the file does not run with larger ones; give samples"
-        note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
-        noted = replace(asked, notes=(*asked.notes, *note))
-        return foreign_subject(noted, tried, origin, options.search, notify)
+    def made(whole_because: str | None) -> Version:
+        def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
+            why = "the file does not run with larger ones; give samples"
+            note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
+            noted = replace(asked, notes=(*asked.notes, *note))
+            return foreign_subject(noted, tried, origin, options.search, notify, whole_because)
 
-    subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
-    _check_signature(subject.spec, newest, options)
-    return travel(subject, maker, store, notify, known)
+        subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
+        _check_signature(subject.spec, newest, options)
+        return travel(subject, maker, store, notify, known)
+
+    try:
+        return made(None)
+    except OutOfTime:
+        raise
+    except CannotConvert as error:  # a node that does not run alone, though the file runs
+        return made(f"it cannot be planned: {error}")
 
 
 def _with_smaller_integers(
@@ -259,6 +271,7 @@ def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Sample
     given = _given(path, folder)
     if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
+    folder = replace(folder, notes=(*folder.notes, *given.notes))
     samples = given.distinct()
     if samples.count == given.count:
         return folder, given
@@ -294,12 +307,21 @@ def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
 
 
 def _check_signature(spec: ModelSpec, newest: Version | None, options: Options) -> None:
-    if newest is None or options.new_signature or newest.spec().signature() == spec.signature():
+    if newest is None or options.new_signature or not (changed := signature_change(newest.spec(), spec)):
         return
     raise BadInput(
-        f"'{spec.name}' has changed its signature since {newest}: {newest.spec().signature()} became "
-        f"{spec.signature()}; callers would break. Give --new-signature to publish it nevertheless"
+        f"'{spec.name}' has changed its signature since {newest}, so its callers would break: {changed}; give "
+        "--new-signature to publish it nevertheless, or another name (--name NAME for a bare file)"
     )
+
+
+def _with_source_told(asked: ModelFolder, newest: Version | None) -> ModelFolder:
+    """With a note where a bare file makes a new version of a model that was made of another file."""
+    before = newest.manifest.get("source", {}).get("source") if newest is not None else None
+    if asked.guessed is None or before in (None, asked.source):
+        return asked
+    what = f"'{asked.spec.name}' was made of {before} before and is now made of {asked.source}"
+    return replace(asked, notes=(*asked.notes, f"{what}: give --name NAME where that is another model"))
 
 
 def _fingerprint(folder: ModelFolder, options: Options) -> str:

@@ -1,7 +1,9 @@
 """No process of ours opens a connection beyond this machine, or writes a file that nobody asked for: whatever the
 environment says, through the demo, conversion, serving and a job."""
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from halfeven.models.telemetry import OFF
 from safetensors.numpy import save_file
 
+from tests.benchmarks.slow_demo import environment_of
 from tests.leaving import COMPILER, Watch, watch
 from tests.model_folders import write_folder
 
@@ -86,7 +89,16 @@ def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path
 
 @needs_compiler
 @pytest.mark.slow  # the whole demo
-def test_nothing_leaves_in_the_demo(watched: Watch) -> None:
-    done = watched.run(*HALFEVEN, "demo", "--json", seconds=600)
+def test_nothing_leaves_in_the_demo_which_shows_the_scaler_also_where_fp16_convolutions_are_slow(
+    watched: Watch,
+) -> None:
+    slow = replace(watched, environment={**watched.environment, **environment_of(20)})
+    done = slow.run(*HALFEVEN, "demo", "--json", seconds=600)
     assert done.returncode == 0, done.stderr
     assert (watched.asked_for(), watched.written()) == ([], [])
+    facts = json.loads(done.stdout.splitlines()[-1])
+    job = facts["job"]["summary"]
+    assert facts["passed"] and facts["precision"] == "fp16"
+    assert job["precision"] == "fp16_emulated" and job["steps"] > 100
+    assert job["skipped"] > 0 and job["scale_min"] < job["scale_max"]
+    assert {one["status"] for one in facts["versions"]} == {"live"}

@@ -22,8 +22,9 @@ from ..inputs.samples import stored_samples
 from ..reprove import reference_run_of
 from ..subject import CPU
 from .build_commands import BY_ENGINE, TENSORRT, commands_for
+from .default_session import check_by_default, part_transposes
 from .file_rows import write_rows
-from .onnx_pair import WHOLE, check_exportable, put_pair
+from .onnx_pair import HALF, WHOLE, check_exportable, put_pair
 from .readme import readme
 from .tensorrt_operators import LackingOperation
 from .tensorrt_pair import suit_tensorrt
@@ -53,7 +54,14 @@ def export(
         if engine == TENSORRT:
             lacking, again = suit_tensorrt(version, run, samples, folder, notify)
             proof = again or proof
+        if parted := part_transposes(folder / HALF):
+            notify(
+                f"{parted} half Transpose parted from the MatMul after it: ONNX Runtime's optimiser crashes on the pair"
+            )
         write_rows(run, folder)
+        if version.manifest["half"] == "fp16":  # its CPU provider has no products of bfloat16
+            notify("running the half in ONNX Runtime with its default settings")
+            check_by_default(version, run, folder)
         for name in COPIED:
             (folder / name).write_bytes(version.bytes(name))
         (folder / "parity.json").write_text(json.dumps(proof, indent=2, allow_nan=False) + "\n")

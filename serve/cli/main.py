@@ -78,6 +78,9 @@ def convert(
         bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
     ] = False,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
+    name: Annotated[
+        str | None, typer.Option(help="Of the model, for a bare file; default the file's.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
@@ -94,6 +97,7 @@ def convert(
             search=search,
             device=resolve_device(device),
             all_forms=form == "both",
+            name=name,
         )
         with progress("converting") as show:
             done = convert(folder, store_at(store, writes=True), options, show)

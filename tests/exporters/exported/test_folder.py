@@ -180,7 +180,7 @@ def test_a_folder_that_is_filled_meanwhile_is_left_as_it_is(
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "notes.txt").write_text("mine")
 
-    monkeypatch.setattr(exporting, "write_rows", filled)
+    monkeypatch.setattr(exporting, "write_manifest", filled)
     with pytest.raises(Conflict, match="not an empty folder"):
         export(version("both"), "tensorrt", tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]

@@ -1,0 +1,84 @@
+"""Every exported half runs in ONNX Runtime with its default settings."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from halfeven.exporters.convert import convert
+from halfeven.exporters.exported import default_session
+from halfeven.exporters.exported.default_session import part_transposes
+from halfeven.exporters.exported.folder import export
+from halfeven.models.errors import ExportFailed
+from halfeven.models.store import Store
+
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.traps import normal
+
+RUN = "import sys, numpy, onnxruntime as o; s = o.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider']); s.run(None, dict(numpy.load(sys.argv[2])))"
+PAIRS = {
+    "left": "t = Transpose<perm=[1,0,2]>(h) z = MatMul(t, v)",
+    "right": "t = Transpose<perm=[1,0]>(v) z = MatMul(h, t)",
+    "two readers": "t = Transpose<perm=[1,0,2]>(h) a = MatMul(t, v) b = MatMul(t, v) z = Add(a, b)",
+    "in a body": "z = If(yes) <then_branch = one () => (float16[a,b,c] p) { t = Transpose<perm=[1,0,2]>(h) p = MatMul(t, v) }, else_branch = two () => (float16[a,b,c] q) { q = MatMul(h, v) }>",
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_a_half_transpose_is_parted_from_the_product_that_reads_it(pair: str, tmp_path: Path) -> None:
+    text = f"g (float[s,n,16] x) => (float[a,b,c] y) {{ h = Cast<to=10>(x) {pair} y = Cast<to=1>(z) }}"
+    random = np.random.default_rng()
+    weights = {"v": normal(random, 16, 16).astype(np.float16), "yes": np.array(True)}
+    path, x = tmp_path / "half.onnx", normal(random, 7, 3, 16)
+    onnx.save(parsed(text, weights), path)
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (expected,) = onnxruntime.InferenceSession(path, plain).run(None, {"x": x})
+    assert (
+        part_transposes(path) == pair.count("MatMul(t,") + pair.count(", t)") and part_transposes(path) == 0
+    )
+    onnx.checker.check_model(str(path), full_check=True)
+    (came,) = onnxruntime.InferenceSession(path, plain).run(None, {"x": x})
+    assert np.array_equal(np.asarray(came), np.asarray(expected)), "not a bit changes"
+    np.savez(tmp_path / "x.npz", x=x)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, path, tmp_path / "x.npz"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+def test_an_fp32_transpose_is_left_to_the_optimiser(tmp_path: Path) -> None:
+    text = "g (float[n,4,4] x) => (float[n,4,4] y) { t = Transpose<perm=[0,2,1]>(x) y = MatMul(t, v) }"
+    model = onnx.shape_inference.infer_shapes(parsed(text, {"v": np.eye(4, dtype=np.float32)}))
+    onnx.save(model, tmp_path / "half.onnx")
+    assert part_transposes(tmp_path / "half.onnx") == 0
+
+
+@pytest.mark.slow
+def test_a_file_is_run_by_default_before_it_is_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "g (float[n,6,16] x) => (float[n,16,8] y) { a = MatMul(x, w) r = Relu(a) t = Transpose<perm=[0,2,1]>(r) y = MatMul(t, v) }"
+    random = np.random.default_rng()
+    (tmp_path / "files").mkdir()
+    onnx.save(
+        parsed(text, {"w": normal(random, 16, 16), "v": normal(random, 6, 8)}), tmp_path / "files/net.onnx"
+    )
+    store = Store(tmp_path / "store")
+    version = convert(tmp_path / "files/net.onnx", store).version
+    assert version.manifest["half"] == "fp16", version.manifest["reason"]
+    said = list[str]()
+    export(version, "onnxruntime", tmp_path / "out", said.append)
+    ops = [node.op_type for node in onnx.load(tmp_path / "out/half.onnx").graph.node]
+    assert ops[ops.index("Transpose") + 1] == "Reshape" and any("default settings" in line for line in said)
+    monkeypatch.setattr(default_session, "_CHILD", "import os; os.kill(os.getpid(), 11)")
+    with pytest.raises(
+        ExportFailed, match="does not run the half with its default settings: it ends by signal 11"
+    ):
+        export(version, "onnxruntime", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
