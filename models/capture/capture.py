@@ -113,14 +113,17 @@ def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) 
 def normalise(program: ExportedProgram) -> ExportedProgram:
     """Remove the nodes that tie a program to the device and dtype of its capture.
 
-    ``_assert_tensor_metadata`` pins dtypes and devices. Regions are taken in (`regions.py`), control flow
-    stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises CaptureFailed for a
-    construct with a body that is not known.
+    ``_assert_tensor_metadata`` pins dtypes and devices. A ``view`` needs the memory layout that the CPU's kernels gave
+    its input; other kernels for attention or convolutions give another, and a ``reshape`` takes any. Regions are taken
+    in (`regions.py`), control flow stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises
+    CaptureFailed for a construct with a body that is not known.
     """
     inline_regions(program)
     for name, node in list(walk(program.graph_module)):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             node.graph.erase_node(node)
+        elif node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
         elif (op := foreign_op(node)) is not None:
             raise CaptureFailed(
                 f"the captured program holds '{op}' ('{name}'){source_line(node)}, whose body cannot be "

@@ -50,6 +50,7 @@ CAUSES = (
     (("not compiled with CUDA",), *_DEVICE),
     (("No CUDA GPUs are available",), *_DEVICE),
     (("Found no NVIDIA driver",), *_DEVICE),
+    (("found two different devices",), *_DEVICE),
     (("Expected all tensors to be on the same device",), *_DEVICE),  # a CUDA build of torch traces the move itself
     (("must have the same dtype",), *_DTYPE),
     (("bias type", "should be the same"), *_DTYPE),

@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import orjson
 from google.protobuf import json_format
 
 from ...models.errors import BadRequest, NotReady, UnknownName
+from ...models.version import __version__
 from ..batching.interface import ControlledRoster
 from ..http.caller import answer_or_leave
 from ..http.codecs.infer import InferCodec, InferRequest
@@ -41,7 +41,6 @@ from .tensors import (
 
 _FEW_PARTS = 10_000  # sizes and parameters, which take 10 ms; a request with more is read in a thread
 T = TypeVar("T")
-_VERSION = installed_version("halfeven")
 
 
 class Calls:
@@ -64,7 +63,7 @@ class Calls:
         return message("ModelReadyResponse")(ready=ready)
 
     async def server_metadata(self, request: Any, lease: Lease) -> Any:
-        return _from_json("ServerMetadataResponse", server_metadata(self._server_name, _VERSION))
+        return _from_json("ServerMetadataResponse", server_metadata(self._server_name, __version__))
 
     async def model_metadata(self, request: Any, lease: Lease) -> Any:
         found = metadata_of(self._roster, request.name, request.version or None)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import orjson
@@ -19,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ....models.processor import this_processor
+from ....models.version import __version__
 from ...batching.interface import ControlledRoster, Roster, Served
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
@@ -33,7 +33,6 @@ from .predict import add_predict
 from .repository import add_repository
 from .v2 import add_v2
 
-_VERSION = installed_version("halfeven")
 _LOG = logging.getLogger(__name__)
 # Newer versions of FastAPI send spans, metrics and errors where FASTAPI_OTEL_AUTO_CONFIGURE says so; older ones take
 # the argument and do nothing. Traces of ours are in `serve/tracing/`.
@@ -73,7 +72,7 @@ def build_app(
     """
     app = FastAPI(
         title="halfeven",
-        version=_VERSION,
+        version=__version__,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

@@ -96,7 +96,7 @@ def writes_a_dtype(net: Net, x: Tensor) -> Tensor:
 
 
 def gives_two_shapes(net: Net, x: Tensor) -> Tensor:
-    return torch.cond(x.sum() > 0, lambda y: y.sum(), lambda y: y, (x,))  # decides
+    return torch.cond(x.sum() > 0, lambda y: y.sum(), lambda y: y.cos(), (x,))  # decides
 
 
 def looks_at_memory(net: Net, x: Tensor) -> Tensor:
