@@ -72,7 +72,7 @@ class Inference:
         return self._queued(served, codec, codec.read(body, header_length), since_ns)
 
     async def ask(self, asked: Asked, read: Callable[[InferCodec], R], aside: bool) -> Begun[R]:
-        """Read the request with the codec of the model and queue it with the version that is on duty then.
+        """Read the request with the codec of the model and queue it with the version that is active then.
 
         ``aside``: ``read`` runs in a thread, so that the event loop goes on. Raises as `find` and `begin`.
         """
