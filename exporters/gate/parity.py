@@ -30,7 +30,7 @@ from ...models.spec import UNIT_ROUNDOFF, ModelSpec, ParityLimits, TensorSpec
 from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
-from .limits import decision_faults, error_faults, min_sqnr_db, order_faults, under_limits
+from .limits import decision_faults, error_faults, min_sqnr_db, order_faults, step_faults, under_limits
 from .measured import Measured, in_units, thinned
 from .noise import Noise, with_room
 from .order import measure_order
@@ -169,6 +169,7 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
         failures += error_faults(spec, measured, limits, u)
         failures += decision_faults(spec, decisions, measured.samples) if decisions else ()
         failures += order_faults(spec, order) if order else ()
+        failures += step_faults(spec, measured, limits)
     in_u = np.array([in_units(error, u, measured.scale) for error in measured.errors])
     return OutputVerdict(
         name=spec.name,
@@ -253,7 +254,7 @@ def _diverge(spec: TensorSpec, pairs: Sequence[Pair]) -> tuple[Divergence, Failu
 
 
 def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) -> Measured:
-    different, tied, faults = 0, 0, ()
+    different, tied, stepped, faults = 0, 0, 0, ()
     worst: int | None = None
     for pair in pairs:
         wrong = _unequal(pair)
@@ -262,6 +263,7 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
             faults = (refusals.unequal(spec, pair.samples, pair.reference, pair.candidate, wrong),)
         different += int(wrong.sum())
         tied += int((pair.candidate != pair.reference).sum()) - int(wrong.sum())
+        stepped += pair.reference.size if pair.stepped else 0
     error, sqnr_db = (np.inf, -np.inf) if different else (0.0, np.inf)
     return replace(
         measured,
@@ -271,6 +273,7 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
         sqnr_db=sqnr_db,
         different=different,
         tied=tied,
+        stepped=stepped,
     )
 
 
