@@ -10,6 +10,7 @@ one whose environment says something to the interpreter, or to a library, at its
     python … preloaded.py DESCRIPTOR        the process that forks; it reads orders from the socket of this number
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -74,6 +75,8 @@ class _Parent:
                 [sys.executable, "-PB", str(Path(__file__)), str(theirs.fileno()), _ROOM],
                 env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
+        self._owner = os.getpid()
+        atexit.register(self.end)
 
     def child(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """The process identifier of a new child of this process."""
@@ -94,8 +97,9 @@ class _Parent:
 
     def end(self) -> None:
         """Close the socket, as the end of this process does: the other process ends then."""
-        self._link.close()
-        self.process.wait()
+        if os.getpid() == self._owner:  # a forked process inherits what is to be done at the end
+            self._link.close()
+            self.process.wait()
 
 
 _parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent | None] = {}
