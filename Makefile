@@ -7,14 +7,12 @@ ALONE  := $(VENV)/alone
 READY  := $(VENV)/ready
 PEERS  := .peers
 GPU    := .gpu
-GPU_TEST_SECONDS := 270
-GPU_SELFTEST_SECONDS := 75
-GPU_BENCH_SECONDS := 190
+GPU_SECONDS := 540
 
 # Else each of the hundreds of processes that the tests start would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test test-all check lint types layers resolves peers real kernels sbom gpu gpu-prepare weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves peers real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
@@ -24,8 +22,9 @@ help:
 	@echo "make real      models that other packages ship, converted and served"
 	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for two GPU generations without a GPU"
 	@echo "make sbom      sbom.cdx.json: what is installed, as CycloneDX (a software bill of materials)"
-	@echo "make gpu       the GPU tests, the selftest and the benchmark, with PYTHON=… as it is (nothing is installed)"
-	@echo "make gpu-prepare  beforehand, needs no GPU: what that PYTHON lacks but torch, and the converted models, in .gpu"
+	@echo "make gpu       one run on a GPU machine in nine minutes, with PYTHON=… as it is (nothing is installed)"
+	@echo "make gpu-prepare  beforehand, needs no GPU: the packages that such a machine lacks, in .gpu"
+	@echo "make gpu-rehearse  the same run without a GPU, in an environment like that machine's"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
 
@@ -107,33 +106,20 @@ sbom: $(ALONE)
 	$(BIN)/python -c 'import runpy, sys; sys.path.insert(0, ".sbom"); runpy.run_module("cyclonedx_py", run_name="__main__")' \
 	  environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json $(SBOM_OF)
 
-# The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
-# .links makes the checkout importable as `halfeven` without an installation; $(GPU)/packages has what that Python lacks.
-gpu gpu-prepare: export PYTHONPATH := $(CURDIR)/.links:$(CURDIR)/$(GPU)/packages
+# For a GPU machine whose Python is taken as it is: it often has its own torch, and no way to fetch anything. $(GPU)/wheels
+# has what it lacks; carry it along. Everything else is made there (tests/benchmarks/gpu/, docs/cuda.md).
+gpu-prepare: $(READY)
+	$(BIN)/python -m tests.benchmarks.gpu.packages $(GPU)/wheels
 
-# Fetched and converted here, so that no minute of a GPU is spent on it: carry $(GPU) along, and .pytest_cache/kept, where
-# the captured programs are (for a processor of this kind).
-gpu-prepare:
-	mkdir -p .links $(GPU) && ln -sfn .. .links/halfeven
-	$(PYTHON) tests/benchmarks/gpu_packages.py > $(GPU)/missing.txt
-	test ! -s $(GPU)/missing.txt || $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile \
-	  --target $(GPU)/packages -r $(GPU)/missing.txt
-	$(PYTHON) -m tests.benchmarks.gpu $(GPU)/store --prepare
-	$(PYTHON) -W ignore -c 'from tests.corpus import CORPUS, captured; [captured(name) for name in CORPUS]'
-
+OUT ?= $(GPU)/out
 gpu:
-	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
-	  { echo "make gpu needs a torch that sees a CUDA device, and the one of $(PYTHON) does not"; exit 2; }
-	mkdir -p .links && ln -sfn .. .links/halfeven
-	@missing=$$($(PYTHON) tests/benchmarks/gpu_packages.py); test -z "$$missing" || \
-	  { echo "$(PYTHON) lacks what the GPU tests need; run 'make gpu-prepare' beforehand:"; echo "$$missing"; exit 2; }
-	failed=0; \
-	  timeout $(GPU_TEST_SECONDS) $(PYTHON) -m pytest -W default -m gpu tests/models tests/exporters \
-	    $(if $(OUT),--junitxml="$(OUT)/gpu-tests.xml") || failed=1; \
-	  timeout $(GPU_SELFTEST_SECONDS) $(PYTHON) -m halfeven.serve.cli.main selftest --device cuda:0 --store $(GPU)/store \
-	    $(if $(OUT),--out="$(OUT)/selftest.json") || failed=1; \
-	  timeout $(GPU_BENCH_SECONDS) $(PYTHON) -m tests.benchmarks.gpu $(GPU)/store $(if $(OUT),--out="$(OUT)/gpu.json") || failed=1; \
-	  exit $$failed
+	$(PYTHON) -m tests.benchmarks.gpu $(OUT) --seconds $(GPU_SECONDS)
+
+# The same here, in an environment like that machine's and without a device: needs 6 GB of disk. Before each release, and
+# whenever this code changes.
+gpu-rehearse: gpu-prepare
+	$(BIN)/python -m tests.benchmarks.gpu.lookalike $(GPU)/lookalike
+	env -u PYTHONPATH $(GPU)/lookalike/bin/python -m tests.benchmarks.gpu.rehearse $(GPU)/rehearsal
 
 weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train

@@ -10,18 +10,21 @@ from typing import Any, TypeVar
 import torch
 
 from ..models.capture.capture import Captured as CapturedProgram
-from ..models.capture.capture import Limits, capture
+from ..models.capture.capture import capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
 from ..models.errors import (
     BadInput,
     BadSamples,
     BadSetting,
+    CannotConvert,
     CaptureFailed,
     DamagedFile,
     HalfevenError,
     NewerFormat,
     NotRun,
+    OrderEnded,
 )
+from ..models.order.one_order import one_order
 from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
@@ -36,6 +39,7 @@ from .maker import Maker, Notify
 from .onnx.conversion import NotPlanned, read_foreign
 from .onnx.forms import foreign_subject
 from .road import travel
+from .signature_change import signature_change
 from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
@@ -62,10 +66,10 @@ class Options:
     keep: tuple[str, ...] = ()
     samples: Path | None = None
     new_signature: bool = False
-    capture_limits: Limits | None = None
     search: bool = False
     device: torch.device = CPU
     all_forms: bool = False
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,16 @@ def convert(
 ) -> Conversion:
     """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
 
-    Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all.
+    Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all or where a
+    bound of the order ends it.
     """
-    options = options or Options()
-    read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples)
+    what = folder.spec.name if isinstance(folder, ModelFolder) else folder
+    with one_order() as order, order.bounds_this_process(f"the conversion of {what}"):
+        return _converted(folder, store, options or Options(), notify)
+
+
+def _converted(folder: Path | ModelFolder, store: Store, options: Options, notify: Notify) -> Conversion:
+    read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples, options.name)
     asked = _asked(read, options)
     _check_possible(asked, options)
     fingerprint = _fingerprint(asked, replace(options, all_forms=False))
@@ -110,7 +120,7 @@ def convert(
     converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
-    asked, samples = _samples(asked, options)
+    asked, samples = _samples(_with_source_noted(asked, newest), options)
     origin = {
         "parent": None,
         "lineage": {"by": "convert"},
@@ -169,15 +179,23 @@ def _foreign(
             exact = read_foreign(asked.folder / asked.source, asked)[1]
             samples = _in_range(samples, asked.spec, exact)
 
-    def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
-        why = "the file does not run with larger ones; give samples"
-        note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
-        noted = replace(asked, notes=(*asked.notes, *note))
-        return foreign_subject(noted, tried, origin, options.search, notify)
+    def made(whole_because: str | None) -> Version:
+        def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
+            why = "the file does not run with larger ones; give samples"
+            note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
+            noted = replace(asked, notes=(*asked.notes, *note))
+            return foreign_subject(noted, tried, origin, options.search, notify, whole_because)
 
-    subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
-    check_signature(subject.spec, newest, options.new_signature)
-    return travel(subject, maker, store, notify, known)
+        subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
+        check_signature(subject.spec, newest, options.new_signature)
+        return travel(subject, maker, store, notify, known)
+
+    try:
+        return made(None)
+    except OrderEnded:
+        raise  # how busy or small the machine is must not decide what serves
+    except CannotConvert as error:  # a node that does not run alone, though the file runs
+        return made(f"it cannot be planned: {error}")
 
 
 def _with_smaller_integers(
@@ -260,6 +278,7 @@ def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Sample
     given = _given(path, folder)
     if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
+    folder = replace(folder, notes=(*folder.notes, *given.notes))
     samples = given.distinct()
     if samples.count == given.count:
         return folder, given
@@ -279,7 +298,7 @@ def _captured(folder: ModelFolder, samples: Samples, options: Options) -> Captur
     return _with_smaller_integers(
         folder.spec,
         samples,
-        lambda tried, _: capture(folder, tried.arrays, options.capture_limits),
+        lambda tried, _: capture(folder, tried.arrays),
         CaptureFailed,
     )
 
@@ -296,12 +315,21 @@ def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
 
 def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = False) -> None:
     """Raises BadInput where the newest version of the model has other inputs or outputs."""
-    if newest is None or may_change or newest.spec().signature() == spec.signature():
+    if newest is None or may_change or not (changed := signature_change(newest.spec(), spec)):
         return
     raise BadInput(
-        f"'{spec.name}' has changed its signature since {newest}: {newest.spec().signature()} became "
-        f"{spec.signature()}; callers would break. Give --new-signature to publish it nevertheless"
+        f"'{spec.name}' has changed its signature since {newest}, so its callers would break: {changed}; give "
+        "--new-signature to publish it nevertheless, or another name (--name NAME for a bare file)"
     )
+
+
+def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolder:
+    """With a note where a bare file makes a new version of a model that was made of another file."""
+    before = newest.manifest.get("source", {}).get("source") if newest is not None else None
+    if asked.guessed is None or before in (None, asked.source):
+        return asked
+    what = f"'{asked.spec.name}' was made of {before} before and is now made of {asked.source}"
+    return replace(asked, notes=(*asked.notes, f"{what}: give --name NAME where that is another model"))
 
 
 def _fingerprint(folder: ModelFolder, options: Options) -> str:

@@ -135,6 +135,14 @@ class Evidence:
             return f"{_EXHAUSTED}, and says neither that a half is equal nor that none is"
         if self.maker.facts()["kept"]:
             return "every node that the policy would run in half is kept in FP32, each for its reason"
+        wide = [
+            t.name for t in (*self.subject.spec.inputs, *self.subject.spec.outputs) if t.datatype == "FP64"
+        ]
+        if wide:
+            return (
+                f"its numbers are FP64 ('{wide[0]}'), and what is computed in FP64 stays so; export the model with "
+                "FP32 inputs, outputs and weights"
+            )
         return "no node of the program is half under this policy"
 
     def write(self, draft: Draft, reference_run: ReferenceRun, planning: int) -> None:

@@ -23,6 +23,8 @@ from .gate.choosers import choices, find_tied
 from .gate.judged_apart import judge_apart
 from .gate.noise import ROOM, Noise
 from .gate.parity import UNIT_ROUNDOFF, judge
+from .gate.steppers import find_stepped, steps_of
+from .gate.steps import Steps, near_ties
 from .gate.ties import Ties
 from .gate.trial import Trial
 from .gate.verdict import ParityReport
@@ -106,15 +108,22 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
     if all(tensor.type.is_float for tensor in spec.outputs):
         return None
     inputs, outputs = ([tensor.name for tensor in side] for side in (spec.inputs, spec.outputs))
-    if not (tied := find_tied(module, outputs)):
-        return None
     rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
-    return Ties(
-        [one.output for one in tied],
-        lambda asked: choices(module, tied, [asked[name] for name in inputs]),
-        UNIT_ROUNDOFF[dtype],
-        lambda: (arrays for _, arrays in judging.batches(rows)),
-    ).tolerated
+
+    def asked() -> Iterator[Arrays]:
+        return (arrays for _, arrays in judging.batches(rows))
+
+    def of(arrays: Arrays) -> list[np.ndarray]:
+        return [arrays[name] for name in inputs]
+
+    tied, stepped = find_tied(module, outputs), find_stepped(module, outputs)
+    names, u = [one.output for one in stepped], UNIT_ROUNDOFF[dtype]
+    return near_ties(
+        Ties([one.output for one in tied], lambda given: choices(module, tied, of(given)), u, asked)
+        if tied
+        else None,
+        Steps(names, lambda given: steps_of(module, stepped, of(given)), u, asked) if stepped else None,
+    )
 
 
 def ask_reference(
@@ -263,8 +272,9 @@ def tried(
     """A trial with its ties tolerated. ``candidate``: the half's answers, or the error with which it does not run."""
     if isinstance(candidate, Exception):
         return Trial(samples, reference, {}, name=name, refused=str(candidate) or type(candidate).__name__)
+    stepped = getattr(tie_tolerance, "stepped", frozenset[str]())
     ties = tie_tolerance(inputs, reference, candidate) if tie_tolerance else {}
-    return Trial(samples, reference, candidate, ties, name)
+    return Trial(samples, reference, candidate, ties, name, stepped=stepped)
 
 
 def _rows(spec: ModelSpec, arrays: Arrays) -> int:

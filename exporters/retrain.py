@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from ..models.engines.load import whole_program
 from ..models.errors import BadInput, CannotConvert
+from ..models.order.one_order import one_order
 from ..models.package import Precision
 from ..models.store import Store, Version
 from .inputs.samples import Samples, stored_samples
@@ -34,8 +35,16 @@ def with_new_weights(
     ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest
     (parent, lineage). ``further`` judges the proven forms and ``whole``, the FP32 program, which serves where no half
     is faster. ``samples``: the version's, where they are not its parent's. Raises BadInput naming the tensor that does
-    not fit or is not finite.
+    not fit or is not finite, OrderEnded.
     """
+    with one_order() as order, order.bounds_this_process(f"the conversion of what was learnt from {parent}"):
+        return _retrained(parent, weights, store, origin, further, notify, samples)
+
+
+def _retrained(
+    parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify,
+    samples: Samples | None,
+) -> Version:  # fmt: skip
     subject = subject_of(parent)
     subject = replace(subject, samples=samples or subject.samples)
     subject.exported.state_dict.update(_checked(subject.exported, weights))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..models.engines.true_fp32 import use_true_fp32
-from ..models.errors import CannotConvert, OutOfTime
+from ..models.errors import CannotConvert, OrderEnded
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from ..models.training_reader import net_weights
 from .evidence import Evidence, Form, copy_source
@@ -127,8 +127,8 @@ class _Conversion:
         self.notify(f"proving the {name} form")
         try:
             made = self.maker.make(name, self.draft, reference_run)
-        except OutOfTime:
-            raise  # how busy the machine is must not decide which forms a version has
+        except OrderEnded:
+            raise  # how busy or small the machine is must not decide which forms a version has
         except CannotConvert as error:
             return Form(self.maker.facts() | {"passed": False, "error": str(error)}, error=error)
         self.made[name] = made

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
+MEMORY_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}  # the limit of a group, by version
 _ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}  # of mountinfo
 
 

@@ -16,7 +16,9 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
     │   ├── ExportFailed                the program cannot be written in that form
-    │   └── OutOfTime                   a time limit ended the conversion: no verdict, nothing published
+    │   └── OrderEnded                  a bound that protects the machine ended it: no verdict, nothing published
+    │       ├── OutOfTime               its time
+    │       └── OutOfMemory             its memory
     ├── ParityRefused                   the half is not equal; the report says where
     ├── StoreError                      the store on disk
     │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
@@ -139,11 +141,19 @@ class ExportFailed(CannotConvert):
     code = "export_failed"
 
 
-class OutOfTime(CannotConvert):
-    """A time limit ended the work: how busy a machine is never decides a plan, a form or a verdict. The message names
-    the limit."""
+class OrderEnded(CannotConvert):
+    """A bound that protects the machine ended the work: how busy or small a machine is never decides a plan, a form or
+    a verdict. The message names the bound and the setting that raises it (`one_order.py`)."""
 
+    code = "order_ended"
+
+
+class OutOfTime(OrderEnded):
     code = "out_of_time"
+
+
+class OutOfMemory(OrderEnded):
+    code = "out_of_memory"
 
 
 class ParityRefused(HalfevenError):

@@ -200,6 +200,9 @@ class TensorSpec:
         )
 
 
+UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
 @dataclass(frozen=True, slots=True)
 class ParityLimits:
     """The gate's limits. ``min_sqnr_db`` None means 20·log10(1/u) − 10 for the half's own u.

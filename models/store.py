@@ -142,11 +142,9 @@ class Store:
         self.root = root
         self._models = root / "models"
 
-    def check(self, writes: bool) -> None:
-        """Raises StoreUnusable where the folder cannot be listed or, with ``writes``, cannot be written into.
-
-        Nothing is left behind, and a store that is not there yet is not made.
-        """
+    def check(self, writes: str = "") -> None:
+        """Raises StoreUnusable where the folder cannot be listed or, with ``writes`` (what is to be kept there), not be
+        written into. Nothing is left behind, and a store that is not there yet is not made."""
         try:
             for folder in (self.root, self._models):
                 if folder.is_dir():
@@ -157,8 +155,9 @@ class Store:
                     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
                     tempfile.TemporaryFile(dir=there).close()
         except OSError as error:
+            needed = f", and {writes} is to be kept there" if writes else ""
             raise StoreUnusable(
-                f"the store {self.root} cannot be used: {error.strerror} ({error.filename}); give --store (or "
+                f"the store {self.root} cannot be used: {error.strerror}{needed}; give --store (or "
                 f"HALFEVEN_STORE) a folder that this user may {'read and write' if writes else 'read'}"
             ) from error
 
@@ -283,8 +282,9 @@ class Store:
 
     @contextmanager
     def draft(self, name: str) -> Iterator["Draft"]:
-        """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed,
-        `remove_dead_drafts` deletes it."""
+        """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed, the
+        next draft or server deletes it (`remove_dead_drafts`)."""
+        self.remove_dead_drafts()
         folder = self._folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         path, lock = _locked_draft(folder)

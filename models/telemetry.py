@@ -5,7 +5,7 @@ home folder; it reads its variable when it is imported. Ray and the Hugging Face
 look for newer versions of themselves.
 
 `halfeven/__init__.py` calls `switch_off` before anything else: every process that imports halfeven, by whatever door,
-has the variables before it imports the others. Children that run by file path without our package inherit them.
+has the variables before it imports the others. Its children inherit them.
 """
 
 import os

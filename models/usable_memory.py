@@ -3,15 +3,13 @@
 import os
 from pathlib import Path
 
-from .control_groups import ROOT, groups_of
-
-_CGROUP_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}  # by version
+from .control_groups import MEMORY_FILES, ROOT, groups_of
 
 
 def usable_memory(root: Path = ROOT) -> int:
     """Bytes: the machine's memory, or less where a control group of this process says so. ``root``: where ``/`` is."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    groups = (_limit_in(folder / _CGROUP_FILES[version]) for version, folder in groups_of("memory", root))
+    groups = (_limit_in(folder / MEMORY_FILES[version]) for version, folder in groups_of("memory", root))
     return min([machine, *(limit for limit in groups if limit is not None)])
 
 

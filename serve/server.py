@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,11 +16,11 @@ from typing import IO, cast
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client.registry import Collector
 
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
+from ..models.order.one_order import one_order
 from ..models.reserve import keep_reserve
 from ..models.store import Store
 from .access.access_control import AccessControl
@@ -40,6 +40,7 @@ from .finetune.web.refused import refuse_training
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
+from .http.inference import Inference
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
 from .http.limits.descriptors import raise_descriptor_limit
@@ -52,7 +53,7 @@ from .http.routes.metrics import metrics_text, new_registry
 from .http.routes.version_metrics import RolloutCollector
 from .http.routes.versions import router as rollout_router
 from .http.server_load import LoadCollector, ServerLoad
-from .settings import Settings
+from .settings import Settings, order_bounds
 from .tracing.otel_environment import provider_from, traces_wanted
 from .versions.director import Director
 from .versions.loading.release import give_back_freed, one_heap
@@ -68,23 +69,20 @@ Notify = Callable[[str], None]
 def build(
     settings: Settings,
     store: Store,
-    bounds: Bounds | None = None,
-    access: AccessControl | None = None,
-    collectors: Sequence[Collector] = (),
 ) -> tuple[InferFront, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it.
 
-    ``bounds``, ``access``, ``collectors``: as `application`. Raises BadSetting, StoreUnusable.
+    Raises BadSetting, StoreUnusable.
     """
     if (state := state_folder(store, settings.state)) is not None:
-        return _build_read_only(settings, LinkedStore(store, state), bounds, access, collectors)
+        return _build_read_only(settings, LinkedStore(store, state))
     store.root.mkdir(parents=True, exist_ok=True)
     place = place_of(settings)
     roster = Roster(store, place, rules_of(settings), required=settings.required)
     lock = alone_with(store)
     keep_reserve(store.root)
     job_store = JobStore(store.root / DATABASE)
-    app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
+    app, front = application(settings, roster, job_store.count_by_status)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     threads, memory = settings.trainer_threads, _trainer_memory(settings, place.device.type)
     priority, processes = settings.trainer_priority, settings.trainer_processes
@@ -96,16 +94,13 @@ def build(
     return front, roster
 
 
-def _build_read_only(
-    settings: Settings, linked: LinkedStore, bounds: Bounds | None, access: AccessControl | None,
-    collectors: Sequence[Collector],
-) -> tuple[InferFront, Roster]:  # fmt: skip
+def _build_read_only(settings: Settings, linked: LinkedStore) -> tuple[InferFront, Roster]:
     """The same over a store that is only read: nothing is trained, and nothing moves its alias."""
     logger.warning("the store %s is only read; state is kept in %s", linked.source.root, linked.store.root)
     lock = alone_with(linked.store)
     writer, place = StateWriter(linked), place_of(settings)
     roster = ReadOnlyRoster(linked.store, place, rules_of(settings), writer, settings.required)
-    app, front = application(settings, roster.follow_store(linked), dict, bounds, access, collectors)
+    app, front = application(settings, roster.follow_store(linked), dict)
     refuse_training(app, f"nothing is trained here: {needs_the_store(linked.source.root)}")
     app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds)
     return front, roster
@@ -124,27 +119,20 @@ def application(
     settings: Settings,
     roster: Roster,
     jobs_by_status: Callable[[], Mapping[str, int]],
-    bounds: Bounds | None = None,
-    access: AccessControl | None = None,
-    collectors: Sequence[Collector] = (),
 ) -> tuple[FastAPI, InferFront]:
-    """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan.
-
-    ``bounds``, ``access``: those of one process of several. ``collectors``: more for /metrics.
-    """
+    """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan."""
     director = Director(roster)
     written: dict[str, Phase] = {}
     limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
-    bounds, load = bounds or _bounds(settings), ServerLoad(lambda: _loaded(roster))
+    bounds, load = _bounds(settings), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(
-        lambda: _loaded(roster), lambda: {name: written[name] for name in written if roster.knows(name)}
+        lambda: _loaded(roster), lambda: {name: written[name] for name in list(written) if roster.knows(name)}
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
-    for collector in collectors:
-        registry.register(collector)
     shown, front_of = _traced(roster)
+    inference = Inference(shown, dialect, written)
     app = build_app(
         shown,
         lambda: metrics_text(registry),
@@ -154,6 +142,7 @@ def application(
         body_timeout_s=limits.arrival_seconds,
         dialect=dialect,
         root_path=settings.root_path,
+        inference=inference,
     )
     app.include_router(rollout_router(director))
     front = front_of(
@@ -161,11 +150,10 @@ def application(
         shown,
         limits.body_bytes,
         limits.arrival_seconds,
-        written,
-        dialect,
+        inference,
         settings.guard,
         bounds,
-        access or AccessControl(settings.keys, settings.needs_keys),
+        AccessControl(settings.keys, settings.needs_keys),
         load,
     )
     return app, front
@@ -278,7 +266,8 @@ def convert_all(folder: Path, store: Store, notify: Notify) -> None:
         raise BadSetting(f"--models {folder}: there is no such folder")
     for path in sorted(p.parent for p in folder.glob("*/model.toml")):
         try:
-            converted = convert(path, store, Options(), notify)
+            with one_order(order_bounds()):
+                converted = convert(path, store, Options(), notify)
             notify(f"{converted.version} is {converted.version.status}: {converted.facts['reason']}")
         except HalfevenError as error:
             notify(f"{path.name}: {error}")
@@ -311,15 +300,11 @@ class _Announcing(PoliteServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.grace_s:
-            notify_leaving(self.grace_s, self._notify)
+            self._notify(
+                f"halfeven is shutting down: not ready from now on, it still answers for {self.grace_s:g} s, then "
+                "it finishes the requests under way; a second signal ends the wait"
+            )
         await super().shutdown(sockets)
-
-
-def notify_leaving(grace_s: float, notify: Notify) -> None:
-    notify(
-        f"halfeven is shutting down: not ready from now on, it still answers for {grace_s:g} s, then it "
-        "finishes the requests under way; a second signal ends the wait"
-    )
 
 
 def notify_active(roster: Roster, notify: Notify) -> None:

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..models.errors import BadSetting
 from ..models.model_name import NAME
 from ..models.nearest_name import nearest_name
+from ..models.order.one_order import DEFAULT_BOUNDS, OrderBounds
 from .access.certificates import Certificates
 from .access.key_file import NAME_IN_STORE, KeyFile
 from .http.cross_origin import read_origins
@@ -36,7 +37,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
-    http_workers: int = Field(0, ge=0, le=64)  # 0: HTTP and models in one process
+    http_workers: Literal[0] = 0  # of earlier builds: any other number is refused with what replaced it
     device: str = "auto"
     compute_nice: int = Field(5, ge=0, le=19)
     fallback: Literal["fp32", "none"] = "fp32"
@@ -57,6 +58,9 @@ class Settings(BaseSettings):
     trainer_processes: int = Field(1, ge=1, le=64)  # on CUDA one for each GPU
     trainer_priority: Literal["low", "idle"] = "low"  # of its processes; both yield to serving
     trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
+    convert_seconds: float = Field(DEFAULT_BOUNDS.seconds, gt=0)  # of a conversion, with all that it starts
+    convert_memory_mib: int | None = Field(None, ge=256, le=2**24)  # None: most of what there is
+    convert_runs: int = Field(DEFAULT_BOUNDS.runs, ge=1)  # trial runs of one bare file
     body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
     idle_seconds: int = Field(DEFAULTS.idle_seconds, ge=1, le=86400)
     grpc_ping_seconds: int = Field(DEFAULTS.ping_seconds, ge=1, le=86400)
@@ -85,6 +89,16 @@ class Settings(BaseSettings):
                 "expected a path such as /models, of letters, digits and -._~ between its slashes"
             )
         return path
+
+    @field_validator("http_workers", mode="before")
+    @classmethod
+    def _is_one_process(cls, value: object) -> int:
+        if str(value).strip() not in ("", "0"):
+            raise ValueError(
+                "HTTP workers were taken out, one process serves more requests: leave this setting away, and where "
+                "one process is not enough, start several servers behind a load balancer, or replicas on Ray Serve"
+            )
+        return 0
 
     @field_validator("cors_origins")
     @classmethod
@@ -187,10 +201,19 @@ def largest_upload() -> int:
     return _checked().limits.upload_bytes
 
 
+def order_bounds() -> OrderBounds:
+    """The bounds of a conversion with this environment. Raises BadSetting."""
+    settings = _checked()
+    mib = settings.convert_memory_mib
+    return OrderBounds(settings.convert_seconds, None if mib is None else mib * _MIB, settings.convert_runs)
+
+
 def _checked(**given: object) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
-        raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None
+        raise BadSetting(
+            f"{name} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None

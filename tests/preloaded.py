@@ -10,7 +10,7 @@ one whose environment says something to the interpreter, or to a library, at its
     python … preloaded.py DESCRIPTOR        the process that forks; it reads orders from the socket of this number
 """
 
-import builtins
+import atexit
 import ctypes
 import gc
 import importlib
@@ -22,14 +22,16 @@ import socket
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 FORKED = {
-    "child.py", "describing.py", "trainer.py", "halfeven.serve.finetune.jobs.policy_check",
-    "halfeven.serve.finetune.jobs.weights_to_version",
+    f"halfeven.{name}"
+    for name in (
+        "models.capture.child", "models.capture.describing", "serve.finetune.training.trainer",
+        "serve.finetune.jobs.policy_check", "serve.finetune.jobs.weights_to_version",
+    )
 }  # fmt: skip
 READ_AT_THE_START = (
     "PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_",
@@ -64,15 +66,17 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 class _Parent:
     """A process that forks children of one kind."""
 
-    def __init__(self, options: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, *options, str(Path(__file__)), str(theirs.fileno()), _ROOM],
+                [sys.executable, "-PB", str(Path(__file__)), str(theirs.fileno()), _ROOM],
                 env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
+        self._owner = os.getpid()
+        atexit.register(self.end)
 
     def child(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """The process identifier of a new child of this process."""
@@ -93,11 +97,12 @@ class _Parent:
 
     def end(self) -> None:
         """Close the socket, as the end of this process does: the other process ends then."""
-        self._link.close()
-        self.process.wait()
+        if os.getpid() == self._owner:  # a forked process inherits what is to be done at the end
+            self._link.close()
+            self.process.wait()
 
 
-_parents: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], _Parent | None] = {}
+_parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent | None] = {}
 _starting = threading.Lock()
 
 
@@ -106,8 +111,7 @@ def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
     command = asked["args"]
     if sys.platform != "linux" or isinstance(command, str) or command[0] != sys.executable:
         return None
-    options, what = tuple(command[1:2]), command[2:3]
-    if not what or Path(what[0]).name not in FORKED or not Path(asked["cwd"] or ".").is_dir():
+    if command[1:3] != ["-PB", "-m"] or command[3] not in FORKED or not Path(asked["cwd"] or ".").is_dir():
         return None
     if any(asked[name] != ORDINARY[name] for name in ORDINARY):
         return None
@@ -116,12 +120,13 @@ def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
         (name, value) for name, value in environment.items() if name.startswith(READ_AT_THE_START)
     )
     with _starting:
-        kind = (os.getpid(), options, read)  # the pid: a forked process has not its parent's children
+        package = command[3].rpartition(".")[0]  # a child has no modules of other packages' children
+        kind = (os.getpid(), package, read)  # the pid: a forked process has not its parent's children
         if kind not in _parents:
             _parents[kind] = None
             return None
         if _parents[kind] is None:
-            _parents[kind] = _Parent([part for part in options if part != "-m"], environment)
+            _parents[kind] = _Parent(environment)
         return _parents[kind]
 
 
@@ -132,16 +137,15 @@ def _adopt_orphans(yes: bool) -> None:
 def _serve(link: socket.socket) -> None:
     """In the process that forks: goes on until the one that started it is gone. Returns in each child alone."""
     gc.disable()  # going through torch again and again is a quarter of its import
-    if sys.flags.safe_path:
-        for name in ("torch", "torch._dynamo"):
-            importlib.import_module(name)
+    for name in ("torch", "torch._dynamo"):
+        importlib.import_module(name)
     while True:
         text, descriptors, _, _ = socket.recv_fds(link, _MOST, 3)
         if not text:
             os._exit(0)
         order = json.loads(text)
-        if order["arguments"][1] == "-m":
-            importlib.import_module(order["arguments"][2])
+        if (name := order["arguments"][3]).startswith("halfeven."):
+            importlib.import_module(name)
         gc.freeze()  # a child looks at none of it: it would copy each page that it looks at
         if _fork(link, order):
             return _become(order, descriptors)
@@ -188,21 +192,13 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update({**coerced, **order["environment"]})
     sys.orig_argv[:] = order["arguments"]
     _show(order["arguments"])
-    option, what, *more = order["arguments"][1:]
+    what, *more = order["arguments"][3:]
     numpy, torch = (sys.modules[name] for name in ("numpy", "torch"))
     numpy.random.seed()  # else the random numbers of all children would be the same
     torch.default_generator.seed()
-    if option == "-m":
-        sys.path[0] = order["folder"]
-        sys.argv[:] = ["-m", *more]
-        sys.modules.pop(what)
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-        return
-    sys.argv[:] = [what, *more]
-    main = types.ModuleType("__main__")
-    vars(main).update(__file__=what, __builtins__=builtins)
-    sys.modules["__main__"] = main
-    exec(compile(Path(what).read_bytes(), what, "exec"), vars(main))
+    sys.argv[:] = ["-m", *more]
+    sys.modules.pop(what, None)
+    runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 def _show(command: Sequence[str]) -> None:
@@ -213,6 +209,4 @@ def _show(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        sys.path[0] = str(Path.cwd())  # instead of this file's folder
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -222,6 +222,25 @@ def test_no_file_and_no_function_is_too_long_to_be_read_at_once() -> None:
     assert too_long == []
 
 
+BY_PATH = {"private_imports.py", "losses.py"}  # which import the operator's own files
+
+
+def test_no_file_of_ours_is_loaded_by_its_path_and_children_are_started_as_modules() -> None:
+    """Loaded by its path a file is there twice, with classes that are not each other's. Without ``-P`` a child would
+    take modules from the folder that it is started in."""
+    faults = []
+    for file in sources(ROOT).values():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Name | ast.Attribute) and file.name not in BY_PATH:
+                faults += [str(file)] if ast.unparse(node).endswith("spec_from_file_location") else []
+            elif isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+                first = (
+                    node.elts[1].value if isinstance(node.elts[1], ast.Constant) else "-P"
+                )  # it starts itself again
+                faults += [] if first in ("-P", "-PB", "-IS") else [f"{file}: {ast.unparse(node)}"]
+    assert faults == []
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_outside_halfeven(built_wheel: Path) -> None:
     with zipfile.ZipFile(built_wheel) as archive:

@@ -1,7 +1,9 @@
 """No process of ours opens a connection beyond this machine, or writes a file that nobody asked for: whatever the
 environment says, through the demo, conversion, serving and a job."""
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from halfeven.models.telemetry import OFF
 from safetensors.numpy import save_file
 
+from tests.benchmarks.slow_demo import environment_of
 from tests.leaving import COMPILER, Watch, watch
 from tests.model_folders import write_folder
 
@@ -61,7 +64,7 @@ def test_a_program_that_uses_the_runtime_before_halfeven_sends_nothing_afterward
 
 
 @needs_compiler
-@pytest.mark.slow  # eight commands, a server of three processes and a job: a minute
+@pytest.mark.slow  # eight commands, a server and a job: a minute
 def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path: Path) -> None:
     rows = np.random.default_rng().standard_normal((64, 4), np.float32)
     folder = write_folder(tmp_path / "net", samples={"x": rows})
@@ -73,7 +76,7 @@ def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path
     runs.append(watched.run(*HALFEVEN, "export", "net", *given))
     (file,) = (tmp_path / "given").glob("[!h]*.onnx")
     runs.append(watched.run(*HALFEVEN, "init", str(file), str(tmp_path / "bare")))
-    with watched.serving("--store", str(store), "--http-workers", "2", "--grpc-port", "0") as url:
+    with watched.serving("--store", str(store), "--grpc-port", "0") as url:
         runs.append(watched.run(*HALFEVEN, "predict", "net", str(one), "--url", url))
         job = ("--data", str(data), "--set", "n_epochs=1")
         runs.append(watched.run(*HALFEVEN, "finetune", "net", *job, "--url", url))
@@ -86,7 +89,16 @@ def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path
 
 @needs_compiler
 @pytest.mark.slow  # the whole demo
-def test_nothing_leaves_in_the_demo(watched: Watch) -> None:
-    done = watched.run(*HALFEVEN, "demo", "--json", seconds=600)
+def test_nothing_leaves_in_the_demo_which_shows_the_scaler_also_where_fp16_convolutions_are_slow(
+    watched: Watch,
+) -> None:
+    slow = replace(watched, environment={**watched.environment, **environment_of(20)})
+    done = slow.run(*HALFEVEN, "demo", "--json", seconds=600)
     assert done.returncode == 0, done.stderr
     assert (watched.asked_for(), watched.written()) == ([], [])
+    facts = json.loads(done.stdout.splitlines()[-1])
+    job = facts["job"]["summary"]
+    assert facts["passed"] and facts["precision"] == "fp16"
+    assert job["precision"] == "fp16_emulated" and job["steps"] > 100
+    assert job["skipped"] > 0 and job["scale_min"] < job["scale_max"]
+    assert {one["status"] for one in facts["versions"]} == {"live"}

@@ -21,6 +21,7 @@ from halfeven.models.engines.engine import Launching
 from halfeven.models.engines.index_guard import GuardedLaunch
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.onnx_on_cuda import BoundRuns
+from halfeven.models.engines.staging import CudaStreams, Staging
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest, EngineFailed
 from halfeven.serve.batching import warming
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from tests.models.engines import test_cuda_graphs as graphs
 from tests.models.engines import test_on_simulated_gpu as on_gpu
 from tests.models.engines import test_onnx_on_simulated_gpu as onnx_on_gpu
+from tests.models.engines import test_recorded_races as races
 from tests.patience import PATIENCE_S
 from tests.planting import broken, plant
 from tests.programs import Whole, whole
@@ -40,6 +42,7 @@ from tests.serve.batching import test_memory_in_flight as in_memory
 from tests.serve.batching import test_on_late_device as on_late_device
 from tests.serve.batching.by_hand import ByHand
 from tests.serve.batching.stage import prepared, rows_of, spec
+from tests.serve.versions.loading import test_graph_choice as graph_choice
 from tests.simulated_gpu import SimulatedGpu
 from tests.simulated_gpu.onnx_session import onnx_runtime_on
 
@@ -100,18 +103,65 @@ def onnx_engines_answer_right(**placed: Any) -> None:
             assert placed or len(gpu.operations.waits) == waits
 
 
-def recorded_batches_are_right() -> None:
+def on_each_seed(claim: Callable[..., object], *arguments: Any) -> None:
     for seed in SEEDS:
         with SimulatedGpu(random.Random(seed), on_gpu.PACES[seed % 3]) as gpu:
-            graphs.test_recorded_batches_two_in_flight_are_right_and_the_host_waits_for_nothing(
-                whole_net(), gpu
-            )
+            claim(*arguments, gpu)
+
+
+def recorded_batches_are_right() -> None:
+    on_each_seed(
+        graphs.test_recorded_batches_two_in_flight_are_right_and_the_host_waits_for_nothing, whole_net()
+    )
+
+
+def recorded_batches_of_deep_nets_are_right() -> None:
+    assert [races.wrong(races.net(3, 0), (4,), 2, seed) for seed in range(12)] == [0] * 12
+
+
+def recordings_of_memory_that_is_gone_are_not_replayed() -> None:
+    on_each_seed(
+        graphs.test_larger_batches_than_were_recorded_are_computed_and_the_recordings_are_not_mistaken_for_them,
+        whole_net(),
+    )
 
 
 def replays_keep_their_memory() -> None:
-    for seed in SEEDS:
-        with SimulatedGpu(random.Random(seed), on_gpu.PACES[seed % 3]) as gpu:
-            graphs.test_a_replay_takes_no_memory_and_no_one_else_gets_its_memory(gpu)
+    on_each_seed(graphs.test_a_replay_takes_no_memory_and_no_one_else_gets_its_memory)
+
+
+def closed_engines_harm_no_recording() -> None:
+    on_each_seed(
+        graphs.test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_memory_back,
+        whole_net(),
+    )
+
+
+def no_stream_is_lent_twice() -> None:
+    graphs.test_without_a_stream_of_its_own_nothing_is_recorded(whole_net())
+
+
+def recordings_leave_others_their_memory() -> None:
+    on_each_seed(
+        graphs.test_a_recording_takes_no_cached_memory_of_others_unless_there_is_no_other, whole_net()
+    )
+
+
+def a_failed_capture_harms_no_batch() -> None:
+    on_each_seed(graphs.test_what_a_device_cannot_record_is_computed_and_harms_no_batch, whole_net())
+
+
+def a_failed_capture_does_not_fail_the_load() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        graph_choice.test_a_capture_that_fails_never_fails_the_load("cannot be emptied", monkeypatch)
+
+
+def what_adds_in_any_order_is_recorded() -> None:
+    graphs.test_a_program_that_adds_in_any_order_is_recorded_and_said_by_name("scatter_add")
+
+
+def a_launch_that_fails_in_the_middle_harms_no_other() -> None:
+    assert [fault for seed in SEEDS for fault in on_gpu.short_of_memory(whole_net(), seed)] == []
 
 
 def a_replay_that_differs_is_not_used() -> None:
@@ -366,22 +416,80 @@ ERRORS = {
     "an output of ONNX Runtime is given back while it is copied": Planted(
         onnx_on_cuda.tensor_of, "_Memory(value)", "_Memory(Lent(value))", onnx_engines_answer_right
     ),
-    "a recording is replayed for the other slot's memory": Planted(
-        cuda_graphs._key, "tensor.data_ptr()", "0", recorded_batches_are_right
+    "a recording is replayed for memory that the slot has let go": Planted(
+        cuda_graphs._key, "tensor.data_ptr()", "0", recordings_of_memory_that_is_gone_are_not_replayed
     ),
     "a recording is replayed for another batch size": Planted(
         cuda_graphs._key, "tuple(tensor.shape)", "()", recorded_batches_are_right
     ),
     "every batch is recorded anew": Planted(
-        TorchEngine.record, "finally:\n        self._compute = self._graphs", "finally:\n        pass",
+        TorchEngine.record, "finally:\n        self._compute = self._replayed", "finally:\n        pass",
         recorded_batches_are_right,
     ),
-    "a recording's memory is of no pool of its own": Planted(
-        Graphs.record, "pool=self._pool", "pool=None", replays_keep_their_memory
+    "all slots share a pool": Planted(
+        TorchEngine._graphs_of_slot, "self._graphs[self._staging.slot]", "self._graphs[0]",
+        recorded_batches_of_deep_nets_are_right,
+    ),
+    "a recording's outputs are of no pool": Planted(
+        Graphs._capture, "outputs = self._compute(*inputs)\n            graph.capture_end()",
+        "outputs = self._compute(*inputs)\n            graph.capture_end()\n            del outputs; "
+        "outputs = [one.clone() for one in self._compute(*inputs)]",
+        replays_keep_their_memory,
+    ),
+    "all engines share a capture stream": Planted(
+        Graphs.__init__, "streams.take()", "streams.__dict__.setdefault('shared', streams.take())",
+        closed_engines_harm_no_recording,
+    ),
+    "batches are captured in the stream that computes": Planted(
+        Graphs.__init__, "streams.take()", "streams._streams['compute']", closed_engines_harm_no_recording
+    ),
+    "a stream is lent twice": Planted(
+        CudaStreams.take, "if stream.cuda_stream in self._addresses:", "if False:", no_stream_is_lent_twice
+    ),
+    "a stream is given back before its graphs are reset": Planted(
+        Graphs.close, "graph.reset()", "_FAILED.append(graph)", closed_engines_harm_no_recording
+    ),
+    "a recording takes the memory that other versions keep": Planted(
+        Graphs._capture, "graph = torch.cuda.CUDAGraph()", "graph = torch.cuda.CUDAGraph(); torch.cuda.empty_cache()",
+        recordings_leave_others_their_memory,
+    ),
+    "a lack of memory for a recording is not tried again without what others keep": Planted(
+        Graphs.record, "if not out_of_memory(error):", "if True:", recordings_leave_others_their_memory
+    ),
+    "a failed capture is not ended": Planted(
+        Graphs._capture, "self._end_failed(graph, inputs[0].device)", "pass", a_failed_capture_harms_no_batch
+    ),
+    "a failed capture leaves the allocator in the middle of it": Planted(
+        Graphs._end_failed, "torch._C._cuda_endAllocateToPool(device.index or 0, self._pool)", "pass",
+        a_failed_capture_harms_no_batch,
+    ),
+    "the pool of a failed capture is never given back": Planted(
+        Graphs._end_failed, "torch._C._cuda_releasePool(device.index or 0, self._pool)", "pass",
+        a_failed_capture_harms_no_batch,
+    ),
+    "the pool of a failed capture is used again": Planted(
+        Graphs._end_failed, "self._pool = torch.cuda.graph_pool_handle()", "pass", a_failed_capture_harms_no_batch
+    ),
+    "the next batch gets the error of a failed capture": Planted(
+        Graphs._end_failed, "torch.ones(1, device=device).add_(1)", "pass", a_failed_capture_harms_no_batch
+    ),
+    "a cache that cannot be emptied fails the load": Planted(
+        faults.give_back_cached_memory, "except Exception as error:", "except ZeroDivisionError as error:",
+        a_failed_capture_does_not_fail_the_load,
     ),
     "a recording is not compared with the program": Planted(
-        Graphs.record, "if not all(map(_same_bits, outputs, expected)):", "if False:",
-        a_replay_that_differs_is_not_used,
+        Graphs.record, "if not all(agrees(*pair, self._agreement) for pair in zip(outputs, expected, strict=True)):",
+        "if False:", a_replay_that_differs_is_not_used,
+    ),
+    "every program may differ within the gate": Planted(
+        cuda_graphs.agreement_of, " if in_any_order else 0.0", "", a_replay_that_differs_is_not_used
+    ),
+    "equal bits are asked of what adds in any order": Planted(
+        cuda_graphs.agreement_of, "if in_any_order", "if False", what_adds_in_any_order_is_recorded
+    ),
+    "a launch that fails in the middle keeps its slot": Planted(
+        Staging._abandon, "finally:\n        self.release(slot)", "finally:\n        pass",
+        a_launch_that_fails_in_the_middle_harms_no_other,
     ),
     "what needs the host is recorded": Planted(
         TorchEngine.record, "if self.host_reads:", "if False:", what_needs_the_host_is_not_recorded

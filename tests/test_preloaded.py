@@ -14,6 +14,7 @@ import pytest
 from tests import preloaded
 from tests.patience import PATIENCE_S
 
+NAME = "forked_here"
 CHILD = """
 import gc, json, os, resource, signal, sys, threading
 import torch, numpy
@@ -40,32 +41,38 @@ def preloaded_here() -> Iterator[None]:
     """The processes that fork for these tests alone; the first child of the one that most tests ask has been."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preloaded, "_parents", {})
+        patch.setattr(preloaded, "FORKED", {NAME})
         yield
         for parent in filter(None, preloaded._parents.values()):
             parent.end()
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("preloaded")
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a script of a name that is forked."""
-    (tmp_path / "child.py").write_text(CHILD)
-    return tmp_path
+def place(folder: Path) -> Path:
+    """A folder with a module of a name that is forked."""
+    (folder / f"{NAME}.py").write_text(CHILD)
+    return folder
 
 
 @pytest.fixture
 def prepared(place: Path) -> Path:
     """The same after a child: further ones like it are forked."""
-    (place / "child.py").write_text("")
+    (place / f"{NAME}.py").write_text("")
     started(place).communicate(b"", timeout=PATIENCE_S)
-    (place / "child.py").write_text(CHILD)
+    (place / f"{NAME}.py").write_text(CHILD)
     return place
 
 
 def started(place: Path, *arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
     pipe = subprocess.PIPE
-    command = [sys.executable, "-PB", str(place / "child.py"), *arguments]
+    command = [sys.executable, "-PB", "-m", NAME, *arguments]
     # Without one given, C's own environment is passed on, where readline has written sizes of the terminal.
-    more.setdefault("env", dict(os.environ))
+    more["env"] = {**more.get("env", os.environ), "PYTHONPATH": str(place)}
     return preloaded.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **more)
 
 
@@ -99,14 +106,14 @@ def test_a_forked_child_is_as_a_fresh_one(
 
 
 def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(prepared: Path) -> None:
-    (prepared / "child.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
+    (prepared / f"{NAME}.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
     child = started(prepared)
     said, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 1 and said.decode().endswith("ValueError: no\n")
 
 
 def test_it_is_killed_and_waited_for_as_any_child(prepared: Path) -> None:
-    (prepared / "child.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
+    (prepared / f"{NAME}.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
     child = started(prepared, process_group=0)
     assert child.stdout is not None and child.stdout.readline() == b"up\n"
     assert child.poll() is None
@@ -116,7 +123,7 @@ def test_it_is_killed_and_waited_for_as_any_child(prepared: Path) -> None:
 
 
 def test_no_two_children_draw_the_same_random_numbers(prepared: Path) -> None:
-    (prepared / "child.py").write_text(
+    (prepared / f"{NAME}.py").write_text(
         "import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n"
     )
     drawn = [started(prepared).communicate(timeout=PATIENCE_S)[0].split() for _ in range(2)]
@@ -127,7 +134,7 @@ def test_no_two_children_draw_the_same_random_numbers(prepared: Path) -> None:
 def test_an_environment_that_says_something_else_to_the_start_is_another_kind(
     name: str, prepared: Path
 ) -> None:
-    (prepared / "child.py").write_text("")
+    (prepared / f"{NAME}.py").write_text("")
     before = forks()
     for value in ("1", "2"):
         started(prepared, env={**os.environ, name: value}).communicate(b"", timeout=PATIENCE_S)
@@ -135,14 +142,14 @@ def test_an_environment_that_says_something_else_to_the_start_is_another_kind(
 
 
 def test_what_an_order_cannot_say_is_a_fresh_interpreter(prepared: Path) -> None:
-    (prepared / "child.py").write_text("import os\nprint(os.umask(0o77))\n")
+    (prepared / f"{NAME}.py").write_text("import os\nprint(os.umask(0o77))\n")
     assert started(prepared, umask=0o70).communicate(b"", timeout=PATIENCE_S)[0] == b"%d\n" % 0o70
     with pytest.raises(FileNotFoundError):
         started(prepared, cwd=prepared / "missing")
 
 
 def test_the_process_that_forks_ends_with_the_one_that_asked(prepared: Path) -> None:
-    (prepared / "child.py").write_text("")
+    (prepared / f"{NAME}.py").write_text("")
     started(prepared).communicate(b"", timeout=PATIENCE_S)
     (kind, parent), *_ = ((kind, parent) for kind, parent in preloaded._parents.items() if parent is not None)
     assert parent is not None

@@ -115,3 +115,52 @@ def test_an_error_on_the_device_is_sticky_and_comes_with_a_later_call() -> None:
 def test_tensors_of_the_host_and_the_device_do_not_mix() -> None:
     with simulated() as gpu, pytest.raises(AssertionError, match="mixes a tensor of the host"):
         torch.ones(2, device=gpu.device).add(torch.ones(2))
+
+
+def test_torch_makes_32_streams_and_then_hands_out_the_same_ones_again() -> None:
+    with simulated():
+        numbers = [torch.cuda.Stream().cuda_stream for _ in range(64)]
+        assert len(set(numbers)) == 32 and numbers[:32] == numbers[32:]
+
+
+def captured(x: torch.Tensor, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        y = x @ x
+        graph.capture_end()
+    return graph, y
+
+
+def test_the_workspace_of_products_is_of_the_graph_that_was_captured_first_and_any_reset_lets_it_go() -> None:
+    with simulated() as gpu:
+        x, stream = torch.ones(2, 2, device=gpu.device), torch.cuda.Stream()
+        first, _ = captured(x, stream)
+        second, y = captured(x, stream)
+        second.replay()
+        assert y.cpu().tolist() == [[2.0, 2.0]] * 2
+        first.reset()
+        torch.cuda.empty_cache()
+        second.replay()
+        with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+            y.cpu()
+
+
+def test_a_capture_that_the_host_waited_in_leaves_the_allocator_in_its_middle_and_an_error_behind() -> None:
+    with simulated() as gpu:
+        x, graph, pool = (
+            torch.ones(2, device=gpu.device),
+            torch.cuda.CUDAGraph(),
+            torch.cuda.graph_pool_handle(),
+        )
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            with pytest.raises(torch.AcceleratorError, match="stream is capturing"):
+                (x + 1).sum().item()
+            with pytest.raises(torch.AcceleratorError, match="previous error during capture"):
+                graph.capture_end()
+        with pytest.raises(RuntimeError, match="captures_underway"):
+            torch.cuda.empty_cache()
+        with pytest.raises(torch.AcceleratorError, match="stream is capturing"):
+            torch.ones(1, device=gpu.device)
+        assert x.cpu().tolist() == [1.0, 1.0]

@@ -5,7 +5,6 @@ that reads it. So no exported file has that pair, and each is run by default, in
 handed out.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +14,8 @@ import onnx
 import onnxruntime
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ...models.errors import ExportFailed, OutOfTime, ParityRefused
+from ...models.errors import ExportFailed, ParityRefused
+from ...models.order.one_order import one_order
 from ...models.store import Version
 from ..onnx.output_names import output_names
 from ..onnx.reading.graph import ONNX, Names, attribute, graphs, names_in
@@ -23,7 +23,6 @@ from ..prove import ReferenceRun, judged
 from .file_rows import INPUTS, take_rows
 from .onnx_pair import HALF
 
-LIMIT_SECONDS = 1800  # after that OutOfTime is raised: there is no verdict
 _CHILD = """
 import sys
 import numpy as np
@@ -59,7 +58,7 @@ def part_transposes(path: Path) -> int:
 def check_by_default(version: Version, run: ReferenceRun, folder: Path) -> None:
     """Run the half in ``folder`` with default settings on the rows of its proof, and judge its answers.
 
-    Raises ExportFailed where it does not run, ParityRefused where its answers are not equal, OutOfTime.
+    Raises ExportFailed where it does not run, ParityRefused where its answers are not equal, OrderEnded.
     """
     spec = version.spec()
     with TemporaryDirectory(prefix="halfeven-export-") as place:
@@ -78,18 +77,11 @@ def check_by_default(version: Version, run: ReferenceRun, folder: Path) -> None:
 
 def _in_a_child(words: list[str]) -> None:
     command = [sys.executable, "-P", "-c", _CHILD, *words]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise OutOfTime(
-            f"ONNX Runtime did not answer the samples of the export within {LIMIT_SECONDS} s: expected seconds; export "
-            "it again on a machine that has less to do"
-        ) from None
-    if done.returncode:
-        said = next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
-        why = f"it ends by signal {-done.returncode}" if done.returncode < 0 else said[:400]
+    with one_order() as order:
+        status, written = order.run(command, "the run of the export's samples by ONNX Runtime")
+    if status:
+        said = next(iter(written.strip().splitlines()[-1:]), "no reason given")
+        why = f"it ends by signal {-status}" if status < 0 else said[:400]
         raise ExportFailed(
             f"ONNX Runtime {onnxruntime.__version__} does not run the half with its default settings: {why}; serve it "
             "with halfeven, which proves each file with the settings that it serves it with"

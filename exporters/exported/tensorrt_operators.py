@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import ModelProto
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from ...models.errors import ExportFailed, OutOfTime
+from ...models.errors import ExportFailed, OrderEnded
 from ..inputs.samples import Samples
 from ..onnx.reading.bounded_file import read_graph, read_model
 from ..onnx.reading.graph import BODIES, ONNX, Names, names_in, opset_of
@@ -57,7 +57,7 @@ def rewrite_for_tensorrt(path: Path, samples: Samples, most_rows: int) -> list[L
 
     ``samples`` show the sizes of values of no fixed shape, for batches of ``most_rows`` rows (0: not batched). The file
     is not touched where nothing in it is rewritten. Raises ExportFailed where the file that was written is not valid,
-    and OutOfTime where its check did not end.
+    and OrderEnded where its check did not end.
     """
     if not list(_lacking(ir.from_proto(read_graph(path)))):
         return []
@@ -156,7 +156,7 @@ def _write(model: ir.Model, path: Path) -> None:
     try:
         save(ir.to_proto(model), path)
         check_file(path, bodies)
-    except OutOfTime:
+    except OrderEnded:
         raise
     except Exception as error:
         raise ExportFailed(

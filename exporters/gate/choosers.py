@@ -39,14 +39,14 @@ _LAST = {
     aten.argsort.stable,
     aten.kthvalue.default,
 }
-_SHAPES = {
+SHAPES = {
     getattr(aten, name)
     for name in (
         "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "permute", "transpose", "t", "flatten",
         "unflatten", "select", "slice", "narrow", "expand", "movedim", "flip", "numpy_T",
     )
 }  # fmt: skip
-_TYPES = {
+TYPES = {
     getattr(aten, name)
     for name in (
         "to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy",
@@ -78,7 +78,7 @@ def _traced(output: str, value: Any) -> Tied | None:
             wanted = _CHOOSERS[node.target][1]
             taken = path[-1].args[1] if path and _takes_one(path[-1]) else None
             return Tied(output, node, tuple(reversed(path))) if taken == wanted else None
-        if not (_takes_one(node) or getattr(node.target, "overloadpacket", None) in _SHAPES | _TYPES):
+        if not (_takes_one(node) or getattr(node.target, "overloadpacket", None) in SHAPES | TYPES):
             return None
         path.append(node)
         node = node.args[0]
@@ -146,7 +146,7 @@ class Watching(Interpreter):
 
     def _follow(self, tied: Tied, node: Node) -> None:
         source = self._places[tied.output, node.args[0]]  # type: ignore[index]
-        if not _takes_one(node) and node.target.overloadpacket in _SHAPES:  # type: ignore[union-attr]
+        if not _takes_one(node) and node.target.overloadpacket in SHAPES:  # type: ignore[union-attr]
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             source = torch.stack([node.target(part, *args[1:], **kwargs) for part in source])  # type: ignore[operator]
         self._places[tied.output, node] = source

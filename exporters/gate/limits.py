@@ -45,6 +45,12 @@ def decision_faults(spec: TensorSpec, decisions: DecisionVerdict, samples: int) 
         yield refusals.accuracy(spec, decisions, allowed)
 
 
+def step_faults(spec: TensorSpec, measured: Measured, limits: ParityLimits) -> Iterator[Failure]:
+    """Rule 2, of what comes from a step: how many elements may lie on its other side. One always may."""
+    if measured.stepped and not (measured.tied <= max(limits.max_flips * measured.stepped, 1)):
+        yield refusals.steps(spec, measured.tied, measured.stepped, limits.max_flips)
+
+
 def under_limits(order: OrderVerdict, limits: ParityLimits) -> OrderVerdict:
     """The order as it was measured, beside what it may be."""
     return replace(

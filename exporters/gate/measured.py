@@ -22,7 +22,8 @@ class Measured:
     """One output over all real judged samples; errors are absolute, ``scale`` is S.
 
     ``faults`` are of rules 0, 1 and 2: no limit excuses them, and rules 3 to 5 are not asked any more.
-    ``samples`` counts different samples, ``tied`` the integers that tie. ``decisions`` and ``order`` hold no
+    ``samples`` counts different samples, ``tied`` the integers that tie, of ``stepped`` elements that
+    come from a step (0: they do not). ``decisions`` and ``order`` hold no
     limits yet. ``noise``: FP32's own (`noise.Noise.numbers`), where it was measured.
     """
 
@@ -38,6 +39,7 @@ class Measured:
     order: OrderVerdict | None = None
     different: int = 0
     tied: int = 0
+    stepped: int = 0
     noise: Mapping[str, float] | None = None
 
     def error_u(self, u: float) -> float:
@@ -54,6 +56,7 @@ class Measured:
             "slices_db": [_written(axis.worst_db) for axis in self.axes],
             "kl_nats": self.decisions and _written(self.decisions.kl_nats),
             "tied": self.tied,
+            "stepped": self.stepped,
             "noise": self.noise and {key: _written(value) for key, value in self.noise.items()},
             "faults": [{"rule": fault.rule, "message": fault.message} for fault in self.faults],
         }
@@ -79,6 +82,7 @@ class Measured:
             order=OrderVerdict.from_json(output.get("order")),
             different=output["different"],
             tied=tied_of(saved),
+            stepped=saved.get("stepped", 0),
             noise=(found := saved.get("noise")) and {key: _read(value) for key, value in found.items()},
         )
 

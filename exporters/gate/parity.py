@@ -26,11 +26,11 @@ from dataclasses import replace
 import numpy as np
 
 from ...models.datatypes import name_of
-from ...models.spec import ModelSpec, ParityLimits, TensorSpec
+from ...models.spec import UNIT_ROUNDOFF, ModelSpec, ParityLimits, TensorSpec
 from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
-from .limits import decision_faults, error_faults, min_sqnr_db, order_faults, under_limits
+from .limits import decision_faults, error_faults, min_sqnr_db, order_faults, step_faults, under_limits
 from .measured import Measured, in_units, thinned
 from .noise import Noise, with_room
 from .order import measure_order
@@ -38,7 +38,6 @@ from .rule_verdicts import DecisionVerdict, Failure
 from .trial import Pair, Trial, counted_axes, pairs_of
 from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
-UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 SENTINEL_LANDS = 1e4
 MAX_PLOTTED_SAMPLES = 512
 
@@ -170,6 +169,7 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
         failures += error_faults(spec, measured, limits, u)
         failures += decision_faults(spec, decisions, measured.samples) if decisions else ()
         failures += order_faults(spec, order) if order else ()
+        failures += step_faults(spec, measured, limits)
     in_u = np.array([in_units(error, u, measured.scale) for error in measured.errors])
     return OutputVerdict(
         name=spec.name,
@@ -254,7 +254,7 @@ def _diverge(spec: TensorSpec, pairs: Sequence[Pair]) -> tuple[Divergence, Failu
 
 
 def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) -> Measured:
-    different, tied, faults = 0, 0, ()
+    different, tied, stepped, faults = 0, 0, 0, ()
     worst: int | None = None
     for pair in pairs:
         wrong = _unequal(pair)
@@ -263,6 +263,7 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
             faults = (refusals.unequal(spec, pair.samples, pair.reference, pair.candidate, wrong),)
         different += int(wrong.sum())
         tied += int((pair.candidate != pair.reference).sum()) - int(wrong.sum())
+        stepped += pair.reference.size if pair.stepped else 0
     error, sqnr_db = (np.inf, -np.inf) if different else (0.0, np.inf)
     return replace(
         measured,
@@ -272,6 +273,7 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
         sqnr_db=sqnr_db,
         different=different,
         tied=tied,
+        stepped=stepped,
     )
 
 

@@ -130,6 +130,16 @@ def unequal(
     return Failure("equal", f"{what}, first at {where}: expected {expected}, got {came}; {_KEEP}")
 
 
+def steps(spec: TensorSpec, tied: int, elements: int, allowed: float) -> Failure:
+    share = tied / elements
+    return Failure(
+        "flips",
+        f"output '{spec.name}' ({spec.datatype}) lands on the other side of a step in {tied} of {elements} elements: "
+        f"expected at most {allowed:.3g} of them, got {share:.3g}; give out the value before the step instead, or "
+        f"{_KEEP}{_accept('max_flips', share)}",
+    )
+
+
 def error(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> Failure:
     came = measured.error_u(u)
     accept = _accept("max_error_u", came) if came * u <= MAX_TOLERABLE_SHARE else ""

@@ -17,7 +17,7 @@ from .refusals import MAX_TOLERABLE_SHARE, accepting
 from .rule_verdicts import Failure
 from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
-_OF_THE_REPORT = ("names", "samples")  # failures that are of no output
+_OF_THE_REPORT = ("names", "samples", "refused")  # failures that are of no output
 _LIMIT_OF = {
     "max_error": "max_error_u",
     "sqnr": "min_sqnr_db",
@@ -80,7 +80,9 @@ def _came(measured: Measured, u: float) -> dict[str, float]:
         "sqnr": measured.sqnr_db,
         "slice_sqnr": min((axis.worst_db for axis in measured.axes), default=math.inf),
         "kl": decisions.kl_nats if decisions else 0.0,
-        "flips": decisions.flipped / max(decisions.decisions, 1) if decisions else 0.0,
+        "flips": decisions.flipped / max(decisions.decisions, 1)
+        if decisions
+        else measured.tied / max(measured.stepped, 1),
         "ties": order.tied_share if order else 0.0,
         "swaps": order.swapped_share if order else 0.0,
         "top10": 1.0 if order is None or order.top10_overlap is None else order.top10_overlap,

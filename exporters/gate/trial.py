@@ -17,7 +17,8 @@ class Trial:
     ``samples[i]`` is the sample in row i (a sample comes back at other batch sizes). A model that is not
     batched answers one sample without a batch axis. ``ties`` marks, by output, the integers that may
     differ because their scores tie. ``name`` is what an adversarial input is called. ``refused``: the error of a half
-    that does not run with what the whole takes; it has no answers then.
+    that does not run with what the whole takes; it has no answers then. ``stepped``: the outputs whose ties are near
+    steps (`steps.py`), which have a limit.
     """
 
     samples: tuple[int, ...]
@@ -26,16 +27,19 @@ class Trial:
     ties: Mapping[str, np.ndarray] = field(default_factory=dict)
     name: str = ""
     refused: str = ""
+    stepped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One output of one trial: axis 0 of each array is ``samples``; ``ties`` is True where two answers tie."""
+    """One output of one trial: axis 0 of each array is ``samples``; ``ties`` is True where two answers tie.
+    ``stepped``: at steps."""
 
     samples: tuple[int, ...]
     reference: np.ndarray
     candidate: np.ndarray
     ties: np.ndarray | None = None
+    stepped: bool = False
 
     def chunks(self) -> Iterator["Pair"]:
         """Whole rows, as many at a time as may be held in FP64."""
@@ -60,6 +64,7 @@ def pairs_of(spec: ModelSpec, tensor: TensorSpec, trials: Iterable[Trial]) -> li
             rows(trial.reference[tensor.name]),
             rows(trial.candidate[tensor.name]),
             rows(trial.ties[tensor.name]) if tensor.name in trial.ties else None,
+            tensor.name in trial.stepped,
         )
         for trial in trials
     ]

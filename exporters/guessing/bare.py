@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...models.errors import BadFolder, BadSamples
+from ...models.errors import BadFolder, BadSamples, BadSetting
 from ...models.guarded_reading import guarded
 from ...models.package import ModelFolder, check_program, parse_folder, read_folder
 from ..inputs.samples import read_tensors
@@ -19,12 +19,16 @@ _MOST = 1 << 20  # bytes of a config.json that are read
 
 
 def folder_at(
-    path: Path, samples: Path | None = None, changed: Callable[[Guess], Guess] = lambda guess: guess
+    path: Path,
+    samples: Path | None = None,
+    name: str | None = None,
+    changed: Callable[[Guess], Guess] = lambda guess: guess,
 ) -> ModelFolder:
     """A model folder as its model.toml has it; a bare file or transformers folder as it is guessed to be.
 
     ``samples``: real inputs, which a bare ONNX file is run with. A model.toml beside a file that names that file
-    counts. ``changed``: what the caller knows better than the guess. Raises BadFolder where the path is neither.
+    counts. ``name``: of the model, in place of the file's. ``changed``: what the caller knows better than the guess.
+    Raises BadFolder where the path is neither, BadSetting for a ``name`` where a model.toml has one.
     """
     if path.suffix in (".onnx", ".pt2") and not path.exists():
         raise BadFolder(
@@ -32,13 +36,14 @@ def folder_at(
         )
     is_file = path.is_file() and path.name != TOML
     if not is_file and not _is_transformers(path):
-        return read_folder(path)
+        return _named(read_folder(path), name)
     path = absolute(path)
     place = path.parent if is_file else path
     if is_file and (place / TOML).is_file() and (beside := read_folder(place)).source == path.name:
-        return beside
+        return _named(beside, name)
     runs = samples is not None and samples.is_file() and path.suffix == ".onnx"
     guess = guess_at(str(path), read_tensors(samples) if samples is not None and runs else None)
+    guess = guess if name is None else replace(guess, spec=replace(guess.spec, name=name))
     return guessed_folder(changed(guess), place)
 
 
@@ -46,6 +51,15 @@ def guessed_folder(guess: Guess, place: Path) -> ModelFolder:
     """The model folder that ``place`` would be with a model.toml as guessed."""
     folder = parse_folder(guess.toml(), place / TOML)
     return replace(folder, samples=None, weights=None, guessed=guess.toml(), notes=guess.sentences)
+
+
+def _named(folder: ModelFolder, name: str | None) -> ModelFolder:
+    if name in (None, folder.spec.name):
+        return folder
+    raise BadSetting(
+        f"--name {name}: the model.toml in {folder.folder} names the model '{folder.spec.name}': expected --name for a "
+        "bare file or transformers folder alone; change name there"
+    )
 
 
 @guarded("a model")

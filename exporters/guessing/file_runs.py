@@ -1,9 +1,9 @@
 """Runs an ONNX file in a process of its own: with a size that does not fit, some graphs end the process they run in."""
 
+import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,65 +11,70 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from ...models.errors import BadFolder, EngineFailed, OutOfTime, TooLarge
+from ...models.errors import BadFolder, EngineFailed, TooLarge
+from ...models.order.lacking_memory import mentions_lacking_memory
+from ...models.order.one_order import MEMORY_SETTING, RUNS_SETTING, Order, one_order
 from ...models.usable_cores import usable_cores
-from ...models.usable_memory import usable_memory
 from ..onnx.reading.bounded_file import external_files
 from .run_child import read_message, write_message
 
-_CHILD = Path(__file__).with_name("run_child.py")
-# The budget of one order, of all trial runs of a file together. It ends them with a sentence, never with a guess.
-ORDER_SECONDS, MOST_RUNS, MOST_WITHOUT_MEMORY = 600.0, 2000, 8
-# Bytes that the process may have beside four times the file: a graph may make anything as large as it likes.
+_CHILD = "halfeven.exporters.guessing.run_child"
+MOST_WITHOUT_MEMORY = 8  # runs
+# Bytes that the process may have beside four times the file, where the order's memory was not set: a graph may make
+# anything as large as it likes.
 RUN_BYTES = 4 * 2**30
-_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate", "std::bad_array_new_length", "Unable to allocate")
 _INSTEAD = "give inputs with which it runs (halfeven init FILE --samples INPUTS), or write a model.toml"
 
 
 @contextmanager
 def file_runs(path: Path, model: ModelProto, outputs: Sequence[str]) -> Iterator["FileRuns"]:
     """``model`` was read from ``path``. Raises BadFolder where ONNX Runtime cannot load it."""
-    runs = FileRuns(path, model, outputs)
-    try:
-        runs.start()
-        yield runs
-    finally:
-        runs.close()
+    with one_order() as order:
+        runs = FileRuns(path, model, outputs, order)
+        try:
+            runs.start()
+            yield runs
+        finally:
+            runs.close()
 
 
 class FileRuns:
     """Called with inputs by name, it gives the outputs asked for, in their order.
 
     ``failure``: what the last run that failed said. Raises EngineFailed where the file does not run with these inputs,
-    or the process ended; OutOfTime and TooLarge where the budget of all runs of the file is spent.
+    or the process ended; OrderEnded and TooLarge where the order's bounds are reached.
     """
 
-    def __init__(self, path: Path, model: ModelProto, outputs: Sequence[str]) -> None:
-        self._path, self._outputs, self.failure = path, list(outputs), ""
+    def __init__(self, path: Path, model: ModelProto, outputs: Sequence[str], order: Order) -> None:
+        self._path, self._outputs, self._order, self.failure = path, list(outputs), order, ""
         beside = external_files(path, model)
         self._source = str(path) if beside else None
         self._model = {} if beside else {"model": np.frombuffer(model.SerializeToString(), np.uint8)}
         self._process: subprocess.Popen[bytes] | None = None
         size = sum(file.stat().st_size for file in (path, *beside.values()))
-        self._most_bytes = min(RUN_BYTES + 4 * size, int(usable_memory() * 0.8))
-        self._runs, self._without_memory, self._left_s = 0, 0, ORDER_SECONDS
+        self._most_bytes = order.bounds.memory_bytes or min(RUN_BYTES + 4 * size, order.memory_bytes)
+        self._runs = self._without_memory = 0
 
     def start(self) -> None:
-        command = [sys.executable, "-P", str(_CHILD)]
+        command = [sys.executable, "-P", "-m", _CHILD, str(os.getpid())]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._process = self._order.start(
+            command, self._most_bytes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
         try:
             head = {"path": self._source, "outputs": self._outputs, "threads": usable_cores()}
-            head["most_bytes"] = self._most_bytes
             self._asked(head, self._model)
         except EngineFailed as error:
+            if mentions_lacking_memory(str(error)):
+                raise self._order.out_of_memory(f"{self._path}: its load by ONNX Runtime") from error
             raise BadFolder(f"{self._path}: ONNX Runtime cannot load it: {str(error)[:500]}") from error
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         self._runs += 1
-        if self._runs > MOST_RUNS:
+        if self._runs > (most := self._order.bounds.runs):
             raise TooLarge(
-                f"{self._path}: {MOST_RUNS} trial runs did not settle its sizes, the most of one order: {_INSTEAD}"
+                f"{self._path}: {most} trial runs did not settle its sizes, the most of one file: {_INSTEAD}, or raise "
+                f"{RUNS_SETTING}"
             )
         if self._process is None:  # the last run ended it
             self.start()
@@ -77,16 +82,18 @@ class FileRuns:
             given = self._asked({}, arrays)
         except EngineFailed as error:
             self.failure = str(error)
-            self._count_memory()
+            if mentions_lacking_memory(str(error)) or self._order.was_killed_for_memory():
+                self._count_memory()
             raise
         return [given[name] for name in self._outputs]
 
     def _count_memory(self) -> None:
-        self._without_memory += any(words in self.failure for words in _OUT_OF_MEMORY)
+        self._without_memory += 1
+        bound = f"more than {self._most_bytes / 2**20:,.0f} MiB of memory, the most that such a run has"
+        self.failure = f"it needs {bound} ({MEMORY_SETTING} raises it): {self.failure}"
         if self._without_memory >= MOST_WITHOUT_MEMORY:
             raise TooLarge(
-                f"{self._path}: {self._without_memory} trial runs needed more than {self._most_bytes} bytes of memory, "
-                f"the most that such a run has: {_INSTEAD}"
+                f"{self._path}: {self._without_memory} trial runs needed {bound}: {_INSTEAD}, or raise {MEMORY_SETTING}"
             )
 
     def close(self) -> None:
@@ -98,24 +105,20 @@ class FileRuns:
     def _asked(self, head: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        began_s = time.monotonic()
-        timer = threading.Timer(max(self._left_s, 0.0), process.kill)
+        timer = threading.Timer(self._order.left_s, process.kill)
         timer.start()
         try:
             write_message(process.stdin, head, arrays)
             said, given = read_message(process.stdout)
         except (OSError, EOFError) as error:
             self.close()
-            if time.monotonic() - began_s >= self._left_s:
-                raise OutOfTime(
-                    f"{self._path}: its trial runs took {ORDER_SECONDS:g} s together, the most of one order: {_INSTEAD}"
-                ) from error
+            if not self._order.left_s:
+                raise self._order.out_of_time(f"{self._path}: a trial run") from error
             raise EngineFailed(
                 f"the process ended with status {process.returncode}: the graph does not run with these inputs"
             ) from error
         finally:
             timer.cancel()
-            self._left_s -= time.monotonic() - began_s
         if "error" in said:
             raise EngineFailed(said["error"])
         return given

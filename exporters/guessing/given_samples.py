@@ -15,7 +15,7 @@ from ...models.batch_axis import array_batch_back, array_batch_first
 from ...models.datatypes import name_of
 from ...models.errors import BadSamples
 from ...models.spec import Dim, ModelSpec
-from ..inputs.samples import TARGET
+from ..inputs.samples import TARGET, narrowed
 from ..onnx.reading.signature import datatype_of, size_of
 
 Arrays = Mapping[str, np.ndarray]
@@ -99,7 +99,9 @@ def _check_names(came: Sequence[str], wanted: Sequence[str]) -> None:
 
 def _column(array: np.ndarray, value: ValueInfoProto, batch_axis: int) -> Sequence[np.ndarray]:
     """The input for each sample. Raises BadSamples."""
-    came, wanted = name_of(array.dtype), datatype_of(value)
+    wanted = datatype_of(value)
+    array = narrowed(array, wanted or "")
+    came = name_of(array.dtype)
     if came != wanted:
         raise BadSamples(f"tensor '{value.name}': expected datatype {wanted}, got {came}")
     axes = len(value.type.tensor_type.shape.dim)

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from ...models.batch_axis import array_batch_first
-from ...models.capture.capture import Limits, describe
+from ...models.capture.capture import describe
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
@@ -42,7 +42,7 @@ def guess_module(
             save_file(_examples(samples), file)
         state = str(folder / weights) if weights else None
         names = [key for key in samples or () if not key.startswith(TARGET)]
-        found = describe(folder, source, names, file, Limits(), state, module)
+        found = describe(folder, source, names, file, state, module)
     rows, fewer = fitting_rows(found.get("row_bytes", 0), found["max_batch_size"])
     spec = ModelSpec(
         name,

@@ -1,11 +1,14 @@
 """Runs an ONNX file for the process that started this one. ONNX Runtime can end a process (a division by zero, a bad
 address) where a size does not fit the graph, and then ends this one.
 
-    python -P run_child.py
+    python -P -m halfeven.exporters.guessing.run_child PARENT
 
-Started by file path; needs numpy and onnxruntime alone. Reads messages from standard input and answers each on standard
-output, until the input ends. A message is the length of its head (8 bytes, little endian), the head as JSON, and the
-bytes of its arrays. The first one has the file (``path``, or one array ``model``) and the names of its ``outputs``.
+It needs numpy and onnxruntime alone. Its memory is limited from outside (`one_order.py`); it ends with the process of
+the number ``PARENT``, in the middle of a run too.
+
+It reads messages from standard input and answers each on standard output, until the input ends. A message is the
+length of its head (8 bytes, little endian), the head as JSON, and the bytes of its arrays. The first one has the file
+(``path``, or one array ``model``) and the names of its ``outputs``.
 """
 
 import json
@@ -17,6 +20,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import numpy as np
+
+from ...models.order.ends_with_parent import die_with
 
 _LENGTH = struct.Struct("<Q")
 Arrays = Mapping[str, np.ndarray]
@@ -51,7 +56,8 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
     return data
 
 
-def main() -> None:
+def main(parent: int) -> None:
+    die_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its end is expected
     # ONNX Runtime prints to standard output too; its lines go to standard error, so that the pipe has messages alone.
     answers = os.fdopen(os.dup(1), "wb")
@@ -65,7 +71,6 @@ def main() -> None:
             return
         try:
             if run is None:
-                _limit_memory(head["most_bytes"])
                 run = _session(head, arrays)
                 said, given = {}, {}
             else:
@@ -73,15 +78,6 @@ def main() -> None:
         except Exception as error:  # ONNX Runtime has no narrower one
             said, given = {"error": str(error)[:2000] or type(error).__name__}, {}
         write_message(answers, said, given)
-
-
-def _limit_memory(most_bytes: int) -> None:
-    """Limit the memory of this process. A system other than Linux may refuse the limit; the process then has none."""
-    try:
-        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
-    except (OSError, ValueError):
-        if sys.platform == "linux":
-            raise
 
 
 def _session(head: Mapping[str, Any], arrays: Arrays) -> Any:
@@ -101,4 +97,4 @@ def _session(head: Mapping[str, Any], arrays: Arrays) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

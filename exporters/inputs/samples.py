@@ -40,11 +40,13 @@ _NAMES = {"F16": "FP16", "F32": "FP32", "F64": "FP64"} | {
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs by name and targets by output, axis 0 the samples. ``source`` is ``given`` or ``generated``."""
+    """Inputs by name and targets by output, axis 0 the samples. ``source`` is ``given`` or ``generated``. ``notes`` say
+    what was changed when they were read."""
 
     arrays: Mapping[str, np.ndarray]
     targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     source: str = "given"
+    notes: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -204,7 +206,8 @@ def _to_numpy(name: str, view: Mapping[str, Any]) -> np.ndarray:
 def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Samples:
     """Tensors that were read, checked against the spec. Raises BadSamples as `load_samples` does."""
     _check_names(tensors, spec)
-    arrays = {tensor.name: tensors[tensor.name] for tensor in spec.inputs}
+    arrays = {tensor.name: narrowed(tensors[tensor.name], tensor.datatype) for tensor in spec.inputs}
+    wide = [name for name, array in arrays.items() if array.dtype != tensors[name].dtype]
     for tensor in spec.inputs:
         stacked = replace(tensor, shape=(Dim(), *_inner(spec, tensor)))
         if fault := stacked.fault(arrays[tensor.name].shape, name_of(arrays[tensor.name].dtype)):
@@ -219,7 +222,19 @@ def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Sampl
     for tensor in spec.outputs:
         if tensor.name in targets and tensor.kind in ("logits", "probabilities"):
             _check_classes(targets[tensor.name], tensor, _inner(spec, tensor))
-    return Samples(arrays, targets, "given")
+    notes = (
+        (f"the samples of {', '.join(map(repr, wide))} were FP64 and are converted to FP32",) if wide else ()
+    )
+    return Samples(arrays, targets, "given", notes)
+
+
+def narrowed(array: np.ndarray, wanted: str) -> np.ndarray:
+    """FP64 as FP32 where that is wanted and no number becomes infinite; any other array as it is."""
+    if array.dtype != np.float64 or wanted != "FP32":
+        return array
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    return narrow if np.array_equal(np.isfinite(narrow), np.isfinite(array)) else array
 
 
 def _ranges(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> list[ValueRange | None]:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...models.capture import child, sources
+from ...models.capture import agreement, sources
+from ...models.capture.failures import Refused
 from ...models.engines.arrays import to_torch
 from ...models.engines.live_engine import LiveEngine, LiveModule
 from ...models.engines.live_source import LiveSource
@@ -51,10 +52,8 @@ def build(asked: ModelFolder, samples: Samples) -> Built:
     source = LiveSource(asked.folder, asked.source, tuple(root.resolve() for root in asked.path))
     module = source.build()
     try:
-        notes = sources.load_weights(
-            child.failures, torch, module, str(asked.weights) if asked.weights else None
-        )
-    except child.Refused as error:
+        notes = sources.load_weights(torch, module, str(asked.weights) if asked.weights else None)
+    except Refused as error:
         raise BadFolder(f"{asked.folder}: {error}") from None
     state = module.state_dict()
     if odd := [name for name, value in state.items() if not isinstance(value, Tensor)]:
@@ -90,7 +89,7 @@ def _check_same(first: LiveModule, again: LiveModule, samples: Samples) -> None:
             f"the model cannot be served live: {error}. model.toml declares the inputs {given}: "
             "correct there the name, shape or datatype that the model does not take"
         ) from error
-    if (gap := largest_gap(one, other)) > child.TOLERANCE:
+    if (gap := largest_gap(one, other)) > agreement.TOLERANCE:
         raise CaptureFailed(
             f"the module of {first.source.folder} answers differently by {gap:.3g} of its largest value when it is "
             "built again with the same weights: is something in it random, or kept outside of its state_dict?"
@@ -100,7 +99,7 @@ def _check_same(first: LiveModule, again: LiveModule, samples: Samples) -> None:
 def largest_gap(expected: Arrays, came: Arrays) -> float:
     """The largest difference over all outputs, as a share of the output's largest value."""
     pairs = [(to_torch(came[name].copy()), to_torch(np.array(one))) for name, one in expected.items()]
-    return max((child.distance(torch, one, other) for one, other in pairs), default=0.0)
+    return max((agreement.distance(torch, one, other) for one, other in pairs), default=0.0)
 
 
 def example(spec: ModelSpec, samples: Samples) -> Arrays:
@@ -123,12 +122,12 @@ def _exact(live: LiveModule, samples: Samples) -> tuple[ModelSpec, list[str]]:
     request = {"max_batch_size": spec.max_batch_size, "outputs": [tensor.name for tensor in spec.outputs]}
     try:
         with torch.inference_mode():
-            gap = child.batch_gap(torch, run, tensors, request)
-    except child.Refused as error:
+            gap = agreement.batch_gap(torch, run, tensors, request)
+    except Refused as error:
         raise BadFolder(f"the model in {live.source.folder}: {error}") from None
     except EngineFailed as error:
         raise CaptureFailed(str(error)) from error
-    if gap <= child.TOLERANCE:
+    if gap <= agreement.TOLERANCE:
         return spec, []
     note = f"answers in a batch differ from answers alone by {gap:.3g} of the largest value"
     return spec.with_max_batch_size(1), [f"{note}: max_batch_size was set to 1"]

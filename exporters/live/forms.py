@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ...models.capture import child
+from ...models.capture.agreement import TOLERANCE
 from ...models.engines.live_engine import LIVE_FILE, LiveEngine, LiveModule, live_json
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
@@ -252,7 +252,7 @@ class LiveForms:
                         f"{_first_nan(self.built.live, question.inputs)}"
                     )
         question = (*reference_run.small, *reference_run.bulk)[0]
-        if (gap := largest_gap(question.reference, self.whole()(question.inputs))) > child.TOLERANCE:
+        if (gap := largest_gap(question.reference, self.whole()(question.inputs))) > TOLERANCE:
             raise CaptureFailed(
                 f"the module of '{self.subject.spec.name}' answers the same input in FP32 differently by {gap:.3g} "
                 "of its largest value when it is asked again: is something in forward random, or does it keep state?"

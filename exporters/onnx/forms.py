@@ -47,16 +47,21 @@ CPU = torch.device("cpu")
 
 
 def foreign_subject(
-    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], search: bool, notify: Notify
+    asked: ModelFolder,
+    samples: Samples,
+    origin: Mapping[str, Any],
+    search: bool,
+    notify: Notify,
+    whole_because: str | None = None,
 ) -> tuple[Subject, Maker]:
     """A folder with an ONNX file ready for the road (`road.travel`): read, checked against model.toml, normalised.
 
-    What cannot be half, or cannot be planned although ONNX Runtime runs it, is served whole. Raises BadFolder, TooLarge
-    or BadSetting for a fault that the operator can correct.
+    What cannot be half, or cannot be planned although ONNX Runtime runs it, is served whole; so is what the caller has
+    a reason for (``whole_because``). Raises BadFolder, TooLarge, BadSetting for a fault that the operator can correct.
     """
     path = asked.folder / asked.source
     model, notes = read_selected(path, asked)
-    why = why_whole(model)
+    why = whole_because or why_whole(model)
     if why is None:
         try:
             return _planned_subject(path, model, asked, samples, origin, search, notify)

@@ -4,7 +4,8 @@ Both back ends (captured programs, ONNX files) read their rules here. The rule a
 
 Sources: torch 2.13, ``aten/src/ATen/autocast_mode.h`` (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
 AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE), as registered for CUDA; the two norm overloads to which CUDA gives a
-dtype argument stand under FP32, which rounds the same. ONNX names: what torch's ONNX exporter writes for the class, and
+dtype argument stand under FP32, which rounds the same. What an older torch has not on its lists is said in
+`exporters/torch/autocast/policy.py`. ONNX names: what torch's ONNX exporter writes for the class, and
 by ONNX's operator documentation where torch has no such operation; operators that ONNX Runtime's optimiser makes of
 several (``MultiHeadAttention``, ``SkipLayerNormalization``) stand in the class of the one that decides. O2 and O3: Apex
 (``apex.amp`` opt_levels).
@@ -56,7 +57,6 @@ class Trait(Enum):
     DIVIDES = "by its second input"
     ROOT = "infinite, or infinitely steep, at zero"
     SIGNED_ZERO = "answers otherwise for -0 than for +0"
-    SCATTERS = "may add several elements into one"
     NOT_FOLDED = "random or quantised: never computed ahead"
 
 
@@ -165,10 +165,10 @@ CLASSES: tuple[OpClass, ...] = (
     _class("sum of products", "addcdiv addcmul bilinear cross tensordot", "", _WIDEST),
     _class("angle of two", "atan2", "", _WIDEST, _T.SIGNED_ZERO),
     _class("sampling on a grid", "grid_sampler", "GridSample", _WIDEST),
-    _class("scatter by index", "index_put", "ScatterND", _WIDEST, _T.SCATTERS),
-    _class("scatter", "scatter_add", "ScatterElements Scatter", _WIDEST, _T.SCATTERS),
+    _class("scatter by index", "index_put", "ScatterND", _WIDEST),
+    _class("scatter", "scatter_add", "ScatterElements Scatter", _WIDEST),
     # On no list of autocast: they follow their inputs at O1.
-    _class("other scatter", "scatter_reduce index_add index_reduce put scatter", "", _INPUT, _T.SCATTERS),
+    _class("other scatter", "scatter_reduce index_add index_reduce put scatter", "", _INPUT),
     _class("embedding", "embedding", "", _INPUT, _T.EMBEDDING, _T.MOVES, _T.COPIES),
     _class("sum of embeddings", "embedding_bag", "", _INPUT, _T.EMBEDDING),
     _class("batch normalisation", "batch_norm native_batch_norm _native_batch_norm_legit_no_training instance_norm",

@@ -1,7 +1,19 @@
 """The captured program against the module that it was captured from, and rows in a batch against rows alone.
 
-Runs in the child, by file path: imports nothing of ours (``failures`` is ``failures.py``).
+Runs in the child.
 """
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import failures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.export import ExportedProgram
+
+Request = Mapping[str, Any]
 
 # Largest |program − module| in FP32, and largest |batch n − alone|, as a share of the output's largest value.
 # Kernels may sum in another order at another batch size; anything above is another answer.
@@ -9,7 +21,7 @@ TOLERANCE = 1e-4
 MOST_ROWS = 16  # in one check: more rows test nothing new of a program whose batch is a symbol
 
 
-def rows_of(samples, rows, request, start=0):
+def rows_of(samples: Sequence["Tensor"], rows: int, request: Request, start: int = 0) -> list["Tensor"]:
     """``rows`` samples from ``start`` on, wrapping around; one sample without its axis where not batched."""
     import torch
 
@@ -18,7 +30,9 @@ def rows_of(samples, rows, request, start=0):
     return [tensor[(torch.arange(rows) + start) % len(tensor)] for tensor in samples]
 
 
-def check(failures, torch, flat, program, samples, request):
+def check(
+    torch: ModuleType, flat: Any, program: "ExportedProgram", samples: Sequence["Tensor"], request: Request
+) -> dict[str, Any]:
     """Compare the program with the module at batch sizes 1, 2, 3 and max, and rows in a batch with the same rows
     alone."""
     run = program.module(check_guards=False)
@@ -27,10 +41,10 @@ def check(failures, torch, flat, program, samples, request):
     for rows in sorted({min(b, MOST_ROWS) for b in (1, 2, 3, largest) if 0 < b <= largest}) or [1]:
         inputs = rows_of(samples, rows, request)
         spare = None if rows == as_captured else notes
-        theirs = answers(failures, torch, flat, inputs, spare)  # first: its errors have the user's lines
+        theirs = answers(torch, flat, inputs, spare)  # first: its errors have the user's lines
         if theirs is None:
             continue
-        refuse_nan(failures, theirs, run, inputs, samples, request)
+        refuse_nan(theirs, run, inputs, samples, request)
         for name, program_out, module_out in zip(request["outputs"], run(*inputs), theirs, strict=True):
             gap = distance(torch, program_out, module_out)
             if not gap <= TOLERANCE:
@@ -39,7 +53,7 @@ def check(failures, torch, flat, program, samples, request):
                     f"{rows} differs by {gap:.3g} of its largest value; is something in forward random, "
                     "or does it keep state?"
                 )
-    if largest > 1 and (gap := batch_gap(failures, torch, run, samples, request)) > TOLERANCE:
+    if largest > 1 and (gap := batch_gap(torch, run, samples, request)) > TOLERANCE:
         notes.append(
             f"answers in a batch differ from answers alone by {gap:.3g} of the largest value: max_batch_size was set "
             "to 1; where another axis than the first is the batch, set batch_axis, or max_batch_size = 0 where none is"
@@ -48,7 +62,9 @@ def check(failures, torch, flat, program, samples, request):
     return {"notes": notes, "max_batch_size": largest}
 
 
-def answers(failures, torch, flat, inputs, notes):
+def answers(
+    torch: ModuleType, flat: Any, inputs: Sequence["Tensor"], notes: list[str] | None
+) -> Sequence["Tensor"] | None:
     """The module's own answers; None where torch would have to compile its control flow for them and cannot.
 
     Without ``notes`` (at the batch size of the capture) that is an error.
@@ -63,9 +79,16 @@ def answers(failures, torch, flat, inputs, notes):
         return None
 
 
-def refuse_nan(failures, outputs, run, inputs, samples, request):
+def refuse_nan(
+    outputs: Sequence["Tensor"],
+    run: Any,
+    inputs: Sequence["Tensor"],
+    samples: Sequence["Tensor"],
+    request: Request,
+) -> None:
     """NaN in the module's own answers is its own fault: reported with sample, node and source line."""
-    nonfinite = failures.sibling("nonfinite")
+    from . import nonfinite  # it imports torch
+
     for name, output in zip(request["outputs"], outputs, strict=True):
         if nonfinite.is_nan(output):
             rows = inputs[0].shape[0] if request["max_batch_size"] else 1
@@ -77,7 +100,9 @@ def refuse_nan(failures, outputs, run, inputs, samples, request):
             )
 
 
-def batch_gap(failures, torch, run, samples, request):
+def batch_gap(
+    torch: ModuleType, run: Callable[..., Any], samples: Sequence["Tensor"], request: Request
+) -> float:
     """The largest difference between a row's answer in a batch and alone, as a share of the output's largest value.
     Raises Refused for an output whose first axis is not the batch, or that grows with the batch on another axis too."""
     rows = min(request["max_batch_size"], 4)
@@ -101,14 +126,14 @@ def batch_gap(failures, torch, run, samples, request):
     return worst
 
 
-def axis_of_rows(shapes, joint):
+def axis_of_rows(shapes: Sequence[Sequence[int]], joint: Sequence[int]) -> int | None:
     """The axis after the first whose size grows as the number of rows does, from each of ``shapes`` to ``joint``; None
     where no axis does. Such an output (x·xᵀ) has one number for each pair of rows, so its rows cannot be taken apart.
 
     ``shapes`` and ``joint``: shapes of one output for different numbers of rows; the first axis is the batch.
     """
 
-    def grows(shape, axis):
+    def grows(shape: Sequence[int], axis: int) -> bool:
         return shape[axis] != joint[axis] and shape[axis] * joint[0] == joint[axis] * shape[0]
 
     if any(len(shape) != len(joint) for shape in shapes):
@@ -117,7 +142,7 @@ def axis_of_rows(shapes, joint):
     return next((axis for axis in inner if all(grows(shape, axis) for shape in shapes)), None)
 
 
-def paired_rows(name, alone, joint, axis):
+def paired_rows(name: str, alone: Sequence[int], joint: Sequence[int], axis: int) -> str:
     """The error message for an output that grows with the batch along ``axis`` too (`axis_of_rows`)."""
     return (
         f"output '{name}' has shape {list(joint)} for a batch of {joint[0]} and {list(alone)} for one row: axis {axis} "
@@ -126,7 +151,13 @@ def paired_rows(name, alone, joint, axis):
     )
 
 
-def same_alone(failures, torch, run, original, samples, request):
+def same_alone(
+    torch: ModuleType,
+    run: Callable[..., Any],
+    original: Callable[..., Any],
+    samples: Sequence["Tensor"],
+    request: Request,
+) -> None:
     """Raises Refused where one row is answered otherwise than by what the program was made from."""
     for row in range(min(4, len(samples[0]))):
         inputs = rows_of(samples, 1, request, start=row)
@@ -137,7 +168,7 @@ def same_alone(failures, torch, run, original, samples, request):
                 )
 
 
-def distance(torch, one, other, scale_of=None):
+def distance(torch: ModuleType, one: "Tensor", other: "Tensor", scale_of: "Tensor | None" = None) -> float:
     """Largest difference as a share of the largest value; infinite where shapes, dtypes or NaNs differ."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")

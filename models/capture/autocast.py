@@ -5,13 +5,15 @@ region would leave none anyhow, a CPU region BF16 ones). A custom function with 
 leaves no trace outside of live autocast: here it runs in a disabled region, as it would inside of live autocast, and
 that region is in the program.
 
-Runs in the child, by file path: imports torch alone.
+Runs in the child.
 """
 
 import contextlib
 import functools
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -20,7 +22,7 @@ _PLACES = (torch.amp, torch.amp.autocast_mode, torch.cuda.amp, torch.cuda.amp.au
 
 
 @contextlib.contextmanager
-def whole_in_fp32():
+def whole_in_fp32() -> Iterator[set[str]]:
     """A block from the import of the user's code to the end of the capture; gives the notes for the user, as a set."""
     notes = set()
     names = ("__init__", "__enter__", "__exit__")
@@ -40,18 +42,24 @@ def whole_in_fp32():
             vars(place)["custom_fwd"] = forward
 
 
-def _quiet(old, notes):
+def _quiet(old: dict[str, Any], notes: set[str]) -> dict[str, Callable[..., Any]]:
     """``autocast`` whose enabled regions do nothing. (Without a GPU torch itself turns a CUDA region off.)"""
 
     @functools.wraps(old["__init__"])
-    def init(self, device_type, dtype=None, enabled=True, cache_enabled=None):
+    def init(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that CUDA is not available
             old["__init__"](self, device_type, dtype, enabled, cache_enabled)
         self._asks_for_half = bool(enabled)
 
     @functools.wraps(old["__enter__"])
-    def enter(self):
+    def enter(self) -> Any:
         if not getattr(self, "_asks_for_half", self._enabled):
             return old["__enter__"](self)
         notes.add(
@@ -61,13 +69,20 @@ def _quiet(old, notes):
         return self
 
     @functools.wraps(old["__exit__"])
-    def leave(self, *error):
+    def leave(self, *error: object) -> Any:
         return False if getattr(self, "_asks_for_half", self._enabled) else old["__exit__"](self, *error)
 
     return {"__init__": init, "__enter__": enter, "__exit__": leave}
 
 
-def custom_fwd(notes, original, fwd=None, *, device_type, cast_inputs=None):
+def custom_fwd(
+    notes: set[str],
+    original: Callable[..., Any],
+    fwd: Callable[..., Any] | None = None,
+    *,
+    device_type: str,
+    cast_inputs: torch.dtype | None = None,
+) -> Any:
     """``torch.amp.custom_fwd`` as it acts inside live autocast; `whole_in_fp32` puts it in torch's place."""
     if fwd is None:
         return functools.partial(
@@ -77,7 +92,7 @@ def custom_fwd(notes, original, fwd=None, *, device_type, cast_inputs=None):
         return original(fwd, device_type=device_type)
 
     @functools.wraps(fwd)
-    def in_fp32(context, *args, **kwargs):
+    def in_fp32(context: Any, *args: Any, **kwargs: Any) -> Any:
         context._dtype, context._fwd_used_autocast = torch.get_autocast_dtype(device_type), False
         if cast_inputs in (torch.float16, torch.bfloat16):
             notes.add(
@@ -91,7 +106,7 @@ def custom_fwd(notes, original, fwd=None, *, device_type, cast_inputs=None):
     return in_fp32
 
 
-def see_transformers():
+def see_transformers() -> None:
     """Let transformers keep its FP32 islands (rotary angles) in the program: it leaves them out where autocast is off.
 
     Call it after its modules were imported with the model. The replacement does the same under live autocast.
@@ -105,7 +120,12 @@ def see_transformers():
             vars(module)["maybe_autocast"] = _region
 
 
-def _region(device_type, dtype=None, enabled=True, cache_enabled=None):
+def _region(
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> contextlib.AbstractContextManager[Any]:
     if device_type == "meta":
         return contextlib.nullcontext()
     return torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)

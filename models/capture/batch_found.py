@@ -1,8 +1,22 @@
 """Finds the batch axis of a module's inputs and outputs: along it, a row alone gets the same answer as in a batch.
 
 PyTorch's recurrent and transformer layers have time on the first axis unless ``batch_first`` is set, and their states
-have layers there. Runs in the child, by file path: imports nothing of ours (``failures`` is ``failures.py``).
+have layers there. Runs in the child.
 """
+
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from . import failures
+from .agreement import TOLERANCE, distance
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Named = Mapping[str, "Tensor"]
+Call = Callable[[Named], dict[str, "Tensor"]]
+Axes = dict[str, dict[str, int]]
 
 NOT_BATCHED = {
     "rows": "not batched, because output '{name}' has shape {shape} for 2 rows, with no place for each (a loss, or a "
@@ -14,7 +28,7 @@ MOVED = "the axis that has as many rows as the batch"
 FIRST = {"inputs": {}, "outputs": {}}  # the batch is the first axis of every tensor
 
 
-def find(failures, torch, call, given):
+def find(torch: ModuleType, call: Call, given: Named) -> Axes | tuple[str, str]:
     """The batch axes ``{"inputs": name → axis, "outputs": name → axis}``, or a word and a sentence where the module has
     no batch.
 
@@ -29,7 +43,7 @@ def find(failures, torch, call, given):
         if axes is None:
             continue
         try:
-            outcome = _outcome(failures, torch, call, given, axes)
+            outcome = _outcome(torch, call, given, axes)
         except failures.PLAIN:
             continue
         if isinstance(outcome, dict):
@@ -39,7 +53,7 @@ def find(failures, torch, call, given):
     return found
 
 
-def input_axes(given, lead):
+def input_axes(given: Named, lead: int) -> dict[str, int] | None:
     """Name → the axis, 0 or 1, that is as long as axis ``lead`` of the first input; None where an input has none."""
     first, axes = next(iter(given.values())), {}
     for name, tensor in given.items():
@@ -52,7 +66,9 @@ def input_axes(given, lead):
     return axes
 
 
-def taken(torch, given, axes, rows):
+def taken(
+    torch: ModuleType, given: Named, axes: Mapping[str, int], rows: Iterable[int]
+) -> dict[str, "Tensor"]:
     """The inputs with only the given rows; row numbers beyond the last row begin again at the first row."""
     chosen = {}
     for name, tensor in given.items():
@@ -61,7 +77,7 @@ def taken(torch, given, axes, rows):
     return chosen
 
 
-def in_front(tensors, axes):
+def in_front(tensors: Named, axes: Mapping[str, int]) -> dict[str, "Tensor"]:
     """Tensors by name, with the batch on the first axis."""
     return {
         name: tensor.movedim(axes.get(name, 0), 0) if tensor.ndim else tensor
@@ -69,17 +85,17 @@ def in_front(tensors, axes):
     }
 
 
-def called_in_front(call, axes):
+def called_in_front(call: Call, axes: Axes) -> Call:
     """A function like ``call`` whose inputs and outputs have the batch on the first axis."""
 
-    def run(given):
+    def run(given: Named) -> dict[str, "Tensor"]:
         moved = {n: t.movedim(0, axes["inputs"].get(n, 0)) if t.ndim else t for n, t in given.items()}
         return in_front(call({name: tensor.contiguous() for name, tensor in moved.items()}), axes["outputs"])
 
     return run
 
 
-def _outcome(failures, torch, call, given, inputs):
+def _outcome(torch: ModuleType, call: Call, given: Named, inputs: dict[str, int]) -> Axes | tuple[str, str]:
     two, three = (call(taken(torch, given, inputs, range(count))) for count in (2, 3))
     outputs = {}
     for name, one in two.items():
@@ -89,18 +105,16 @@ def _outcome(failures, torch, call, given, inputs):
             return "rows", NOT_BATCHED["rows"].format(name=name, shape=list(one.shape))
         outputs[name] = fitting[0]
     axes = {"inputs": inputs, "outputs": outputs}
-    gaps = [_gap(failures, torch, call(taken(torch, given, inputs, range(2))), two, two)]
+    gaps = [_gap(torch, call(taken(torch, given, inputs, range(2))), two, two)]
     for row in range(2):
         among = {name: tensor.narrow(outputs[name], row, 1) for name, tensor in two.items()}
-        gaps.append(_gap(failures, torch, call(taken(torch, given, inputs, [row])), among, two))
-    most = failures.sibling("agreement").TOLERANCE
-    is_random = gaps[0] > most  # which the capture refuses
-    return axes if is_random or max(gaps) <= most else ("steps", NOT_BATCHED["steps"])
+        gaps.append(_gap(torch, call(taken(torch, given, inputs, [row])), among, two))
+    is_random = gaps[0] > TOLERANCE  # which the capture refuses
+    return axes if is_random or max(gaps) <= TOLERANCE else ("steps", NOT_BATCHED["steps"])
 
 
-def _gap(failures, torch, one, other, scales):
+def _gap(torch: ModuleType, one: Named, other: Named, scales: Named) -> float:
     """The largest difference of any output, as `agreement.distance` measures it. An output whose shape differs is left
     out: `describing` finds outputs that grow with the batch along a second axis."""
-    distance = failures.sibling("agreement").distance
     same = [name for name in one if one[name].shape == other[name].shape]
     return max((distance(torch, one[name], other[name], scales[name]) for name in same), default=0.0)

@@ -1,4 +1,4 @@
-"""Where the batch goes in a shape that says 1 for it. Imports nothing of ours: the child has it too."""
+"""Where the batch goes in a shape that says 1 for it."""
 
 from collections.abc import Sequence
 from math import prod

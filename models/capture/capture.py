@@ -29,24 +29,16 @@ from ..batch_axis import batch_back
 from ..datatypes import DATATYPES
 from ..errors import BadFolder, CaptureFailed, DamagedFile
 from ..index_ranges.input_ranges import with_ranges
+from ..order.lacking_memory import exit_words, mentions_lacking_memory
+from ..order.one_order import one_order
 from ..package import ModelFolder
 from ..program import runnable, source_line, walk
 from ..spec import Dim, ModelSpec, TensorSpec
 from ..usable_cores import bound_libraries
-from ..usable_memory import usable_memory
 from .own_module import result_here
 from .regions import foreign_op, inline_regions
 
-CHILD = Path(__file__).with_name("child.py")
-DESCRIBING = Path(__file__).with_name("describing.py")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the operator's code: seconds of wall time, bytes of private memory (0: no limit)."""
-
-    seconds: float = 600.0
-    memory_bytes: int = 0
+CHILD, DESCRIBING = "halfeven.models.capture.child", "halfeven.models.capture.describing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +50,25 @@ class Captured:
     notes: tuple[str, ...]
 
 
-def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limits | None = None) -> Captured:
+def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
     """Run ``folder``'s code on a few samples and trace it.
 
-    ``samples`` holds one array per input, samples first. Raises CaptureFailed with the tail of the user's
-    own traceback where the code raises, hangs, eats memory, or cannot be traced.
+    ``samples`` holds one array per input, samples first. Raises CaptureFailed with the tail of the user's own traceback
+    where the code raises or cannot be traced, OrderEnded where a bound of the order ends it.
     """
     if folder.kind == "onnx":
         raise CaptureFailed(
             f"{folder.folder / folder.source} is an ONNX file: it is converted as the graph that it is, "
             "there is no module to capture"
         )
-    limits = limits or Limits(memory_bytes=_most_of_the_memory())
     with tempfile.TemporaryDirectory(prefix="halfeven-capture-") as name:
         out = Path(name)
         save_file(
             {key: np.ascontiguousarray(value[:8]) for key, value in samples.items()},
             out / "samples.safetensors",
         )
-        request = _request(folder, out, limits)
-        result = _result_of(CHILD, request, limits, folder.module)
+        request = _request(folder, out)
+        result = _result_of(CHILD, request, folder.module)
         weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
         state = {name: weights[stored] for name, stored in result["state"].items()}
         program = normalise(_loaded(out / "program.pt2", state, folder))
@@ -92,15 +83,13 @@ def describe(
     source: str,
     names: Sequence[str],
     samples: Path,
-    limits: Limits,
     weights: str | None = None,
     module: nn.Module | None = None,
 ) -> dict[str, Any]:
     """What a source without a model.toml takes and gives: the result of `describing.py`.
 
     ``samples``: a safetensors file of example inputs, where ``names`` has some, in forward's order. ``weights``: the
-    file of a module's weights, which must fit it. ``module``: as in `ModelFolder`. Raises CaptureFailed as `capture`
-    does.
+    file of a module's weights, which must fit it. ``module``: as in `ModelFolder`. Raises as `capture` does.
     """
     with tempfile.TemporaryDirectory(prefix="halfeven-describe-") as name:
         request = {
@@ -110,22 +99,19 @@ def describe(
             "names": list(names),
             "samples": str(samples),
             "weights": weights,
-            "memory_limit_bytes": limits.memory_bytes or _most_of_the_memory(),
             "out": name,
         }
-        return _result_of(DESCRIBING, request, limits, module)
+        return _result_of(DESCRIBING, request, module)
 
 
-def _result_of(
-    script: Path, request: Mapping[str, Any], limits: Limits, module: nn.Module | None
-) -> dict[str, Any]:
+def _result_of(script: str, request: Mapping[str, Any], module: nn.Module | None) -> dict[str, Any]:
     """The result of a script for one request: of a child that runs the operator's code, or, for a module that is alive
     in this process, of this process."""
     if module is not None:
-        return result_here(script.stem, request, module)
+        return result_here(script == CHILD, request, module)
     out = Path(request["out"])
     (out / "request.json").write_text(json.dumps(request))
-    return _run_child(script, out, Path(request["folder"]), limits)
+    return _run_child(script, out, Path(request["folder"]))
 
 
 def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) -> ExportedProgram:
@@ -142,14 +128,17 @@ def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) 
 def normalise(program: ExportedProgram) -> ExportedProgram:
     """Remove the nodes that tie a program to the device and dtype of its capture.
 
-    ``_assert_tensor_metadata`` pins dtypes and devices. Regions are taken in (`regions.py`), control flow
-    stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises CaptureFailed for a
-    construct with a body that is not known.
+    ``_assert_tensor_metadata`` pins dtypes and devices. A ``view`` needs the memory layout that the CPU's kernels gave
+    its input; other kernels for attention or convolutions give another, and a ``reshape`` takes any. Regions are taken
+    in (`regions.py`), control flow stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises
+    CaptureFailed for a construct with a body that is not known.
     """
     inline_regions(program)
     for name, node in list(walk(program.graph_module)):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             node.graph.erase_node(node)
+        elif node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
         elif (op := foreign_op(node)) is not None:
             raise CaptureFailed(
                 f"the captured program holds '{op}' ('{name}'){source_line(node)}, whose body cannot be "
@@ -161,7 +150,7 @@ def normalise(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
+def _request(folder: ModelFolder, out: Path) -> dict[str, Any]:
     return {
         "folder": str(folder.folder),
         "source": folder.source,
@@ -179,18 +168,18 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
         "outputs": [t.name for t in folder.spec.outputs],
         "batch_axes": folder.spec.batch_axes,
         "max_batch_size": folder.spec.max_batch_size,
-        "memory_limit_bytes": limits.memory_bytes,
         "out": str(out),
     }
 
 
-def _run_child(script: Path, out: Path, folder: Path, limits: Limits) -> dict[str, Any]:
+def _run_child(module: str, out: Path, folder: Path) -> dict[str, Any]:
     # Captured on the CPU: no device constant to remove.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     bound_libraries(environment)
-    with (out / "log").open("w+b") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-PB", str(script), str(out / "request.json")],
+    code = f"the model code in {folder}"
+    with (out / "log").open("w+b") as log, one_order() as order:
+        child = order.start(
+            [sys.executable, "-PB", "-m", module, str(out / "request.json"), str(os.getpid())],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -199,21 +188,21 @@ def _run_child(script: Path, out: Path, folder: Path, limits: Limits) -> dict[st
             start_new_session=True,
         )
         try:
-            child.wait(timeout=limits.seconds)
+            child.wait(timeout=order.left_s)
         except subprocess.TimeoutExpired:
-            raise CaptureFailed(
-                f"the model code in {folder} did not finish within {limits.seconds:g} s and was "
-                f"stopped; its last output: {_last_output(out)}"
-            ) from None
+            raise order.out_of_time(f"{code} (its last output: {_last_output(out)})") from None
         finally:
             _kill_group(child)
-    result_file = out / "result.json"
-    if not result_file.is_file():
+        result_file = out / "result.json"
+        result = json.loads(result_file.read_text()) if result_file.is_file() else {}
+        if result.get("out_of_memory"):
+            raise order.out_of_memory(f"{code} ({result['error']}\n{result['traceback'].rstrip()})")
+        if not result and (order.was_killed_for_memory() or mentions_lacking_memory(_last_output(out))):
+            raise order.out_of_memory(code)
+    if not result:
         raise CaptureFailed(
-            f"the model code in {folder} ended its process (exit status {child.returncode}); "
-            f"its last output: {_last_output(out)}"
+            f"{code} ended its process ({exit_words(child.returncode)}); its last output: {_last_output(out)}"
         )
-    result = json.loads(result_file.read_text())
     if "error" in result:
         sentence = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""
         raise CaptureFailed(f"the model in {folder} cannot be captured: {result['error']}{sentence}")
@@ -232,10 +221,6 @@ def _last_output(out: Path) -> str:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
         text = log.read().decode(errors="replace").strip()
     return "\n" + text if text else "(none)"
-
-
-def _most_of_the_memory() -> int:
-    return int(usable_memory() * 0.8)
 
 
 def _exact(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> ModelSpec:

@@ -1,9 +1,12 @@
-"""Runs the operator's own code, and nothing of ours: started by file path in an interpreter of its own.
+"""Runs the operator's own code in an interpreter of its own.
 
-    python -P child.py REQUEST.json
+    python -P -m halfeven.models.capture.child REQUEST.json PARENT
 
-Imports torch, the model folder and its own siblings, by their paths only, so that a folder with its own ``models/`` or
-``errors.py`` imports its own and not ours. The siblings: ``sources.py`` makes the module, ``autocast.py`` and
+``PARENT`` is the number of the process that started it, with which it ends. Its memory is limited from outside
+(`one_order.py`).
+
+Of ours it imports files of this folder alone, as parts of ``halfeven``: a model folder with its own ``models/`` or
+``errors.py`` imports its own. ``sources.py`` makes the module, ``autocast.py`` and
 ``regions.py`` handle FP32 islands, ``flat_answers.py`` takes apart what forward gives, ``substitutes.py`` replaces
 operations that no archive may have, ``more_rows.py`` and ``batch_place.py`` free a batch of 1, ``agreement.py``
 compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
@@ -12,35 +15,34 @@ Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the req
 """
 
 import gc
-import importlib.util
+import importlib
 import inspect
 import json
 import os
-import resource
 import sys
 import warnings
 import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..order.ends_with_parent import die_with
+from . import agreement, failures, flat_answers, more_rows, sources
+from .agreement import rows_of
+from .failures import Refused, first_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
+
+Request = Mapping[str, Any]
+Traced = tuple["ExportedProgram", list[str], dict[str, Any]]  # with notes, and what was found of the batch
+Size = int | list[Any]  # of an axis: a number, or [symbol, low, high]
 
 
-def _failures():
-    """``failures.py`` by its path; it finds the others."""
-    name = "_halfeven_failures"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("failures.py"))
-        assert spec and spec.loader
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-failures = _failures()
-Refused, first_lines, tail = failures.Refused, failures.first_lines, failures.tail
-checks = failures.sibling("agreement")
-rows_of, distance, TOLERANCE = checks.rows_of, checks.distance, checks.TOLERANCE
-
-
-def main(request_file):
+def main(request_file: str, parent: str) -> NoReturn:
+    die_with(int(parent))
     request = json.loads(Path(request_file).read_text())
     out = Path(request["out"])
     try:
@@ -52,8 +54,7 @@ def main(request_file):
     os._exit(0 if "error" not in result else 1)  # user threads and atexit hooks may not hold us back
 
 
-def capture(request, out):
-    limit_memory(request["memory_limit_bytes"])
+def capture(request: Request, out: Path) -> dict[str, Any]:
     folder = Path(request["folder"])
     os.chdir(folder)
     torch = imported("torch")  # before the folder is on the path: torch must not import the folder's files
@@ -62,11 +63,13 @@ def capture(request, out):
     return captured(torch, request, out)
 
 
-def captured(torch, request, out):
+def captured(torch: ModuleType, request: Request, out: Path) -> dict[str, Any]:
     """Trace the model of the request, and write the program and its weights into ``out``; gives the result."""
     prepare(torch)
     samples = load_samples(request)
-    with failures.sibling("autocast").whole_in_fp32() as regions:
+    from .autocast import whole_in_fp32
+
+    with whole_in_fp32() as regions:
         program, notes, facts = trace(torch, request, samples)
     notes += [*sorted(regions), *facts["notes"]]
     state = save(torch, program, out)
@@ -74,7 +77,7 @@ def captured(torch, request, out):
     return {"notes": notes, "max_batch_size": largest, "dims": dims(program), "state": state}
 
 
-def prepare(torch):
+def prepare(torch: ModuleType) -> None:
     """Settings of torch with which modules are run and traced."""
     torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
     # nn.Transformer reads its masks' values to choose a kernel, where no hint says that they are causal.
@@ -84,7 +87,7 @@ def prepare(torch):
     torch.manual_seed(0)
 
 
-def trace(torch, request, samples):
+def trace(torch: ModuleType, request: Request, samples: Sequence["Tensor"]) -> Traced:
     """The checked program of the request's source; of a transformers model in the attention that can be traced."""
     if request["source"].endswith(".pt2"):
         return of_program(torch, request, samples)
@@ -101,15 +104,15 @@ def trace(torch, request, samples):
     return program, [*notes, f"written with eager attention: sdpa gave {type(sdpa).__name__}"], facts
 
 
-def of_program(torch, request, samples):
+def of_program(torch: ModuleType, request: Request, samples: Sequence["Tensor"]) -> Traced:
     """A program that was exported for one row: with a free batch where its answers are the same, else as it is."""
-    if not failures.sibling("more_rows").is_for_one_row(torch, request):
+    if not more_rows.is_for_one_row(torch, request):
         return attempt(torch, request, samples, None)
     fixed = {**request, "max_batch_size": 1}
     try:
         program, notes, facts = attempt(torch, {**request, "free_batch": True}, samples, None)
         original = Flat(loaded(torch, request, None)[0], request).module
-        checks.same_alone(failures, torch, program.module(check_guards=False), original, samples, fixed)
+        agreement.same_alone(torch, program.module(check_guards=False), original, samples, fixed)
     except Exception as error:
         program, notes, facts = attempt(torch, fixed, samples, None)
         reason = f"its batch was not made free: {first_lines(error)[:300]}"
@@ -117,34 +120,37 @@ def of_program(torch, request, samples):
     return program, [*notes, "the program was exported for one row: its batch was made free"], facts
 
 
-def attempt(torch, request, samples, attention):
+def attempt(
+    torch: ModuleType, request: Request, samples: Sequence["Tensor"], attention: str | None
+) -> Traced:
     module, notes = loaded(torch, request, attention)
     flat = Flat(module, request)
     with torch.no_grad():
         try:
             program = export(torch, flat, samples, request)
             refuse_lacking(module, program)
-            facts = check(torch, flat, program, samples, request)
+            facts = agreement.check(torch, flat, program, samples, request)
         except Exception as error:
-            failures.sibling("sources").refuse_scripts(failures, module)
+            sources.refuse_scripts(module)
             example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
             failures.blame_inputs(error, module, flat.original, example, request)
             raise
     return program, notes, facts
 
 
-def loaded(torch, request, attention):
+def loaded(torch: ModuleType, request: Request, attention: str | None) -> tuple["nn.Module", list[str]]:
     """The module with its weights, in FP32, and what to tell of them."""
-    module = build(torch, request, Path(request["folder"]), attention)
-    failures.sibling("autocast").see_transformers()
-    sources = failures.sibling("sources")
+    from .autocast import see_transformers
+
+    module = sources.build(torch, request, Path(request["folder"]), attention)
+    see_transformers()
     notes = sources.half_in_checkpoint(request, Path(request["folder"]))
-    notes += sources.load_weights(failures, torch, module, request["weights"])
-    sources.refuse_lazy(failures, module)
-    return module, [*notes, *widen(torch, module)]
+    notes += sources.load_weights(torch, module, request["weights"])
+    sources.refuse_lazy(module)
+    return module, [*notes, *sources.widen(torch, module)]
 
 
-def imported(name):
+def imported(name: str) -> ModuleType:
     """The module; no garbage is collected meanwhile: going through torch again and again is a quarter of its import."""
     if name not in sys.modules:
         gc.disable()
@@ -156,31 +162,7 @@ def imported(name):
     return sys.modules[name]
 
 
-def limit_memory(limit):
-    """Limit the memory of this process to so many bytes (0: no limit). A system other than Linux may refuse."""
-    if limit:
-        try:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        except (OSError, ValueError):
-            if sys.platform == "linux":
-                raise
-
-
-def build(torch, request, folder, attention="sdpa"):
-    """The module that the request's source gives, in evaluation and without gradients."""
-    return failures.sibling("sources").build(failures, torch, request, folder, attention)
-
-
-def load_weights(torch, module, file):
-    """Put the weights of a safetensors file into the module; gives notes."""
-    return failures.sibling("sources").load_weights(failures, torch, module, file)
-
-
-def widen(torch, module):
-    return failures.sibling("sources").widen(torch, module)
-
-
-def refuse_lacking(module, program):
+def refuse_lacking(module: "nn.Module", program: "ExportedProgram") -> None:
     """Refuse a checkpoint that lacks a weight which the outputs need: it would be random."""
     lacking = set(getattr(module, "lacking", ()))
     users = {node.name: node.users for node in program.graph.nodes if node.op == "placeholder"}
@@ -193,14 +175,14 @@ def refuse_lacking(module, program):
         raise Refused(f"the checkpoint has no weights for {needed[:5]}, which the outputs need")
 
 
-def load_samples(request):
+def load_samples(request: Request) -> list["Tensor"]:
     from safetensors.torch import load_file
 
     tensors = load_file(request["samples"])
     return [tensors[spec["name"]] for spec in request["inputs"]]
 
 
-def takes_by_name(forward, names):
+def takes_by_name(forward: Callable[..., Any], names: Sequence[str]) -> bool:
     """Whether the inputs are given to ``forward`` by their names: each is the name of one of its parameters, or
     ``forward`` has ``**kwargs`` and no other parameter that an input could be given to in order."""
     parameters = inspect.signature(forward).parameters
@@ -224,7 +206,7 @@ class Flat:
     ``copies``: a forward that writes into its inputs is given copies, so that nobody else's rows are changed.
     """
 
-    def __init__(self, module, request):
+    def __init__(self, module: "nn.Module", request: Request) -> None:
         self.module = module
         self.inputs = [spec["name"] for spec in request["inputs"]]
         self.outputs = request["outputs"]
@@ -234,14 +216,14 @@ class Flat:
         self.by_name = takes_by_name(self.original, self.inputs)
         module.forward = self.forward  # hooks and parameter names stay the module's own
 
-    def forward(self, *tensors):
+    def forward(self, *tensors: "Tensor") -> tuple["Tensor", ...]:
         given = () if self.copies else tensors
         versions = [tensor._version for tensor in given]
         if self.copies:
-            tensors = [tensor.clone() for tensor in tensors]
+            tensors = tuple(tensor.clone() for tensor in tensors)
         if self.axes:
             axes = [self.axes["inputs"].get(name, 0) for name in self.inputs]
-            tensors = [as_called(*each) for each in zip(tensors, axes, strict=True)]
+            tensors = tuple(as_called(*each) for each in zip(tensors, axes, strict=True))
         if self.by_name:
             answer = self.original(**dict(zip(self.inputs, tensors, strict=True)))
         else:
@@ -249,11 +231,11 @@ class Flat:
         self.writes = versions != [tensor._version for tensor in given]
         return self.in_order(answer)
 
-    def in_order(self, answer):
-        answer = failures.sibling("flat_answers").in_order(failures, answer, self.outputs)
+    def in_order(self, answer: Any) -> tuple["Tensor", ...]:
+        answer = flat_answers.in_order(answer, self.outputs)
         return self.batch_first(answer) if self.axes else answer
 
-    def batch_first(self, answer):
+    def batch_first(self, answer: Sequence["Tensor"]) -> tuple["Tensor", ...]:
         moved = []
         for name, value in zip(self.outputs, answer, strict=True):
             axis = self.axes["outputs"].get(name, 0)
@@ -266,20 +248,14 @@ class Flat:
         return tuple(moved)
 
 
-def as_called(tensor, axis):
+def as_called(tensor: "Tensor", axis: int) -> "Tensor":
     """An input as the module has it. Contiguous: cuDNN's recurrent layers ask that of a state."""
     return tensor.movedim(0, axis).contiguous() if axis else tensor
 
 
-def check(torch, flat, program, samples, request):
-    return checks.check(failures, torch, flat, program, samples, request)
-
-
-def batch_gap(torch, run, samples, request):
-    return checks.batch_gap(failures, torch, run, samples, request)
-
-
-def export(torch, flat, samples, request):
+def export(
+    torch: ModuleType, flat: "Flat", samples: Sequence["Tensor"], request: Request
+) -> "ExportedProgram":
     imported("torch._dynamo")  # most of what torch.export imports at its first call
     batched = request["max_batch_size"] > 1
     example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
@@ -299,19 +275,22 @@ def export(torch, flat, samples, request):
         raise
 
 
-def exported(torch, module, example, dynamic):
+def exported(
+    torch: ModuleType, module: "nn.Module", example: Sequence["Tensor"], dynamic: tuple[Any, ...]
+) -> "ExportedProgram":
     """The program with its regions taken in; traced again where one left casts (for the CPU, in control flow)."""
-    regions = failures.sibling("regions")
+    from . import regions, substitutes  # they import torch
+
     program = torch.export.export(module, tuple(example), dynamic_shapes={"tensors": dynamic}, strict=False)
     if regions.has_casts(program):
         again = program.module(check_guards=False)
         program = torch.export.export(again, tuple(example), dynamic_shapes=dynamic, strict=False)
     regions.inline_regions(program)
-    failures.sibling("substitutes").substitute(program)
+    substitutes.substitute(program)
     return program
 
 
-def dim(torch, spec, axis, batched, request):
+def dim(torch: ModuleType, spec: Mapping[str, Any], axis: int, batched: bool, request: Request) -> Any:
     """How free an axis is to ``torch.export``: the batch must stay free, others as free as they can be."""
     if axis == 0 and request["max_batch_size"] > 0:
         return (
@@ -325,7 +304,7 @@ def dim(torch, spec, axis, batched, request):
     return torch.export.Dim.AUTO(min=low, max=high) if high else torch.export.Dim.AUTO
 
 
-def save(torch, program, out):
+def save(torch: ModuleType, program: "ExportedProgram", out: Path) -> dict[str, str]:
     """Weights once, as safetensors; the archive without them and without its sample inputs, which are a pickle.
 
     Gives the name under which each entry of the state dict is stored: tied ones share it.
@@ -357,7 +336,7 @@ def save(torch, program, out):
     return stored
 
 
-def whole_storages(tensors):
+def whole_storages(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Each tensor alone in its storage, as safetensors wants it: copied where it is a view beside others."""
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors.values()]
     return {
@@ -366,7 +345,7 @@ def whole_storages(tensors):
     }
 
 
-def dims(program):
+def dims(program: "ExportedProgram") -> list[list[Size]]:
     """Per input and axis what the program takes: a size, or [symbol, low, high]; high is null if unbounded."""
     import torch
 
@@ -379,7 +358,7 @@ def dims(program):
     return found
 
 
-def axis_range(program, size):
+def axis_range(program: "ExportedProgram", size: Any) -> Size:
     expression = size.node.expr
     if expression.is_Integer:
         return int(expression)  # a size that the code turned out to depend on
@@ -397,4 +376,4 @@ def axis_range(program, size):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

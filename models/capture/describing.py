@@ -1,36 +1,39 @@
 """Looks at a module that has no model.toml: what it takes and what it gives. The operator's code runs here.
 
-    python -P describing.py REQUEST.json
+    python -P -m halfeven.models.capture.describing REQUEST.json PARENT
 
-Runs in a child, by file path, as `child.py` does; writes ``result.json``: ``inputs``, ``outputs`` (name, dtype,
+Runs in a child, as `child.py` does; writes ``result.json``: ``inputs``, ``outputs`` (name, dtype,
 shape as model.toml writes it), ``max_batch_size`` and ``doubts`` ([tensor, key, why]). Outputs are found by running
 the module twice, with other sizes the second time: what changes is free.
 """
 
-import importlib.util
 import inspect
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..order.ends_with_parent import die_with
+from . import batch_found, child, failures, flat_answers, sources, trial_capture
+from .agreement import axis_of_rows
 
-def _sibling(name):
-    spec = importlib.util.spec_from_file_location(f"_halfeven_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
+from .batch_found import Call, Named
 
-child = _sibling("child")
-failures = child.failures
+Request = Mapping[str, Any]
+
 FREE = -1
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
 
-def main(request_file):
+def main(request_file: str, parent: str) -> NoReturn:
+    die_with(int(parent))
     request = json.loads(Path(request_file).read_text())
     try:
         result = described(request)
@@ -41,21 +44,23 @@ def main(request_file):
     os._exit(0 if "error" not in result else 1)
 
 
-def described(request):
-    child.limit_memory(request["memory_limit_bytes"])
+def described(request: Request) -> dict[str, Any]:
     os.chdir(request["folder"])
     torch = child.imported("torch")
     sys.path[:0] = [request["folder"]]
     return looked_at(torch, request)
 
 
-def looked_at(torch, request):
+def looked_at(torch: ModuleType, request: Request) -> dict[str, Any]:
+    """The description of the request's module."""
     folder, source = Path(request["folder"]), request["source"]
     child.prepare(torch)
     with torch.no_grad():
         if source.endswith(".pt2"):
             return of_program(torch, folder / source)
-        with child.failures.sibling("autocast").whole_in_fp32():  # as the capture sees it
+        from .autocast import whole_in_fp32
+
+        with whole_in_fp32():  # as the capture sees it
             module, _ = child.loaded(torch, request, "sdpa")
             result, shown = (
                 of_transformers(torch, module)
@@ -64,14 +69,13 @@ def looked_at(torch, request):
             )
             if not result["max_batch_size"]:
                 return result
-            trial = failures.sibling("trial_capture")
-            return {**result, **trial.tried(child, torch, module, shown, result, str(folder))}
+            return {**result, **trial_capture.tried(torch, module, shown, result, str(folder))}
 
 
 # An exported program says what it takes; it is run for the names and shapes of what it gives.
 
 
-def of_program(torch, path):
+def of_program(torch: ModuleType, path: Path) -> dict[str, Any]:
     program = torch.export.load(path)
     taken = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
     values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in taken}
@@ -91,18 +95,18 @@ def of_program(torch, path):
         {"name": name, "dtype": str(value.dtype), "shape": [_dim(size, found) for size in sizes]}
         for (name, value), sizes in zip(values.items(), found, strict=True)
     ]
-    module = child.failures.sibling("sources").program_module(child.failures, torch, path, {})
-    child.widen(torch, module)
+    module = sources.program_module(torch, path, {})
+    sources.widen(torch, module)
     runs = [_filled(torch, values, offset) for offset in (0, 1)]
     rows = 1 if one else (free[0][2] or 64) if free else 0
     result = _result(torch, partial(_named, module), inputs, runs, rows, batched)
     return {
         **result,
-        "row_bytes": failures.sibling("trial_capture").row_bytes(torch, program, runs[0].values()),
+        "row_bytes": trial_capture.row_bytes(torch, program, runs[0].values()),
     }
 
 
-def _dim(size, found):
+def _dim(size: child.Size, found: Sequence[Sequence[child.Size]]) -> int | str:
     if isinstance(size, int):
         return size
     symbol, low, high = size
@@ -112,7 +116,7 @@ def _dim(size, found):
     return (f"{name}={bounds}" if bounds else name) if name else bounds or FREE
 
 
-def _filled(torch, values, offset):
+def _filled(torch: ModuleType, values: Mapping[str, Any], offset: int) -> dict[str, "Tensor"]:
     """Inputs for sizes that the program takes: of each symbol its least (2 at least), then one more."""
     symbols = {symbol for value in values.values() for size in value.shape if isinstance(size, torch.SymInt)
                for symbol in size.node.expr.free_symbols}  # fmt: skip
@@ -133,7 +137,7 @@ def _filled(torch, values, offset):
 # A transformers module names its main input; the configuration has the sizes.
 
 
-def of_transformers(torch, module):
+def of_transformers(torch: ModuleType, module: Any) -> tuple[dict[str, Any], Named]:
     """The dictionary of `_result`, and inputs by name that the module was run with."""
     config, known = module.config, inspect.signature(module.forward).parameters
     main = module.main_input_name
@@ -166,14 +170,14 @@ def of_transformers(torch, module):
 # Any other module is run with the inputs that the operator gives.
 
 
-def of_module(torch, module, request):
+def of_module(torch: ModuleType, module: "nn.Module", request: Request) -> tuple[dict[str, Any], Named]:
     from safetensors.torch import load_file
 
     stored = load_file(request["samples"])
     return seen(torch, module, {name: stored[name] for name in request["names"]})
 
 
-def seen(torch, module, given):
+def seen(torch: ModuleType, module: "nn.Module", given: Named) -> tuple[dict[str, Any], Named]:
     """Run a module with sample tensors (``given``: name → tensor) and describe its inputs and outputs.
 
     Gives the dictionary of `_result`, with the ``batch_axis`` of each tensor, ``whole`` (whether ``given`` is one
@@ -181,13 +185,15 @@ def seen(torch, module, given):
     shapes have it.
     """
     left_out = {}
-    finder, call = failures.sibling("batch_found"), partial(_named, module, left_out=left_out)
+    call = partial(_named, module, left_out=left_out)
     try:
-        found = finder.find(failures, torch, call, given)
-        axes, (word, why) = (found, ("", "")) if isinstance(found, dict) else (finder.FIRST, found)
-        shown = finder.in_front(given, axes["inputs"])
-        runs = [shown if word == "whole" else finder.taken(torch, shown, {}, range(rows)) for rows in (2, 3)]
-        result = _seen(torch, finder.called_in_front(call, axes), shown, runs, word, why)
+        found = batch_found.find(torch, call, given)
+        axes, (word, why) = (found, ("", "")) if isinstance(found, dict) else (batch_found.FIRST, found)
+        shown = batch_found.in_front(given, axes["inputs"])
+        runs = [
+            shown if word == "whole" else batch_found.taken(torch, shown, {}, range(rows)) for rows in (2, 3)
+        ]
+        result = _seen(torch, batch_found.called_in_front(call, axes), shown, runs, word, why)
     except failures.PLAIN as error:
         failures.blame_samples(error, module.forward, given)
         raise
@@ -195,11 +201,13 @@ def seen(torch, module, given):
         for tensor in result[side]:
             tensor["batch_axis"] = axes[side].get(tensor["name"], 0)
             if tensor["batch_axis"]:
-                result["doubts"].append([tensor["name"], "batch_axis", finder.MOVED])
+                result["doubts"].append([tensor["name"], "batch_axis", batch_found.MOVED])
     return {**result, "whole": word in ("steps", "whole"), "left_out": left_out}, shown
 
 
-def _seen(torch, call, given, runs, word, why):
+def _seen(
+    torch: ModuleType, call: Call, given: Named, runs: Sequence[Named], word: str, why: str
+) -> dict[str, Any]:
     inputs = [{"name": n, "dtype": str(t.dtype), "shape": [*t.shape]} for n, t in given.items()]
     doubts = [[name, "shape", "the sizes of the given samples"] for name, t in given.items() if t.ndim > 1]
     if why:
@@ -209,7 +217,15 @@ def _seen(torch, call, given, runs, word, why):
     return _result(torch, call, inputs, runs, 64, not word, doubts)
 
 
-def _result(torch, call, inputs, runs, rows, batched, doubts=()):
+def _result(
+    torch: ModuleType,
+    call: Call,
+    inputs: list[dict[str, Any]],
+    runs: Sequence[Named],
+    rows: int,
+    batched: bool,
+    doubts: Sequence[list[str]] = (),
+) -> dict[str, Any]:
     """Names, dtypes and shapes of the inputs and outputs, and the largest batch. ``call``: inputs by name → outputs by
     name; ``rows``: the largest batch of a model that is batched. A model is not batched where an output's first axis
     does not have the number of rows, or where another axis grows with it, too."""
@@ -224,9 +240,10 @@ def _result(torch, call, inputs, runs, rows, batched, doubts=()):
         for answer, count in zip(answers, counts, strict=True)
         for name in answer
     )
-    grown = failures.sibling("agreement").axis_of_rows
     shapes = {name: [answer[name].shape for answer in answers] for name in answers[0]}
-    paired = [name for name, (one, other) in shapes.items() if batched and grown([one], other) is not None]
+    paired = [
+        name for name, (one, other) in shapes.items() if batched and axis_of_rows([one], other) is not None
+    ]
     if paired:
         why = f"not batched, because each row of '{paired[0]}' has a place for each row"
         batched, doubts = False, [*doubts, ["", "max_batch_size", why]]
@@ -240,11 +257,11 @@ def _result(torch, call, inputs, runs, rows, batched, doubts=()):
     }
 
 
-def _free(one, other):
+def _free(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [size if size == again else FREE for size, again in zip(one, other, strict=True)]
 
 
-def _called(module, arrays):
+def _called(module: "nn.Module", arrays: Named) -> Any:
     """As the capture calls it: the module's hooks see all inputs in order, whether forward gets them by name or not."""
     forward, names = module.forward, list(arrays)
     if child.takes_by_name(forward, names):
@@ -255,17 +272,18 @@ def _called(module, arrays):
         module.forward = forward
 
 
-def _named(module, arrays, left_out=None):
+def _named(module: "nn.Module", arrays: Named, left_out: dict[str, str] | None = None) -> dict[str, "Tensor"]:
     """The module's output tensors by name: the names that the module gives them, else ``output``, ``output1``, …
     Tuples and dictionaries inside the output are taken apart. ``left_out`` gets name → type of each output that is no
     tensor."""
     answer = _called(module, arrays)
-    flat = failures.sibling("flat_answers")
-    every = list(flat.parts_of(answer))
-    parts = [(name, part) for name, part in every if flat.is_tensor(part)]
+    every = list(flat_answers.parts_of(answer))
+    parts = [(name, part) for name, part in every if flat_answers.is_tensor(part)]
     if left_out is not None:
         left_out |= {
-            name: type(part).__name__ for name, part in every if not (part is None or flat.is_tensor(part))
+            name: type(part).__name__
+            for name, part in every
+            if not (part is None or flat_answers.is_tensor(part))
         }
     if not parts:
         raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")
@@ -277,4 +295,4 @@ def _named(module, arrays, left_out=None):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -1,17 +1,22 @@
 """The child's messages when the operator's code cannot be captured: the construct, the source line, what to do.
 
-Runs in the child (and the trainer), by file path: imports nothing but Python's own.
+Runs in the child and the trainer.
 """
 
 import contextlib
-import importlib.util
 import inspect
 import linecache
 import logging
 import re
 import sys
 import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from ..order.lacking_memory import is_out_of_memory
+
+Request = Mapping[str, Any]
 
 LIVE = 'or serve the model uncaptured with form = "live"'
 _BRANCHES = (
@@ -49,6 +54,7 @@ CAUSES = (
     (("not compiled with CUDA",), *_DEVICE),
     (("No CUDA GPUs are available",), *_DEVICE),
     (("Found no NVIDIA driver",), *_DEVICE),
+    (("found two different devices",), *_DEVICE),
     (("Expected all tensors to be on the same device",), *_DEVICE),  # a CUDA build of torch traces the move itself
     (("must have the same dtype", "Double"), *_DOUBLE),
     (("bias type", "should be the same", "double"), *_DOUBLE),
@@ -69,30 +75,16 @@ class Refused(Exception):
     """A failure that has a sentence of its own (others show the user's traceback)."""
 
 
-def sibling(name):
-    """A file beside this one, by its path and under a name that no code of the user's can meet."""
-    hidden = f"_halfeven_{name}"
-    if hidden not in sys.modules:
-        spec = importlib.util.spec_from_file_location(hidden, Path(__file__).with_name(f"{name}.py"))
-        assert spec and spec.loader
-        sys.modules[hidden] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[hidden]
-
-
-def described(error, request):
+def described(error: BaseException, request: Request) -> dict[str, Any]:
     """A failure as result.json has it: a sentence, and the traceback where the sentence needs one."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        limit = request["memory_limit_bytes"] / 2**30
-        sentence = f"ran out of memory: the limit for the model's own code is {limit:.1f} GiB"
-    else:
-        sentence = explained(error, request)
-    return {"error": sentence, "traceback": tail(error, request)}
+    found = {"error": explained(error, request), "traceback": tail(error, request)}
+    lacking = is_out_of_memory(error)
+    return {**found, "out_of_memory": True} if lacking else found
 
 
-def explained(error, request):
+def explained(error: BaseException, request: Request) -> str:
     """Construct, source line and what to do, followed by torch's own message; only that for an unknown construct."""
     theirs = f"{type(error).__name__}: {first_lines(error)}"
     if isinstance(error, ImportError):
@@ -109,7 +101,7 @@ def explained(error, request):
     return theirs
 
 
-def _closer(construct, remedy, code):
+def _closer(construct: str, remedy: str, code: str) -> tuple[str, str]:
     """The construct and remedy, more exact where the user's line has an ``assert`` or an ``.item()``."""
     if "decision" in construct and code.startswith("assert"):
         return "an assertion about a tensor's values", "take it out of forward"
@@ -118,14 +110,20 @@ def _closer(construct, remedy, code):
     return construct, remedy
 
 
-def _integer_input(error, words):
+def _integer_input(error: BaseException, words: Sequence[str]) -> bool:
     """Whether an integer input met weights: then its datatype in model.toml is wrong, and half is not the cause."""
     return "dtype" in words[0] and any(
         f" {name} " in f"{error} " for name in ("Long", "Int", "Short", "Byte")
     )
 
 
-def blame_inputs(error, module, forward, example, request):
+def blame_inputs(
+    error: Any,
+    module: Callable[..., Any],
+    forward: Callable[..., Any],
+    example: Sequence[Any],
+    request: Request,
+) -> None:
     """Where forward fails without tracing too, note on ``error`` the inputs that it was given, and its own error."""
     try:
         module(*(tensor.clone() for tensor in example))
@@ -146,7 +144,7 @@ def blame_inputs(error, module, forward, example, request):
         return
 
 
-def blame_samples(error, forward, given):
+def blame_samples(error: Any, forward: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Attach to ``error`` a message with the names, dtypes and shapes of the samples that the model's forward function
     failed with. ``given``: name → tensor."""
     shapes = ", ".join(f"'{name}' {str(t.dtype)[6:]} {list(t.shape)}" for name, t in given.items())
@@ -157,7 +155,7 @@ def blame_samples(error, forward, given):
     error.halfeven_inputs = (sentence, error)
 
 
-def _parameters(forward, given, error):
+def _parameters(forward: Callable[..., Any], given: Collection[Any], error: BaseException) -> str:
     """The end of an error message: the parameters of the model's forward function, and advice where the function seems
     to take its tensors in one tuple or dictionary."""
     with contextlib.suppress(TypeError, ValueError):
@@ -166,7 +164,7 @@ def _parameters(forward, given, error):
     return ""
 
 
-def _one_by_one(signature, example, error):
+def _one_by_one(signature: inspect.Signature, example: Collection[Any], error: BaseException) -> str:
     """What to do where forward seems to take its tensors in a dict or a list; else nothing."""
     needed = [
         one
@@ -181,7 +179,7 @@ def _one_by_one(signature, example, error):
     )
 
 
-def where_imports_are_found(error, request):
+def where_imports_are_found(error: ImportError, request: Request) -> str:
     """Where an import was looked for, and which key of model.toml adds a folder."""
     folder, roots = Path(request["folder"]), list(request["path"])
     if "relative import" in str(error):
@@ -208,11 +206,11 @@ def where_imports_are_found(error, request):
     )
 
 
-def first_lines(error):
+def first_lines(error: object) -> str:
     return "\n".join(str(error).strip().splitlines()[:12])
 
 
-def tail(error, request):
+def tail(error: BaseException, request: Request) -> str:
     """The last frames of the user's own code and the last frame of all; torch's frames between them are left out."""
     _, error = getattr(error, "halfeven_inputs", ("", error))
     frames = traceback.extract_tb(error.__traceback__)
@@ -221,26 +219,26 @@ def tail(error, request):
     return "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))[-4000:]
 
 
-def is_own(file, request):
+def is_own(file: str, request: Request) -> bool:
     """Whether this source file is the user's; libraries may be installed inside the user's folder (.venv)."""
     place, roots = Path(file), {Path(root).resolve() for root in (request["folder"], *request["path"])}
     return any("-packages" not in str(place.relative_to(root)) for root in roots & set(place.parents))
 
 
-def line_of(error, request):
+def line_of(error: BaseException, request: Request) -> tuple[str, str]:
     """The innermost line of the user's that an error passed, as (place, code); empty where none did."""
     if place := getattr(error, "halfeven_place", None):
         return place
     return own_line(traceback.extract_tb(error.__traceback__), request)
 
 
-def of_the_model(frames, request):
+def of_the_model(frames: Sequence[traceback.FrameSummary], request: Request) -> list[traceback.FrameSummary]:
     """The frames of the user's own files; where there are none, those of the library that the model comes from."""
     own = [frame for frame in frames if is_own(frame.filename, request)]
     return own or [frame for frame in frames if not _is_torch_or_python(frame.filename)]
 
 
-def _is_torch_or_python(file):
+def _is_torch_or_python(file: str) -> bool:
     """Whether this source file is torch's, the Python standard library's or halfeven's. A stack frame in such a file
     does not show which line of the model's code failed."""
     place, torch = Path(file), getattr(sys.modules.get("torch"), "__file__", None)
@@ -249,19 +247,19 @@ def _is_torch_or_python(file):
     return file.startswith("<") or is_pythons or any(folder in place.parents for folder in folders)
 
 
-def own_line(frames, request):
+def own_line(frames: Sequence[traceback.FrameSummary], request: Request) -> tuple[str, str]:
     own = of_the_model(frames, request)
     if not own:
         return "", ""
     return f"{own[-1].filename}:{own[-1].lineno}", (own[-1].line or "").strip()
 
 
-def place_of(error, request):
+def place_of(error: BaseException, request: Request) -> str:
     place, code = line_of(error, request)
     return f" at {place} (`{code}`)" if place else ""
 
 
-def line_of_node(node, request):
+def line_of_node(node: Any, request: Request) -> str:
     """The user's line that a node of a program was traced from, as ``place_of`` writes it; else torch's."""
     text = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n +([^\n]+)', text)
@@ -272,26 +270,26 @@ def line_of_node(node, request):
 class _Specialised(logging.Handler):
     """A log handler that sees torch.export's message that a size became a constant, and notes the calling line."""
 
-    def __init__(self, request):
+    def __init__(self, request: Request) -> None:
         super().__init__(logging.INFO)
         self.request, self.place = request, ("", "")
 
-    def emit(self, record):
+    def emit(self, record: logging.LogRecord) -> None:
         if not self.place[0] and str(record.msg).startswith("set_replacement"):
             self.place = own_line(_stack(), self.request)
 
 
-def _stack():
+def _stack() -> list[traceback.FrameSummary]:
     return traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)))[::-1]
 
 
-def is_specialised(error):
+def is_specialised(error: BaseException) -> bool:
     """Whether this error of torch.export says that the model's code makes a constant of a size that has to stay free,
     such as the number of rows."""
     return SPECIALISED in str(error)
 
 
-def where_specialised(error, request, export):
+def where_specialised(error: Any, request: Request, export: Callable[[], object]) -> None:
     """Add the line where a size became a constant to torch's error, which lacks it: by exporting once more."""
     if not is_specialised(error):
         return

@@ -3,11 +3,16 @@
 A part of a dict has its key as its name, a part of a tuple or list its place; names of nested parts are joined with
 dots: ``{"logits": a, "hidden": (b, c)}`` has the parts ``logits``, ``hidden.0`` and ``hidden.1``.
 
-Runs in the child (and the trainer, and the live form), by file path: imports nothing.
+Runs in the child, the trainer and the live form.
 """
 
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-def parts_of(answer, name=""):
+from .failures import Refused
+
+
+def parts_of(answer: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(name, value) of every part that is no tuple, list or dict."""
     if hasattr(answer, "keys"):
         inside = [(key, answer[key]) for key in list(answer.keys())]
@@ -20,11 +25,11 @@ def parts_of(answer, name=""):
         yield from parts_of(part, f"{name}.{key}" if name else str(key))
 
 
-def is_tensor(value):
+def is_tensor(value: object) -> bool:
     return hasattr(value, "untyped_storage")
 
 
-def in_order(failures, answer, names):
+def in_order(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
     """The parts that model.toml names, in its order: of a dict by name, of a tuple or list by place.
 
     Raises Refused where a name is missing, the number is another one, or a part is no tensor.
@@ -33,7 +38,7 @@ def in_order(failures, answer, names):
     if hasattr(answer, "keys"):
         found = dict(named)
         if missing := [name for name in names if name not in found]:
-            raise failures.Refused(f"forward gave outputs {sorted(found)}, but model.toml names {missing}")
+            raise Refused(f"forward gave outputs {sorted(found)}, but model.toml names {missing}")
         values = tuple(found[name] for name in names)
     else:
         values = tuple(value for _, value in named)
@@ -42,10 +47,10 @@ def in_order(failures, answer, names):
         if len(values) != len(names):
             nested = any("." in name for name, _ in named)
             counted = " (each tensor inside of a tuple, list or dict is one)" if nested else ""
-            raise failures.Refused(
+            raise Refused(
                 f"forward gave {len(values)} outputs{counted}, model.toml names {len(names)}: {names}"
             )
     for name, value in zip(names, values, strict=True):
         if not is_tensor(value):
-            raise failures.Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
+            raise Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
     return values

@@ -4,26 +4,40 @@ The batch is followed by the shapes of one row and of many, on tensors without m
 is rewritten: the sizes of views and expansions. What is the same for every row is repeated where it is joined to rows
 or is an initial state. What comes out is a candidate, which the child checks as any program (``agreement.py``).
 
-Runs in the child, by file path: imports torch alone; ``place`` is that of ``batch_place.py``.
+Runs in the child.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .batch_place import place_of_batch
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+Request = Mapping[str, Any]
 
 MANY = 1009  # rows: a prime that no size of a model is likely to have as a factor
 VIEWS = ("view", "reshape", "_unsafe_view")
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-def axes_of(program, request):
+def axes_of(program: "ExportedProgram", request: Request) -> dict[str, int]:
     """The batch axis of each of the program's inputs, by its name."""
-    names, ours = program.graph_signature.user_inputs, [spec["name"] for spec in request["inputs"]]
+    names, ours = (
+        [str(name) for name in program.graph_signature.user_inputs],
+        [spec["name"] for spec in request["inputs"]],
+    )
     axes = request.get("batch_axes", {}).get("inputs", {})
     same = sorted(names) == sorted(ours)
     return {name: axes.get(name if same else other, 0) for name, other in zip(names, ours, strict=False)}
 
 
-def is_for_one_row(torch, request):
+def is_for_one_row(torch: ModuleType, request: Request) -> bool:
     """Whether the batch of the request's program is 1 where model.toml has a free one."""
     if request["max_batch_size"] < 2:
         return False
@@ -34,23 +48,23 @@ def is_for_one_row(torch, request):
     return bool(sizes) and all(isinstance(size, int) and size == 1 for size in sizes)
 
 
-def free(torch, module, axes, place):
+def free(torch: ModuleType, module: Any, axes: Mapping[str, int]) -> None:
     """Rewrite the graph of ``module``, which takes more rows from then on, if it can; its checks of sizes go."""
-    _Freeing(torch, module, axes, place).run()
+    _Freeing(torch, module, axes).run()
     module._forward_pre_hooks.clear()
     module._forward_pre_hooks_with_kwargs.clear()
     module.recompile()
 
 
 class _Freeing:
-    def __init__(self, torch, module, axes, place):
-        self.torch, self.module, self.axes, self.place = torch, module, axes, place
+    def __init__(self, torch: ModuleType, module: Any, axes: Mapping[str, int]) -> None:
+        self.torch, self.module, self.axes = torch, module, axes
         self.one, self.many = {}, {}  # node → its value for one row, and for many
         self.rows = {}  # node → axis of its batch, elements of that axis in front of it
         self.from_inputs = set()
         self.source = None  # an input and its batch axis
 
-    def run(self):
+    def run(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode(allow_non_fake_inputs=True), self.torch.no_grad():
@@ -62,7 +76,7 @@ class _Freeing:
                 elif node.op == "call_function":
                     self.compute(node)
 
-    def take(self, node):
+    def take(self, node: Any) -> None:
         shape, axis = list(node.meta["val"].shape), self.axes[node.name]
         for values, rows in ((self.one, 1), (self.many, MANY)):
             sizes = [rows if place == axis else int(size) for place, size in enumerate(shape)]
@@ -71,13 +85,13 @@ class _Freeing:
         self.source = self.source or (node, axis)
         self.follow(node, None)
 
-    def attribute(self, target):
+    def attribute(self, target: str) -> Any:
         value = self.module
         for part in target.split("."):
             value = getattr(value, part)
         return value
 
-    def compute(self, node):
+    def compute(self, node: Any) -> None:
         self.one[node] = self.value(node, self.one)
         self.rewrite(node)
         self.many[node] = self.value(node, self.many)
@@ -85,13 +99,13 @@ class _Freeing:
             self.from_inputs.add(node)
         self.follow(node, next((each for each in node.all_input_nodes if each in self.rows), None))
 
-    def value(self, node, values):
+    def value(self, node: Any, values: dict[Any, Any]) -> Any:
         from torch.fx.node import map_arg
 
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         return node.target(*args, **kwargs)
 
-    def follow(self, node, source):
+    def follow(self, node: Any, source: Any) -> None:
         one, many = getattr(self.one[node], "shape", None), getattr(self.many[node], "shape", None)
         if one is None or many is None or len(one) != len(many):
             return
@@ -105,16 +119,16 @@ class _Freeing:
             before = self.rows[source][1]
         self.rows[node] = (axis, before)
 
-    def in_front(self, node):
+    def in_front(self, node: Any) -> int:
         axis, before = self.rows[node]
         return math.prod(self.one[node].shape[:axis]) * before
 
-    def rewrite(self, node):
+    def rewrite(self, node: Any) -> None:
         name = name_of(node)
         first = node.args[0] if node.args else None
         if name in VIEWS and first in self.rows:
             sizes = list(self.one[node].shape)
-            axis = self.place(sizes, self.in_front(first))
+            axis = place_of_batch(sizes, self.in_front(first))
             if axis is not None:
                 sizes[axis] = -1
                 node.update_arg(1, sizes)
@@ -132,7 +146,7 @@ class _Freeing:
             found = [self.repeated(node, each, 1) for each in (states if many else [states])]
             node.update_arg(1, found if many else found[0])
 
-    def repeated(self, reader, node, axis):
+    def repeated(self, reader: "Node", node: Any, axis: int) -> Any:
         """What is the same for every row, as many times as there are rows; another node as it is."""
         shape = list(self.one[node].shape)
         if node in self.from_inputs or len(shape) <= axis or shape[axis] != 1:
@@ -148,5 +162,5 @@ class _Freeing:
         return made
 
 
-def name_of(node):
+def name_of(node: Any) -> str:
     return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")

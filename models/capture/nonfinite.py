@@ -1,11 +1,18 @@
 """Where a NaN in the module's own FP32 answers comes from: the first node that makes one of finite values.
 
 ±Inf in an answer is no fault (masked logits), nor is it one inside (additive masks); only an Inf that arithmetic
-makes of finite values, on the way to a NaN, is. Runs in the child, by file path: imports torch alone.
+makes of finite values, on the way to a NaN, is. Runs in the child.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from torch.fx import Interpreter
+from torch.fx import GraphModule, Interpreter, Node
+
+Found = tuple[
+    Node, str, Node
+]  # the node that makes it, "NaN" or "Inf", the node that first turns it into NaN
 
 # Give Inf from finite values on purpose: constants and masks.
 SENTINELS = (
@@ -21,11 +28,11 @@ SENTINELS = (
 )
 
 
-def is_nan(value):
+def is_nan(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and bool(torch.isnan(value).any())
 
 
-def nan_rows(value, rows):
+def nan_rows(value: Any, rows: int) -> list[int]:
     """The rows of an output that hold a NaN; all of them where its first axis is not the batch."""
     if not is_nan(value):
         return []
@@ -34,7 +41,7 @@ def nan_rows(value, rows):
     return torch.isnan(value).reshape(rows, -1).any(1).nonzero().flatten().tolist()
 
 
-def origin(run, inputs):
+def origin(run: GraphModule, inputs: Sequence[torch.Tensor]) -> Found | None:
     """The node of ``run`` (an unlifted program) that makes the NaN, and how; None where there is none.
 
     Weights and inputs that have a NaN or Inf themselves come before any op.
@@ -57,30 +64,30 @@ def origin(run, inputs):
 class _Watch(Interpreter):
     """Notes for every node whether its result holds a NaN, or only an Inf."""
 
-    def __init__(self, module):
+    def __init__(self, module: GraphModule) -> None:
         super().__init__(module, garbage_collect_values=True)
         self.state = {}
 
-    def run_node(self, n):
+    def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         state = [_state(item) for item in (value if isinstance(value, tuple | list) else [value])]
         self.state[n] = "NaN" if "NaN" in state else "Inf" if "Inf" in state else ""
         return value
 
-    def makes(self, node):
+    def makes(self, node: Node) -> bool:
         name = getattr(node.target, "_schema", None)
         on_purpose = name is not None and name.name.partition("::")[2] in SENTINELS
         dirty = any(self.state.get(before) for before in node.all_input_nodes)
         return bool(self.state[node]) and not dirty and not (on_purpose and self.state[node] == "Inf")
 
 
-def _state(value):
+def _state(value: Any) -> str:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return ""
     return "NaN" if is_nan(value) else "Inf" if bool(torch.isinf(value).any()) else ""
 
 
-def _ancestors(node):
+def _ancestors(node: Node) -> set[Node]:
     found, stack = {node}, [node]
     while stack:
         for before in stack.pop().all_input_nodes:
@@ -90,7 +97,7 @@ def _ancestors(node):
     return found
 
 
-def sentence(name, rows, found, place, inputs):
+def sentence(name: str, rows: Sequence[int], found: Found | None, place: str, inputs: Sequence[str]) -> str:
     """``found`` as `origin` gives it; ``place`` the source line of its node; ``inputs`` the spec's names."""
     where = (
         f"output '{name}' is NaN for sample {', '.join(map(str, rows[:5]))}{' …' if len(rows) > 5 else ''}"

@@ -16,22 +16,21 @@ import torch
 from torch import nn
 
 from ..errors import CaptureFailed
-from .failures import sibling
+from . import child, describing, failures
+from .sources import without_compiler
 
 
-def result_here(script: str, request: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
-    """The result of ``child`` or ``describing`` for ``module``. Raises CaptureFailed where it cannot be captured."""
-    describing = sibling("describing")
-    child = describing.child
+def result_here(is_captured: bool, request: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    """The result of ``child`` for ``module``, or that of ``describing``. Raises CaptureFailed."""
     asked = {**request, "path": sorted(_folders(module))}
     try:
         with _settings_kept():
             asked["module"] = _copied(module)
-            if script == "describing":
-                return describing.looked_at(torch, asked)
-            return child.captured(torch, asked, Path(request["out"]))
+            if is_captured:
+                return child.captured(torch, asked, Path(request["out"]))
+            return describing.looked_at(torch, asked)
     except Exception as error:
-        found = child.failures.described(error, asked)
+        found = failures.described(error, asked)
         trace = f"\n{found['traceback'].rstrip()}" if found["traceback"] else ""
         raise CaptureFailed(
             f"the module {type(module).__name__} cannot be captured: {found['error']}{trace}"
@@ -48,7 +47,7 @@ def _folders(module: nn.Module) -> set[str]:
 def _copied(module: nn.Module) -> nn.Module:
     """A copy on the CPU whose parameters share the memory of the module's. Buffers are copied, because a forward may
     write into them, and so are tensors that are plain attributes: `copy.deepcopy` refuses those with a history."""
-    module = sibling("sources").without_compiler(module)
+    module = without_compiler(module)
     plain = [one for part in module.modules() for one in vars(part).values() if isinstance(one, torch.Tensor)]
     with torch.no_grad():
         known: dict[int, Any] = {

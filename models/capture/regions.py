@@ -4,7 +4,7 @@ torch.export makes of each region a submodule under a higher-order op. A node fr
 or from a custom function whose inputs are cast to FP32, says so in ``node.meta["custom"]["halfeven_island"]``,
 which an archive keeps: it is the user's own FP32. A region that asks for half is only taken in: the whole is FP32.
 
-Loaded by file path in the child too, so it imports torch alone.
+The child uses it too.
 """
 
 import operator

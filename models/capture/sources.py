@@ -5,7 +5,7 @@
     program.pt2       an exported program, which only the child may open
     a module          of the program that called us: it is captured in that process
 
-Runs in the child, by file path: imports torch alone, and transformers where it is asked for.
+Runs in the child.
 """
 
 import importlib.machinery
@@ -16,10 +16,20 @@ import os
 import pickle
 import sys
 import types
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import failures, more_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Request = Mapping[str, Any]
+State = Mapping[str, "Tensor"]
 
 HALF = ("F16", "BF16")  # in the header of a safetensors file
 INDEX = (
@@ -30,7 +40,7 @@ SCRIPT = "a TorchScript module, which is not taken: build the nn.Module that it 
 WRAPPERS = ("module.", "_orig_mod.", "model.")  # before all names: of DataParallel, torch.compile, Lightning
 
 
-def build(failures, torch, request, folder, attention="sdpa"):
+def build(torch: ModuleType, request: Request, folder: Path, attention: str | None = "sdpa") -> Any:
     """The module in evaluation, without gradients, as its source has it."""
     source = request["source"]
     if "module" in request:  # alive in this process (`own_module.py`)
@@ -38,13 +48,13 @@ def build(failures, torch, request, folder, attention="sdpa"):
             raise failures.Refused(f"it is {SCRIPT}")
         return as_built(request["module"])
     if source.startswith("hf:"):
-        return transformers_module(failures, torch, folder / source[3:], attention)
+        return transformers_module(torch, folder / source[3:], attention)
     if source.endswith(".pt2"):
-        return program_module(failures, torch, folder / source, request)
-    return python_module(failures, torch, source, folder)
+        return program_module(torch, folder / source, request)
+    return python_module(torch, source, folder)
 
 
-def python_module(failures, torch, source, folder):
+def python_module(torch: ModuleType, source: str, folder: Path) -> "nn.Module":
     file, _, function = source.partition(":")
     path = folder / file
     sys.modules[path.stem] = user_module = types.ModuleType(path.stem)
@@ -66,7 +76,7 @@ def python_module(failures, torch, source, folder):
 
 
 @contextmanager
-def without_arguments(path):
+def without_arguments(path: Path) -> Iterator[None]:
     """Inside the block the command line of this process is the file's path alone: the operator's code may parse its
     command line, and this process's own arguments are none of that code's."""
     own, sys.argv = sys.argv, [str(path)]
@@ -76,24 +86,24 @@ def without_arguments(path):
         sys.argv = own
 
 
-def without_compiler(module):
+def without_compiler(module: Any) -> Any:
     """The module that was given to torch.compile: the capture does not keep what torch.compile makes, and making it
     takes minutes."""
     return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
 
 
-def is_script(module):
+def is_script(module: object) -> bool:
     return type(module).__name__ in ("ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule")
 
 
-def refuse_scripts(failures, module):
+def refuse_scripts(module: "nn.Module") -> None:
     """Raise Refused with the name of the first TorchScript module inside a module that could not be captured: torch's
     own message does not name it."""
     if names := [name for name, part in module.named_modules() if is_script(part)]:
         raise failures.Refused(f"the module's part '{names[0]}' is {SCRIPT}, {failures.LIVE}")
 
 
-def as_built(module):
+def as_built(module: Any) -> Any:
     """The module in evaluation mode and without gradients. ``frozen_when_built`` records the parameters that the
     operator's code had frozen, because a training must not change those."""
     module.frozen_when_built = {name for name, one in module.named_parameters() if not one.requires_grad}
@@ -103,13 +113,13 @@ def as_built(module):
     return module.eval()
 
 
-def is_lazy(parameter):
+def is_lazy(parameter: object) -> bool:
     """Whether the parameter has no size yet. A lazy layer (nn.LazyLinear) begins with such parameters; they get a size
     when weights are loaded or when the layer is run for the first time."""
     return type(parameter).__name__ == "UninitializedParameter"
 
 
-def refuse_lazy(failures, module):
+def refuse_lazy(module: "nn.Module") -> None:
     if lazy := [name for name, parameter in module.named_parameters() if is_lazy(parameter)]:
         raise failures.Refused(
             f"the parameter '{lazy[0]}' of a lazy layer has no size yet, and no weights give it one: run the module "
@@ -118,7 +128,7 @@ def refuse_lazy(failures, module):
     module.requires_grad_(False)
 
 
-def transformers_module(failures, torch, folder, attention):
+def transformers_module(torch: ModuleType, folder: Path, attention: str | None) -> Any:
     """The class that config.json names, from this folder alone. Refused where the checkpoint lacks weights.
 
     ``attention``: how it computes its attention, where the class can; half of the library's classes can only "eager".
@@ -152,20 +162,18 @@ def transformers_module(failures, torch, folder, attention):
     return as_built(module)
 
 
-def program_module(failures, torch, path, request):
+def program_module(torch: ModuleType, path: Path, request: Request) -> "nn.Module":
     """A foreign program as a module again, its dtypes not pinned, its batch free where the request says so."""
     program = torch.export.load(path)
     widened = [name for name, t in program.state_dict.items() if t.dtype in (torch.half, torch.bfloat16)]
     module = program.module(check_guards=False)
     program_dtypes(torch, module, widen=bool(widened))
     if request.get("free_batch"):
-        freeing = failures.sibling("more_rows")
-        place = failures.sibling("batch_place").place_of_batch
-        freeing.free(torch, module, freeing.axes_of(program, request), place)
+        more_rows.free(torch, module, more_rows.axes_of(program, request))
     return plain_module(torch, module).requires_grad_(False)
 
 
-def plain_module(torch, graph_module):
+def plain_module(torch: ModuleType, graph_module: Any) -> "nn.Module":
     """The same parameters under the same names; torch.export would not ask a GraphModule for its ``forward``."""
 
     signature = inspect.signature(graph_module.forward)
@@ -173,7 +181,7 @@ def plain_module(torch, graph_module):
         graph_module._in_spec.child(1).context or ()
     )  # inputs that were exported by name must be given by name
 
-    def forward(*args, **kwargs):
+    def forward(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         named = {name: given.pop(name) for name in keywords}
         return graph_module(*given.values(), **named)  # with the hook that checks sizes against the export's
@@ -186,7 +194,7 @@ def plain_module(torch, graph_module):
     return module
 
 
-def program_dtypes(torch, module, widen):
+def program_dtypes(torch: ModuleType, module: Any, widen: bool) -> None:
     """Asserted dtypes go; in a program that was half, the casts to half that tracing wrote into it go too."""
     half = (torch.half, torch.bfloat16)
     for part in module.modules():
@@ -202,10 +210,10 @@ def program_dtypes(torch, module, widen):
         part.recompile()
 
 
-def load_weights(failures, torch, module, weights):
+def load_weights(torch: ModuleType, module: "nn.Module", weights: str | None) -> list[str]:
     if weights is None:
         return []
-    state = with_tied(module, unwrapped(module, read_state(failures, torch, weights)))
+    state = with_tied(module, unwrapped(module, read_state(torch, weights)))
     wide = {name: t.float() if t.dtype in (torch.half, torch.bfloat16) else t for name, t in state.items()}
     try:
         module.load_state_dict(wide, strict=True)
@@ -217,7 +225,7 @@ def load_weights(failures, torch, module, weights):
     return [f"{narrow} half-precision tensors of {Path(weights).name} were widened to FP32"] if narrow else []
 
 
-def unwrapped(module, state):
+def unwrapped(module: "nn.Module", state: State) -> State:
     """The state under the module's own names: without the name of a wrapper that it was saved with."""
     own = module.state_dict().keys()
     while state and own.isdisjoint(state):
@@ -228,7 +236,7 @@ def unwrapped(module, state):
     return state
 
 
-def with_tied(module, state):
+def with_tied(module: "nn.Module", state: State) -> State:
     """The state with both names of a tied weight, of which a file of safetensors has one alone."""
     names = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -240,20 +248,20 @@ def with_tied(module, state):
     return found
 
 
-def read_state(failures, torch, weights):
+def read_state(torch: ModuleType, weights: str) -> State:
     """The tensors of safetensors or of a state dict, by name. Pickled code is refused, never run."""
     if weights.endswith(".safetensors"):
         from safetensors.torch import load_file
 
         return load_file(weights)
     if weights.endswith(INDEX):
-        return sharded_state(failures, Path(weights))
+        return sharded_state(Path(weights))
     name = Path(weights).name
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise failures.Refused(
-            f"{name} is not a state dict of tensors alone ({why_not_opened(failures, error)}); a pickled module or "
+            f"{name} is not a state dict of tensors alone ({why_not_opened(error)}); a pickled module or "
             f"TorchScript may run code and is not opened: where the model was made, write its tensors with "
             f"torch.save(model.state_dict(), {name!r})"
         ) from None
@@ -268,7 +276,7 @@ def read_state(failures, torch, weights):
     return state
 
 
-def sharded_state(failures, index):
+def sharded_state(index: Path) -> State:
     """The tensors of several safetensors files beside an index, which says the file of each tensor."""
     from safetensors import safe_open
 
@@ -296,13 +304,13 @@ def sharded_state(failures, index):
     return state
 
 
-def why_not_opened(failures, error):
+def why_not_opened(error: Exception) -> str:
     """Without torch's advice to open the file all the same."""
     reason = failures.first_lines(str(error).rpartition("WeightsUnpickler error: ")[2]).partition("\n")[0]
     return reason.partition(" Please use")[0][:300]
 
 
-def widen(torch, module):
+def widen(torch: ModuleType, module: "nn.Module") -> list[str]:
     # A quantised module's state dict has values that are no tensors, and these have no dtype.
     dtypes = {name: getattr(t, "dtype", None) for name, t in module.state_dict().items()}
     half = [name for name, dtype in dtypes.items() if dtype in (torch.half, torch.bfloat16)]
@@ -312,7 +320,7 @@ def widen(torch, module):
     return []
 
 
-def half_in_checkpoint(request, folder):
+def half_in_checkpoint(request: Request, folder: Path) -> list[str]:
     """A note about weights that ``from_pretrained`` has widened while loading, worded as in `load_weights`."""
     if not request["source"].startswith("hf:"):
         return []

@@ -1,6 +1,6 @@
 """Replaces operations that no archive may have by others with the same results.
 
-Runs in the child, by file path: imports torch alone. The result is compared with the module like all of the program.
+Runs in the child. The result is compared with the module like all of the program.
 """
 
 import operator

@@ -1,7 +1,20 @@
 """Exports a module that has no model.toml yet, to see how many rows a batch may have and how many bytes a row needs.
 
-Runs in the child, by file path: ``child`` is ``child.py``, whose `export` traces as the capture of a conversion does.
+Runs in the child, whose `export` traces as the capture of a conversion does.
 """
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import child, failures
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+from .batch_found import Named
 
 FOR_ONE_ROW = "1 because forward makes the number of rows a constant{place}: {remedy}"
 REMEDY = (
@@ -10,7 +23,9 @@ REMEDY = (
 MANY = 64  # the largest batch that the trial asks for
 
 
-def tried(child, torch, module, shown, result, folder):
+def tried(
+    torch: ModuleType, module: "nn.Module", shown: Named, result: Mapping[str, Any], folder: str
+) -> dict[str, Any]:
     """Export a module that takes batches, and give the entries of the module's description that follow from it.
 
     ``{"row_bytes": …}`` where a batch of any size can be exported (`row_bytes`); ``{"max_batch_size": 1, "doubts":
@@ -23,14 +38,14 @@ def tried(child, torch, module, shown, result, folder):
     try:
         program = child.export(torch, child.Flat(module, request), list(shown.values()), request)
     except Exception as error:
-        if not child.failures.is_specialised(error):
+        if not failures.is_specialised(error):
             return {}
-        why = FOR_ONE_ROW.format(place=child.failures.place_of(error, request), remedy=REMEDY)
+        why = FOR_ONE_ROW.format(place=failures.place_of(error, request), remedy=REMEDY)
         return {"max_batch_size": 1, "doubts": [*result["doubts"], ["", "max_batch_size", why]]}
     return {"row_bytes": row_bytes(torch, program, list(shown.values()))}
 
 
-def _request(result, folder):
+def _request(result: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """The request for the export: every size is free but for those that model.toml is going to fix, as in a
     conversion."""
     inputs = [
@@ -54,11 +69,11 @@ def _request(result, folder):
     }
 
 
-def _is_fixed(size):
+def _is_fixed(size: object) -> bool:
     return isinstance(size, int) and size > 0
 
 
-def row_bytes(torch, program, given):
+def row_bytes(torch: ModuleType, program: "ExportedProgram", given: Iterable["Tensor"]) -> int:
     """The bytes that one row has in the largest value that grows with the batch; 0 where none is known to.
 
     ``given``: a tensor for each input, with the batch on its first axis; their other sizes are those that are counted
@@ -75,12 +90,12 @@ def row_bytes(torch, program, given):
     return max((_bytes(torch, value, sizes) for value in grown), default=0)
 
 
-def _inputs(program):
+def _inputs(program: "ExportedProgram") -> list["Node"]:
     names = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
     return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
 
 
-def _values(torch, program):
+def _values(torch: ModuleType, program: "ExportedProgram") -> Iterator["Tensor"]:
     """The tensors that the nodes make."""
     for node in program.graph.nodes:
         if node.op == "call_function" and not getattr(node.target, "is_view", False):
@@ -89,14 +104,15 @@ def _values(torch, program):
                     yield value
 
 
-def _symbols(torch, shape):
+def _symbols(torch: ModuleType, shape: Iterable[Any]) -> set[Any]:
     return {
         symbol for size in shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols
     }
 
 
-def _bytes(torch, value, sizes):
+def _bytes(torch: ModuleType, value: "Tensor", sizes: Mapping[Any, int]) -> int:
     elements = 1
+    size: Any
     for size in value.shape:
         if isinstance(size, torch.SymInt):
             known = size.node.expr.subs(sizes)

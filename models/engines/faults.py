@@ -3,19 +3,20 @@
 Torch has types for some of it and ONNX Runtime only messages, so both are looked at, here and nowhere else.
 """
 
+import logging
+
 import torch
 
-# Lower case. ONNX Runtime's arenas, libstdc++, torch's CPU allocator, cuDNN and cuBLAS, the CUDA runtime.
+from ..order.lacking_memory import NO_MEMORY, causes
+
+logger = logging.getLogger("halfeven.engines")
+# Lower case, beside what processors say (`lacking_memory.py`): cuBLAS, the CUDA runtime, ONNX Runtime's arenas, cuDNN.
 _NO_MEMORY = (
-    "failed to allocate memory",
-    "bad_alloc",
-    "bad allocation",
-    "can't allocate memory",
-    "not enough memory",
+    *NO_MEMORY,
     "alloc_failed",
+    "cuda out of memory",
     "cuda error: out of memory",
     "cuda failure 2:",
-    "cuda out of memory",
     "available memory of",  # ONNX Runtime's arena under a limit: "… is smaller than requested bytes of …"
     "allocation_failed",
     "find was unable to find an engine",  # cuDNN, where no algorithm's workspace fits
@@ -55,20 +56,20 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether the device or the host had no memory for this run, so that fewer rows may do."""
     return any(
         isinstance(one, torch.OutOfMemoryError | MemoryError) or _mentions(one, _NO_MEMORY)
-        for one in _causes(error)
+        for one in causes(error)
     )
 
 
 def no_half_kernel(error: BaseException) -> bool:
     """Whether an operation has no kernel for halves on the device, which may compute it in FP32."""
-    return any(_mentions(one, _NO_HALF_KERNEL) for one in _causes(error))
+    return any(_mentions(one, _NO_HALF_KERNEL) for one in causes(error))
 
 
 def device_lost(error: BaseException) -> bool:
     """Whether every later call on the device will fail in this process: a sticky CUDA error."""
     return any(
         (isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA)) and _mentions(one, _GONE)
-        for one in _causes(error)
+        for one in causes(error)
     )
 
 
@@ -90,7 +91,7 @@ def device_answers(error: BaseException, device: str) -> bool:
 
 
 def _is_of_cuda(error: BaseException) -> bool:
-    return any(isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA) for one in _causes(error))
+    return any(isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA) for one in causes(error))
 
 
 def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:
@@ -98,17 +99,12 @@ def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error and its causes: an engine may have raised its own error from the device's."""
-    found: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and one not in found:
-        found.append(one)
-        one = one.__cause__
-    return found
-
-
 def give_back_cached_memory() -> None:
-    """Free device memory that torch's allocator keeps unused."""
-    if torch.cuda.is_initialized():
+    """Free device memory that torch's allocator keeps unused, of all models. Never raises: where it fails the memory
+    stays kept, and what needs it says so."""
+    if not torch.cuda.is_initialized():
+        return
+    try:
         torch.cuda.empty_cache()
+    except Exception as error:
+        logger.warning("the device's unused memory could not be given back: %s", error)

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..capture import child, sources
+from ..capture import failures, sources
+from ..capture.failures import Refused
 from ..errors import BadFolder, CaptureFailed, EngineFailed
 from ..store import sha256_of
 from .private_imports import PrivateImports, imports_of
@@ -47,8 +48,8 @@ class LiveSource:
         try:
             with _settings_kept():
                 module = self._transformers() if self.source.startswith("hf:") else self._built()
-                child.widen(torch, module)
-        except child.Refused as error:
+                sources.widen(torch, module)
+        except Refused as error:
             raise BadFolder(f"{self.folder}: {error}") from None
         except (Exception, SystemExit) as error:
             raise CaptureFailed(
@@ -79,10 +80,8 @@ class LiveSource:
         if isinstance(error, FileNotFoundError) and error.filename and not Path(error.filename).is_absolute():
             hint = " (the live form leaves the working directory alone: open files beside __file__)"
         if isinstance(error, ImportError):
-            hint = child.failures.where_imports_are_found(error, roots)
-        return (
-            f"{type(error).__name__}: {child.first_lines(error)}{hint}\n{child.tail(error, roots).rstrip()}"
-        )
+            hint = failures.where_imports_are_found(error, roots)
+        return f"{type(error).__name__}: {failures.first_lines(error)}{hint}\n{failures.tail(error, roots).rstrip()}"
 
     def place(self, error: BaseException) -> str:
         """The innermost line of the operator's that an error passed: callers see no path of this machine."""
@@ -95,20 +94,16 @@ class LiveSource:
         file, _, function = self.source.partition(":")
         build = getattr(self._imports(self._own_text()).module(self.folder / file), function, None)
         if not callable(build):
-            raise child.Refused(f"{file} has no function '{function}', which source = {self.source!r} names")
+            raise Refused(f"{file} has no function '{function}', which source = {self.source!r} names")
         module = build()
         if not isinstance(module, nn.Module):
-            raise child.Refused(
-                f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}"
-            )
+            raise Refused(f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}")
         return module
 
     def _transformers(self) -> nn.Module:
-        module = sources.transformers_module(child.failures, torch, self.folder / self.source[3:], "sdpa")
+        module = sources.transformers_module(torch, self.folder / self.source[3:], "sdpa")
         if lacking := getattr(module, "lacking", ()):
-            raise child.Refused(
-                f"the checkpoint has no weights for {list(lacking)[:5]}: they would be random"
-            )
+            raise Refused(f"the checkpoint has no weights for {list(lacking)[:5]}: they would be random")
         return module
 
     def _imports(self, own: Mapping[str, str]) -> PrivateImports:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ class CudaStreams:
         self._device = device
         names: tuple[StreamName, ...] = ("in", "compute", "out")
         self._streams = {name: torch.cuda.Stream(device) for name in names}
+        self._addresses = {stream.cuda_stream for stream in self._streams.values()}  # of all that were made
+        self._free: list[Any] = []
 
     def enqueue(self, name: StreamName, work: Callable[[], None], after: Reached | None = None) -> Reached:
         stream = self._streams[name]
@@ -77,6 +79,20 @@ class CudaStreams:
     def computing(self) -> int:
         """The address of the stream "compute", for libraries beside torch."""
         return self._streams["compute"].cuda_stream
+
+    def take(self) -> Any:
+        """A stream for the caller alone. Raises RuntimeError where there is none: torch makes 32 of a device, and then
+        hands out the same ones again."""
+        if self._free:
+            return self._free.pop()
+        stream = torch.cuda.Stream(self._device)
+        if stream.cuda_stream in self._addresses:
+            raise RuntimeError(f"all {len(self._addresses)} streams of {self._device} are taken")
+        self._addresses.add(stream.cuda_stream)
+        return stream
+
+    def give_back(self, stream: Any) -> None:
+        self._free.append(stream)
 
     def adopt(self) -> None:
         """Compute nothing before the current stream's work is done (the copy of a program's weights)."""
@@ -109,6 +125,7 @@ def slots_on(device: torch.device) -> int:
 class _Slot:
     """Per input, bytes on the host and on the device; and the outputs of the batch under way."""
 
+    number: int
     hosts: list[Tensor] = field(default_factory=list)
     devices: list[Tensor] = field(default_factory=list)
     answers: Sequence[Tensor] = ()
@@ -118,8 +135,8 @@ class _Slot:
 class Staging:
     """Takes batches for ``compute``, which gets tensors on the device and gives tensors there.
 
-    ``assemble_ns`` is how long the requests of the batch launched last took to be joined. ``slots``: how many batches
-    may be under way.
+    ``assemble_ns`` is how long the requests of the batch launched last took to be joined, ``slot`` the number of its
+    slot. ``slots``: how many batches may be under way.
     """
 
     def __init__(
@@ -128,14 +145,15 @@ class Staging:
         self._streams = streams
         self._compute = compute
         self.slots = slots
-        self._free = deque(_Slot() for _ in range(slots))
-        self.assemble_ns = 0
+        self._free = deque(_Slot(number) for number in range(slots))
+        self.assemble_ns = self.slot = 0
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> "Staged":
         """Begin one batch. Raises RuntimeError where ``slots`` batches are under way, and errors of ``compute``."""
         if not self._free:
             raise RuntimeError(f"{self.slots} batches are on their way: wait for the first of them")
         slot = self._free.popleft()
+        self.slot = slot.number
         try:
             began_ns = time.monotonic_ns()
             hosts = [self._gathered(slot, index, part) for index, part in enumerate(parts)]

@@ -20,8 +20,9 @@ from .cpu.packed import pack_weights, packable
 from .cpu.row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
 from .cpu.scripted import without_the_lock
 from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
-from .cuda_graphs import Graphs, NotRecorded, host_reads
+from .cuda_graphs import Graphs, NotRecorded, adds_in_any_order, agreement_of, host_reads
 from .engine import BRIEF_SECONDS, Launched, Launching
+from .faults import give_back_cached_memory
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from .staging import Staging, cuda_streams, slots_on
 
@@ -39,8 +40,8 @@ class TorchEngine:
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
     brief = False
     host_reads: Sequence[str] = ()  # operations of the program that no CUDA graph can hold
+    in_any_order: Sequence[str] = ()  # operations that may give other bits in each run on CUDA
     _guard: Guard | None = None
-    _graphs: Graphs | None = None
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class TorchEngine:
         if device.type == "cpu":
             self._module = self._prepared_for_cpu(module, spec, rows_apart)
         else:  # another version's ranges may have let a request in, and there an index out of range is fatal
-            self.host_reads = host_reads(module)
+            self.host_reads, self.in_any_order = host_reads(module), adds_in_any_order(module)
             self._module = _written(module)
             self._guard = guard_indices(self._module, rows_alone(spec))
         self._stage()
@@ -133,20 +134,34 @@ class TorchEngine:
             raise NotRecorded(f"{self.device} records nothing")
         if self.host_reads:
             raise NotRecorded(f"the host has to know the result of {', '.join(self.host_reads)}")
-        if self._graphs is None:
-            self._graphs = Graphs(lambda *inputs: self._module(*inputs))
-        self._compute = self._graphs.record
+        agreement = agreement_of(self.precision, self.in_any_order)
+        while len(self._graphs) < self._staging.slots:
+            self._graphs.append(Graphs(self._eagerly, cuda_streams(self._device), agreement))
+        self._compute = self._recorded
         try:
             run_in_every_slot(self, parts)
         finally:
-            self._compute = self._graphs
+            self._compute = self._replayed
 
     def forget_recordings(self) -> None:
         """Compute every batch operation by operation again."""
-        self._compute, self._graphs = self._eagerly, None
+        self._compute = self._eagerly
+        while self._graphs:
+            self._graphs.pop().close()
 
     def _eagerly(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         return self._module(*inputs)
+
+    def _recorded(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self._graphs_of_slot.record(*inputs)
+
+    def _replayed(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self._graphs_of_slot(*inputs)
+
+    @property
+    def _graphs_of_slot(self) -> Graphs:
+        assert self._staging is not None, "batches are recorded and replayed on CUDA alone"
+        return self._graphs[self._staging.slot]
 
     def close(self) -> None:
         self._end_shares()
@@ -154,7 +169,7 @@ class TorchEngine:
         del self._module
         self._staging = None
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+            give_back_cached_memory()
 
     def _place(self, precision: str, device: torch.device, setup: CpuSetup) -> None:
         self.precision = precision
@@ -163,6 +178,7 @@ class TorchEngine:
         self.setup = setup
         self.possible: set[str] = set()
         self._shares: RowShares | None = None
+        self._graphs: list[Graphs] = []  # by slot
         # One for all batches: to make one takes 10 µs after a sleep, a fifth of a small batch.
         self._no_autograd = torch.inference_mode()
 

@@ -74,9 +74,8 @@ _STRANGER = Permit(None, known=False)  # without a key, where none is needed alt
 class AccessControl:
     """The keys of a file, read again when it changes. For one thread.
 
-    ``needed``: requests are refused while there is no file too. ``clock`` gives seconds. ``counted``: a request counts
-    in its key's limits; in one process of several only, which then holds the limits for all. Raises StoreUnusable or
-    DamagedFile where the file cannot be read at the start, unless ``patient``: then requests are refused until it can.
+    ``needed``: requests are refused while there is no file too. ``clock`` gives seconds. Raises StoreUnusable or
+    DamagedFile where the file cannot be read at the start; later, requests are refused until it can.
     """
 
     def __init__(
@@ -84,18 +83,13 @@ class AccessControl:
         file: KeyFile | None = None,
         needed: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        counted: bool = True,
-        patient: bool = False,
     ) -> None:
         self._file, self._needed, self._clock = file, needed, clock
         self._keys: Keys | None = Keys()  # None: the file cannot be read now
         self._stamp: Stamp | None = None
         self._limits: dict[str, tuple[KeyRecord, KeyLimits]] = {}
-        self._counted = counted
         self._look_at_s, self._started = clock() + LOOK_EVERY_S, False
-        if patient:
-            self._look()
-        elif file is not None:
+        if file is not None:
             self._read(file, file.stamp())
         self._started = True
 
@@ -168,7 +162,7 @@ class AccessControl:
         return record
 
     def _limits_of(self, record: KeyRecord, now_s: float) -> KeyLimits | None:
-        if not self._counted or (record.rate is None and record.concurrency is None):
+        if record.rate is None and record.concurrency is None:
             return None
         kept = self._limits.get(record.id)
         if kept is None or kept[0] != record:

@@ -2,7 +2,8 @@
 
 Each new connection looks at the files (two calls of stat, beside a handshake that takes a thousand times as long), so
 a renewed certificate needs no signal and no timer. Certificate and key are two files and are rarely replaced at
-once: a pair that does not fit together is not taken, and the one before goes on.
+once: a pair that does not fit together is not taken, and the one before goes on. Nor is one that every caller would
+refuse, because it has expired for example, while callers take the one before; the first pair is taken with a warning.
 
 Source: `ssl.SSLContext.sni_callback`, which is called for every handshake, with or without a server name.
 """
@@ -31,6 +32,8 @@ class Certificates:
                 f"--tls-cert {certificate} and --tls-key {key} cannot be used: {_words(error)}; expected a PEM file "
                 "with the certificate and those that signed it, and one with its private key, which is not encrypted"
             ) from None
+        if why := self._refused_by_callers():
+            _LOG.warning("callers refuse the certificate %s: %s", certificate, why)
 
     def server_context(self) -> ssl.SSLContext:
         """The context to listen with; every handshake has the pair that is in the files then."""
@@ -46,9 +49,15 @@ class Certificates:
         """The context of the newest pair that fits together."""
         stamp = self._look()
         if stamp != self._stamp:
+            before = self._current, self._pem
             try:
                 self._current, self._pem = self._read()
-                self._stamp, self._said = stamp, ""
+                self._stamp = stamp
+                if (why := self._refused_by_callers()) and not _refused(*before):
+                    self._current, self._pem = before
+                    self._refuse(f"callers refuse it: {why}")
+                else:
+                    self._said = ""
             except (OSError, ValueError) as error:
                 if isinstance(
                     error, ssl.SSLError
@@ -71,6 +80,9 @@ class Certificates:
         if self._look() != before:
             raise ValueError("a file was replaced while they were read")
         return context, pem
+
+    def _refused_by_callers(self) -> str:
+        return _refused(self._current, self._pem)
 
     def _refuse(self, why: str) -> None:
         """Log that the new pair is not taken, once for each reason."""
@@ -95,6 +107,26 @@ class Certificates:
         # Without a password function OpenSSL would ask for one on the terminal.
         context.load_cert_chain(*self._files, password=lambda: "")
         return context
+
+
+def _refused(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> str:
+    """Why a caller that trusts this very certificate refuses it now, in OpenSSL's words (its dates, its purpose); empty
+    where it does not. The caller is one in memory."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(cadata=pem[1].decode("ascii", "ignore"))
+    to_server, to_caller = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = trusting.wrap_bio(to_caller, to_server)
+    server = context.wrap_bio(to_server, to_caller, server_side=True)
+    for side in (caller, server, caller):
+        try:
+            side.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+        except ssl.SSLWantReadError:
+            continue
+    return ""
 
 
 def _words(error: Exception) -> str:

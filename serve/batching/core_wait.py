@@ -59,7 +59,7 @@ class Crowding:
     """What took cores from this process since this was made: other programs, other guests (steal), its group's quota.
 
     Threads of this process that spin make each other wait as well; only where other programs computed meanwhile is the
-    machine crowded. Processes that this program started (HTTP workers, trainers) are no other programs. A group that
+    machine crowded. Processes that this program started (trainers) are no other programs. A group that
     used up its quota waits too, with nobody else to blame.
     """
 
@@ -121,13 +121,9 @@ def _other_programs_worked_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own_programs_worked_s()
 
 
-# The process that imported this first: with HTTP workers their parent, which was not forked yet.
-_ROOT = os.getpid()
-
-
-def own_programs_worked_s(root: int = _ROOT, proc: Path = Path("/proc")) -> float:
-    """Processor time of this program: of the process ``root``, of those that it started, and of those that they
-    started, with the ones that have ended."""
+def own_programs_worked_s(root: int | None = None, proc: Path = Path("/proc")) -> float:
+    """Processor time of this program: of the process ``root`` (this one), of those that it started, and of those that
+    they started, with the ones that have ended."""
     times: dict[int, float] = {}
     parents: dict[int, int] = {}
     for file in proc.glob("[0-9]*/stat"):
@@ -137,7 +133,7 @@ def own_programs_worked_s(root: int = _ROOT, proc: Path = Path("/proc")) -> floa
             times[int(file.parent.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):  # a process that has ended
             continue
-    ours, spent = {root, os.getpid()}, os.times()
+    ours, spent = {os.getpid() if root is None else root, os.getpid()}, os.times()
     times[os.getpid()] = (
         time.process_time() + spent.children_user + spent.children_system
     )  # exact, unlike the file

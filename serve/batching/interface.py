@@ -131,19 +131,15 @@ class Submit(Protocol):
         ...
 
 
-class Answering(Submit, Protocol):
-    """A model as the infer route sees it: its name, its spec, and `submit`, which queues one checked request with the
-    version that is to answer it (active, or a canary). The spec is the same for all versions under one name."""
+class Served(Submit, Protocol):
+    """A model that has an active version. `submit` queues one checked request with the version that is to answer it
+    (active, or a canary). The spec is the same for all versions under one name."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def spec(self) -> ModelSpec: ...
-
-
-class Served(Answering, Protocol):
-    """A model that has an active version."""
 
     @property
     def batcher(self) -> Submit: ...
@@ -162,15 +158,7 @@ class ServedName(Served, Protocol):
         ...
 
 
-class Finding(Protocol):
-    """A roster as the infer route sees it: it finds a model by its name."""
-
-    def find(self, name: str, version: str | None = None) -> Answering:
-        """As `Roster.find`."""
-        ...
-
-
-class Roster(Finding, Protocol):
+class Roster(Protocol):
     """The loaded versions by name."""
 
     def find(self, name: str, version: str | None = None) -> Served:

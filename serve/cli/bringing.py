@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import Json, finish
+from .console import Json, finish_order
 
 
 def init(
@@ -38,7 +38,7 @@ def init(
         ]
         return facts, "\n".join([*shown, f"next: halfeven convert {facts['folder']}"]), 0
 
-    finish(work, as_json)
+    finish_order(work, as_json)
 
 
 def import_models(
@@ -63,4 +63,4 @@ def import_models(
         further = [f"next: halfeven convert {model['folder']}" for model in facts["models"]]
         return facts, Text("\n".join([*lines, *further])), 0 if facts["models"] else 4
 
-    finish(work, as_json)
+    finish_order(work, as_json)

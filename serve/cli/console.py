@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from ...models.errors import BadSetting, HalfevenError
+from ...models.order.one_order import one_order
 from ..http.error_mapping import exit_code_of
 
 # All control characters but tab and line feed: C0, DEL and C1. Names in a file and a server's words can have them.
@@ -40,7 +41,27 @@ StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help=
 DEFAULT_STORE = Path("halfeven-store")
 
 
-def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: bool) -> None:
+Work = Callable[[], tuple[Mapping[str, Any], Any, int]]
+
+
+def finish_order(command: Work, as_json: bool) -> None:
+    """`finish` of a command that runs what strangers made: it has the bounds of one order (`one_order.py`)."""
+
+    def end(error: HalfevenError) -> None:
+        _print_error(error, as_json)
+        sys.stderr.flush()
+        os._exit(exit_code_of(error))  # with its children; no code of a library can be interrupted
+
+    def within_bounds() -> tuple[Mapping[str, Any], Any, int]:
+        from ..settings import order_bounds  # pydantic, which other commands do not need
+
+        with one_order(order_bounds()) as order, order.watched(end):
+            return command()
+
+    finish(within_bounds, as_json)
+
+
+def finish(command: Work, as_json: bool) -> None:
     """Run a command's work, which gives (facts, text for people, exit code). The one place that ends a command."""
     try:
         facts, shown, code = command()
@@ -48,11 +69,7 @@ def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: b
         errors.print("interrupted; nothing half-written is left behind")
         raise typer.Exit(1) from None
     except (HalfevenError, OSError) as error:
-        code = error.code if isinstance(error, HalfevenError) else "file_error"
-        message = str(error) if isinstance(error, HalfevenError) else _of_the_system(error)
-        errors.print(f"error: {message}", markup=False)
-        if as_json:
-            print_json({"error": message, "code": code, "status": "failed", "forms": {}})
+        _print_error(error, as_json)
         raise typer.Exit(exit_code_of(error)) from None
     if as_json:
         print_json(facts)
@@ -61,6 +78,14 @@ def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: b
     elif shown is not None:
         out.print(shown)
     raise typer.Exit(code)
+
+
+def _print_error(error: HalfevenError | OSError, as_json: bool) -> None:
+    code = error.code if isinstance(error, HalfevenError) else "file_error"
+    message = str(error) if isinstance(error, HalfevenError) else _of_the_system(error)
+    errors.print(f"error: {message}", markup=False)
+    if as_json:
+        print_json({"error": message, "code": code, "status": "failed", "forms": {}})
 
 
 def check_target(option: str, file: Path | None) -> None:

@@ -41,7 +41,7 @@ def run_demo(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], T
     """Run the demonstration; gives its facts and the table. The store and its reports are kept."""
     started = time.perf_counter()
     where = store_path or Path(tempfile.mkdtemp(prefix="halfeven-demo-"))
-    store = store_at(where, writes=True)
+    store = store_at(where, "its versions")
     with tempfile.TemporaryDirectory(prefix="halfeven-demo-model-") as name:
         folder = own_folder(Path(name))
         samples = load_samples(folder / "samples.safetensors", read_folder(folder).spec)

@@ -42,6 +42,7 @@ def server(store: Store, notify: Notify, model: str = MODEL) -> Iterator[int]:
     end."""
     command = [
         sys.executable,
+        "-P",
         "-m",
         "halfeven.serve.cli.main",
         "serve",

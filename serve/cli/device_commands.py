@@ -40,7 +40,7 @@ def selftest(
         from ..selftest.selftest import selftest, table_of
 
         check_target("--out", out)
-        root = store_at(store, writes=True).root
+        root = store_at(store, "what is wrong on this device", in_state=True).root
         with progress("selftest") as show:
             facts = selftest(device, root, show)
         if out is not None:

@@ -16,7 +16,7 @@ from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
 from .backup_command import backup
 from .bringing import import_models, init
-from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, notify, progress
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, finish_order, notify, progress
 from .device_commands import doctor, selftest
 from .key_commands import app as keys
 from .lint_command import lint
@@ -78,6 +78,9 @@ def convert(
         bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
     ] = False,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
+    name: Annotated[
+        str | None, typer.Option(help="Of the model, for a bare file; default the file's.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
@@ -94,9 +97,10 @@ def convert(
             search=search,
             device=resolve_device(device),
             all_forms=form == "both",
+            name=name,
         )
         with progress("converting") as show:
-            done = convert(folder, store_at(store, writes=True), options, show)
+            done = convert(folder, store_at(store, "the new version"), options, show)
         if report is not None:
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
@@ -105,7 +109,7 @@ def convert(
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
         return done.facts, render_terminal(done.shown()), 0 if passed else refused
 
-    finish(work, as_json)
+    finish_order(work, as_json)
 
 
 def _forms(word: str | None) -> tuple[str, ...]:
@@ -144,7 +148,7 @@ def parity(
         judged = [form for form in facts["forms"].values() if form.get("parity")]
         return facts, render_terminal(facts), 0 if all(form["passed"] for form in judged) else 3
 
-    finish(work, as_json)
+    finish_order(work, as_json)
 
 
 @app.command()
@@ -230,7 +234,7 @@ def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..http.routes.history import history_of, store_at
 
-        facts = history_of(store_at(store, writes=True)).rollback(name)
+        facts = history_of(store_at(store, "which version is active")).rollback(name)
         return facts, f"{name}@{facts['version']} is active", 0
 
     finish(work, as_json)
@@ -250,7 +254,7 @@ def promote(
         from ..http.routes.history import promote, store_at
 
         name, number = version_named(target)
-        facts = promote(store_at(store), name, number)
+        facts = promote(store_at(store, "which version is active"), name, number)
         return facts, f"{target} is active", 0
 
     finish(work, as_json)

@@ -69,7 +69,7 @@ def tune(
         from ..http.routes.history import store_at
         from ..tuning.search import described, tune
 
-        facts = tune(name, store_at(store, writes=True), device, seconds, notify)
+        facts = tune(name, store_at(store, "the winner", in_state=True), device, seconds, notify)
         return facts, described(facts), 0
 
     finish(work, as_json)

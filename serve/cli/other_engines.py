@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
+from .console import DEFAULT_STORE, Json, StoreAt, finish, finish_order, notify
 
 
 def export(
@@ -29,7 +29,7 @@ def export(
         next_step = f"build it as {folder}/README.md says, then: halfeven prove {folder} --against URL"
         return facts, Text(f"{facts['model']}@{facts['version']} is in {folder}\n{next_step}"), 0
 
-    finish(work, as_json)
+    finish_order(work, as_json)
 
 
 def prove(

@@ -29,9 +29,8 @@ Host = Annotated[str | None, _option("The address to listen on; default loopback
 Port = Annotated[int | None, _option("0 takes a free one.")]
 GrpcPort = Annotated[int | None, _option("Speak gRPC too, at this port (8001 by custom); default not.")]
 HttpWorkers = Annotated[
-    int | None,
-    _option("Processes that speak HTTP in front of one that runs the models; default 0: one does all."),
-]
+    str | None, typer.Option(hidden=True)
+]  # refused by the settings, with what replaced it
 Device = Annotated[str | None, _option("auto, cpu or cuda:N.")]
 Fallback = Annotated[str | None, _option("fp32 or none: when a half is refused.")]
 KeyFile = Annotated[Path | None, _option("The file of the keys; default: in the store (`halfeven keys`).")]
@@ -121,17 +120,14 @@ def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     """Serve until a signal comes."""
     from ..access.access_control import AccessControl
     from ..http.routes.history import store_at
+    from ..server import serve
     from ..settings import unknown_variables
 
     set_up(settings.log_level, settings.log_format, settings.access_log)
     for sentence in unknown_variables(os.environ):
         logging.getLogger("halfeven").warning("%s", sentence)
     # A store that may not be written is only read.
-    opened = store_at(settings.store, writes=settings.models is not None)
+    opened = store_at(settings.store, "the version of each model folder" if settings.models else "")
     if (said := AccessControl(settings.keys, settings.needs_keys).notice) is not None:
         notify(said)
-    if settings.http_workers:
-        from ..workers.parent import serve_with_workers as serve
-    else:
-        from ..server import serve
     serve(settings, opened, notify)

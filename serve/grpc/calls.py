@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -16,12 +15,15 @@ import orjson
 from google.protobuf import json_format
 
 from ...models.errors import BadRequest, NotReady, UnknownName
-from ..batching.interface import Answer, ControlledRoster
+from ...models.version import __version__
+from ..batching.interface import ControlledRoster
+from ..http.caller import answer_or_leave
 from ..http.codecs.infer import InferCodec, InferRequest
 from ..http.codecs.metadata import server_metadata
+from ..http.inference import parameters_of
 from ..http.limits.memory_budget import Lease
 from ..http.route_scopes import Need, need_of
-from ..http.routes.infer import SMALL_JSON, Begun, InferFront, log_answer
+from ..http.routes.infer import SMALL_JSON, InferFront, log_answer
 from ..http.routes.repository import index_of, load_model, unload_model
 from ..http.routes.v2 import configuration_of, metadata_of, statistics_of
 from ..logs import requests
@@ -39,7 +41,6 @@ from .tensors import (
 
 _FEW_PARTS = 10_000  # sizes and parameters, which take 10 ms; a request with more is read in a thread
 T = TypeVar("T")
-_VERSION = installed_version("halfeven")
 
 
 class Calls:
@@ -62,7 +63,7 @@ class Calls:
         return message("ModelReadyResponse")(ready=ready)
 
     async def server_metadata(self, request: Any, lease: Lease) -> Any:
-        return _from_json("ServerMetadataResponse", server_metadata(self._server_name, _VERSION))
+        return _from_json("ServerMetadataResponse", server_metadata(self._server_name, __version__))
 
     async def model_metadata(self, request: Any, lease: Lease) -> Any:
         found = metadata_of(self._roster, request.name, request.version or None)
@@ -98,43 +99,25 @@ class Calls:
         return message("RepositoryModelUnloadResponse")()
 
     async def infer(self, request: Any, lease: Lease) -> Any:
-        since_ns = perf_counter_ns()
-        front = self._front
-        asked = request.model_name, request.model_version or None
-        served = front.find(asked)
-        codec = front.codec(served)
-        read = await self._read(codec, request, lease)
-        # Again: another version may have become active while large contents were read.
-        served = front.find(asked)
-        if front.codec(served) is not codec and served.spec.signature() != codec.spec.signature():
-            raise NotReady(
-                f"model '{served.name}' changed its inputs while the request was read; send it again"
-            )
-        future = served.submit(read.arrays, read.rows, read.terms)
-        begun = Begun(codec, read, future, since_ns, front.written[served.name])
-        answer = await _answer_to(future)
+        """Large typed contents, and very many sizes or parameters, are read in a thread."""
+        inference, asked = self._front.inference, (request.model_name, request.model_version or None)
+        check_counts(request, inference.find(asked).spec)
+        parts = parts_of(request)
+        large = not request.raw_input_contents and request.ByteSize() > SMALL_JSON
+
+        def read(codec: InferCodec) -> InferRequest:
+            with lease.meanwhile(typed_bytes(request) + parts * PART_BYTES):
+                return codec.read_message(*fields_of(request))
+
+        begun = await inference.ask(asked, read, aside=large or parts > _FEW_PARTS)
+        answer = await answer_or_leave(begun.future)
         began_ns = perf_counter_ns()
-        prepared = answer.prepared
-        parameters = {"halfeven_precision": answer.precision, "halfeven_digest": prepared.digest[:12]}
-        response = response_of(codec, read, answer.outputs, prepared.version, parameters)
+        version, parameters = answer.prepared.version, parameters_of(answer)
+        response = response_of(begun.codec, begun.request, answer.outputs, version, parameters)
         begun.written.add(perf_counter_ns() - began_ns)
         if requests.isEnabledFor(logging.INFO):
             log_answer(begun, answer, None)
         return response
-
-    async def _read(self, codec: InferCodec, request: Any, lease: Lease) -> InferRequest:
-        """Read the request; large typed contents, and very many sizes or parameters, in a thread, so that the event
-        loop goes on."""
-        check_counts(request, codec.spec)
-        parts = parts_of(request)
-
-        def read() -> InferRequest:
-            with lease.meanwhile(typed_bytes(request) + parts * PART_BYTES):
-                return codec.read_message(*fields_of(request))
-
-        if parts <= _FEW_PARTS and (request.raw_input_contents or request.ByteSize() <= SMALL_JSON):
-            return read()
-        return await self._front.worker_threads.run(read)
 
 
 async def _to_the_end(work: Callable[..., T], *arguments: Any) -> T:
@@ -192,18 +175,6 @@ def stream_error(request: Any, words: str) -> Any:
     """The stream's message for a request that is refused; the stream goes on."""
     response = message("ModelInferResponse")(model_name=request.model_name, id=request.id)
     return message("ModelStreamInferResponse")(error_message=words, infer_response=response)
-
-
-async def _answer_to(future: asyncio.Future[Answer]) -> Answer:
-    """The answer. A caller that leaves cancels this task, and with it the future. Raises NotReady where the version
-    was taken away."""
-    try:
-        return await future
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise NotReady("the model was taken away while the request waited; send it again") from None
 
 
 def _from_json(name: str, fields: dict[str, Any]) -> Any:

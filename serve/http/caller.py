@@ -11,6 +11,7 @@ from typing import Any
 from ...models.errors import BadRequest, TooLarge
 from ..batching.interface import Answer
 from .error_mapping import SlowBody
+from .inference import taken_away
 from .limits.memory_budget import Lease, MemoryBudget, json_bytes, unlimited
 from .limits.request_limits import DEFAULTS
 
@@ -139,22 +140,25 @@ class _Begun:
             self._steps.close()
 
 
-async def answer_or_leave(future: asyncio.Future[Answer], receive: Receive) -> Answer:
-    """Wait for the answer. A caller that disconnects meanwhile cancels it, so that no batch computes it.
+async def answer_or_leave(future: asyncio.Future[Answer], receive: Receive | None = None) -> Answer:
+    """Wait for the answer. A caller that disconnects meanwhile, as ``receive`` tells, cancels it, so that no batch
+    computes it.
 
-    Raises CallerLeft, and the future's own error.
+    Raises CallerLeft, NotReady where the version was taken away, and the future's own error.
     """
-    if future.done():
-        return future.result()
-    listener = _DisconnectListener(future, receive)
+    listener = None if receive is None or future.done() else _DisconnectListener(future, receive)
     try:
         return await future
     except asyncio.CancelledError:
-        if listener.disconnected:
+        if listener is not None and listener.disconnected:
             raise CallerLeft from None
-        raise
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the caller left, or the server gives up
+            raise
+        raise taken_away() from None
     finally:
-        listener.close()
+        if listener is not None:
+            listener.close()
 
 
 class _DisconnectListener:

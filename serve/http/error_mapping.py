@@ -82,12 +82,6 @@ class UrlTooLong(errors.TooLarge):
     code = "url_too_long"
 
 
-class EngineAway(errors.Overloaded):
-    """The process that runs the models has ended and is started again (`serve/workers/`)."""
-
-    code = "engine_away"
-
-
 class NoDescriptor(errors.Overloaded):
     """The process has no file descriptor left for another connection."""
 
@@ -172,9 +166,12 @@ def of_the_disk(error: BaseException) -> BaseException:
     """DiskFull in the place of the system's error of a write: it says what was written, and how much is free."""
     if not isinstance(error, OSError) or not may_not_be_written(error):
         return error
-    what = Path(str(error.filename)) if error.filename else Path()
-    named = what.name or "a file of the server"
-    why = "is read-only" if error.errno == errno.EROFS else f"is full ({free_there(what)})"
+    what = Path(str(error.filename)) if error.filename else None
+    named = "a file of the server" if what is None else what.name
+    free = (
+        "" if what is None else f" ({free_there(what)})"
+    )  # a write through a handle does not say of which disk
+    why = "is read-only" if error.errno == errno.EROFS else f"is full{free}"
     return errors.DiskFull(
         f"{named} cannot be written, its disk {why}: nothing was changed; make room there (delete files, versions or "
         "models, or give the disk more), then ask again"

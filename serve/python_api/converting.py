@@ -19,12 +19,14 @@ from ...exporters.guessing.module_source import guess_module
 from ...exporters.inputs.samples import TARGET
 from ...models.engines.device_choice import resolve_device
 from ...models.errors import BadSamples, BadSetting
+from ...models.order.one_order import one_order
 from ...models.package import ModelFolder
 from ...models.spec import KINDS
 from ...models.store import Store
 from ..cli.console import progress as progress_line
 from ..cli.parity_command import version_called
 from ..http.routes.history import store_at
+from ..settings import order_bounds
 from .arrays_given import Given, rows_in
 from .half import Half
 
@@ -76,6 +78,7 @@ def convert(
     try:
         with (
             tempfile.TemporaryDirectory(prefix="halfeven-model-") as scratch,
+            one_order(order_bounds()),
             progress_line("converting") if progress else nullcontext(lambda _: None) as show,
         ):
             asked = _Asked(model, samples, targets or {}, name, kind, Path(scratch))
@@ -149,12 +152,11 @@ class _Asked:
         if isinstance(self._model, nn.Module):
             folder = self._of_module(self._model)
         else:
-            folder = folder_at(Path(self._model), self.samples_file, self._changed)
+            folder = folder_at(Path(self._model), self.samples_file, self._name, self._changed)
         if folder.guessed is None and self._kind is not None:
             raise BadSetting("kind: the model.toml of the folder says it; write it there, under [[outputs]]")
-        named = folder if self._name is None else replace(folder, spec=replace(folder.spec, name=self._name))
-        self._name_targets(named)
-        return named
+        self._name_targets(folder)
+        return folder
 
     def _of_module(self, module: nn.Module) -> ModelFolder:
         if self._inputs is None:

@@ -98,7 +98,7 @@ class Half:
 
         Raises StoreUnusable, and BadInput where the newest version there has other inputs or outputs.
         """
-        target = store_at(Path(store), writes=True)
+        target = store_at(Path(store), "the version")
         check_signature(self.version.spec(), target.newest(self.name))
         saved = copied_version(self.version, target)
         if saved.status == LIVE:

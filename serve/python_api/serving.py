@@ -27,7 +27,7 @@ def serve(model: Half | str | os.PathLike[str], *, port: int = 8000, **settings:
     underscores (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a
     model cannot be served.
     """
-    store = model.store if isinstance(model, Half) else store_at(Path(model), writes=True)
+    store = model.store if isinstance(model, Half) else store_at(Path(model))
     asked = read_settings(store=store.root, port=port, **settings)
     server = Server(asked, store)
     server.half = model if isinstance(model, Half) else None

@@ -38,14 +38,14 @@ def state_folder(store: Store, given: Path | None) -> Path | None:
     cache where the store may not be written. None: the store has it all. Raises StoreUnusable for a store that may not
     be read either, or that is not there and cannot be made."""
     if given is not None:
-        store.check(writes=False)
+        store.check()
         return given.expanduser().resolve()
     try:
-        store.check(writes=True)
+        store.check("the state of this server")
     except StoreUnusable:
         if not store.root.is_dir():
             raise
-        store.check(writes=False)
+        store.check()
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         return cache / "halfeven" / "state" / hashlib.sha256(str(store.root).encode()).hexdigest()[:16]
     return None
@@ -59,7 +59,7 @@ class LinkedStore:
         self._models, self._from = folder / "models", source.root / "models"
         try:
             self._models.mkdir(parents=True, exist_ok=True)
-            self.store.check(writes=True)
+            self.store.check("the state of this server")
         except (OSError, StoreUnusable) as error:
             raise BadSetting(
                 f"the state folder {folder} cannot be written: {getattr(error, 'strerror', None) or error}; give "

@@ -30,7 +30,7 @@ from halfeven.models.control_groups import groups_of
 from halfeven.models.store import Store
 from halfeven.serve.bench.command import Plan, bench
 
-from tests.benchmarks.one_caller import free_port
+from tests.benchmarks.server_process import free_port
 from tests.benchmarks.workloads import write_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent

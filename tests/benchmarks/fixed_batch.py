@@ -24,7 +24,7 @@ from halfeven.models.store import Store
 from halfeven.serve.bench.command import Plan, bench
 from torch import Tensor, nn
 
-from tests.benchmarks.one_caller import free_port, process
+from tests.benchmarks.server_process import free_port, process
 from tests.model_folders import tensor, write_folder
 
 LAYERS, STEPS, WIDTH = 2, 4, 640

@@ -25,7 +25,8 @@ from halfeven.models.store import Store
 from halfeven.serve.grpc.messages import SERVICE, message
 
 from tests.benchmarks.fixed_batch import wait_until_ready
-from tests.benchmarks.one_caller import free_port, process, request
+from tests.benchmarks.one_caller import request
+from tests.benchmarks.server_process import free_port, process
 from tests.benchmarks.workloads import write_folder
 
 CALLERS = 32

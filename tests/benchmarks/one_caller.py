@@ -12,13 +12,10 @@ import json
 import re
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from tritonclient.http import InferenceServerClient, InferInput
 
+from tests.benchmarks.server_process import free_port, process
 from tests.benchmarks.workloads import SOURCE, write_folder
 
 EMPTY = """
@@ -39,29 +37,6 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": bytes(160)})
 """
 COUNTED = re.compile(r'halfeven_compute_seconds_(sum|count)\{[^}]*model="tiny"[^}]*\} (\S+)')
-
-
-@contextmanager
-def process(command: list[str], where: Path, port: int) -> Iterator[int]:
-    """A server of its own, entered when it takes connections."""
-    running = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=where)
-    try:
-        for _ in range(600):
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield port
-    finally:
-        running.terminate()
-        running.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def request() -> bytes:

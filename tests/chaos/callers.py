@@ -39,7 +39,7 @@ class Callers:
     def __init__(self, server: Server, rows: dict[str, tuple[list[float], list[float]]]) -> None:
         self._server, self._rows = server, rows
         self._over, self._may_die = threading.Event(), threading.Event()
-        self.faults, self.statuses = list[str](), Counter[int]()
+        self.faults, self.statuses, self.lost = list[str](), Counter[int](), 0
         self._threads = [threading.Thread(target=self._ask, args=(name,)) for name in rows]
         for thread in self._threads:
             thread.start()
@@ -60,6 +60,7 @@ class Callers:
                 status, _, found = infer(self._server, name, row)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 if self._may_die.is_set():
+                    self.lost += 1
                     return
                 self.faults.append(f"a request to {name} got no answer: {error!r}")
                 continue

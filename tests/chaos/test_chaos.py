@@ -43,7 +43,9 @@ def injected(world: World, among: dict[str, faults.Fault], count: int) -> None:
         new = [f"{name}: {one}" for one in among[name](world)]
         print("\n".join(new), end="\n" if new else "", flush=True)
         found += new
-    print(f"{sum(seen.values())} faults, {len(found)} violations: {dict(sorted(seen.items()))}")
+    print(
+        f"{sum(seen.values())} faults, {len(found)} violations: {dict(sorted(seen.items()))}; {world.lost()}"
+    )
     assert found == []
 
 

@@ -26,6 +26,7 @@ class World:
         self._converted = copied(folder / "converted").root
         self.store = Store(Path(shutil.copytree(self._converted, folder / "store")))
         self.live, self.files, self.jobs = {2}, dict[str, str](), set[str]()
+        self.asked = list[Callers]()
         self.server = self.start()
         self.rows: dict[str, tuple[list[float], list[float]]] = {}
         for name in ("net", "other"):
@@ -53,7 +54,13 @@ class World:
         self.live, self.files, self.jobs = {2}, {}, set()
 
     def callers(self) -> Callers:
-        return Callers(self.server, self.rows)
+        self.asked.append(Callers(self.server, self.rows))
+        return self.asked[-1]
+
+    def lost(self) -> str:
+        """How many requests went without an answer because their server was killed meanwhile, of how many."""
+        lost, answered = sum(one.lost for one in self.asked), sum(one.statuses.total() for one in self.asked)
+        return f"{lost} of {lost + answered} requests were lost with their connection"
 
     def pause(self, most_s: float) -> None:
         """Until a random moment."""

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -39,25 +39,9 @@ class Serving:
     grpc: str = ""
 
     @property
-    def pids(self) -> list[int]:
-        """The server's process, and its HTTP workers and engine process where it has some."""
-        return [self.process.pid, *(pid for some in self.children().values() for pid in some)]
-
-    def children(self) -> dict[str, list[int]]:
-        """The processes that it started by their names, without those that have ended."""
-        found: dict[str, list[int]] = {}
-        for place in Path("/proc").iterdir():
-            with suppress(OSError):
-                name, _, rest = (place / "stat").read_text().partition("(")[2].rpartition(")")
-                state, parent = rest.split()[:2]
-                if parent == str(self.process.pid) and state != "Z":
-                    found.setdefault(name, []).append(int(place.name))
-        return found
-
-    @property
     def resident_bytes(self) -> int:
-        texts = [Path(f"/proc/{pid}/status").read_text() for pid in self.pids]
-        return sum(int(text.split("VmRSS:")[1].split()[0]) * 1024 for text in texts)
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(text.split("VmRSS:")[1].split()[0]) * 1024
 
     def leaked_bytes(self, work: Callable[[], object]) -> int:
         """The least that memory grew by in five repetitions of work.

@@ -1,14 +1,11 @@
 """Two readers see the same requests in a stream, or the connection ends: nothing is smuggled past one of them.
 
 The other reader is h11, which shares no code with ours. Each way that a request takes is tried: from the parser to the
-infer route, through ASGI, through an HTTP worker to the engine process. ``HALFEVEN_FUZZ=100000`` reads so many streams.
+infer route, and through ASGI. ``HALFEVEN_FUZZ=100000`` reads so many streams.
 """
 
 import asyncio
-import os
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,11 +13,6 @@ import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.routes.infer import InferFront
-from halfeven.serve.workers.channel import new_memory
-from halfeven.serve.workers.engine_app import EngineApp
-from halfeven.serve.workers.engine_link import EngineLink
-from halfeven.serve.workers.engine_side import EngineSide
-from halfeven.serve.workers.worker_front import WorkerFront
 
 from tests.conftest import SEED
 from tests.fuzz.framing import Read, Streams, theirs
@@ -40,13 +32,12 @@ class Recorder(InferFront):
         super().__init__(self._app_is_not_reached, make_roster(), bounds=Bounds(10.0))
         self.read: list[Read] = []
         self.hot = hot
+        self.inference.begin = self._record
 
     async def _app_is_not_reached(self, scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 
-    def begin(
-        self, served: Any, header_length: Any, body: bytes, authorization: Any = None, ids: Any = ()
-    ) -> Any:
+    def _record(self, served: Any, header_length: Any, body: bytes) -> Any:
         self.read.append((b"POST", INFER, body))
         raise BadRequest("it is recorded")
 
@@ -62,27 +53,6 @@ class Recorder(InferFront):
         headers = [(b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
-
-
-@contextmanager
-def through_a_worker(engine: Recorder) -> Iterator[InferFront]:
-    """The front of a worker, whose calls go to the recorder in the place of the engine process."""
-    tasks = set[asyncio.Task[None]]()
-    wires, calls, memory = socket.socketpair(), socket.socketpair(), new_memory()
-    link = EngineLink(lambda: None)
-    link.connect(wires[0], calls[0], os.dup(memory))
-
-    def run(call: Any) -> None:
-        tasks.add(task := asyncio.get_running_loop().create_task(call))
-        task.add_done_callback(tasks.discard)
-
-    roster = make_roster()
-    side = EngineSide(engine, roster, wires[1], calls[1], memory, lambda: False, run, lambda _: None)
-    try:
-        yield WorkerFront(EngineApp(lambda: link.calls), link, 2**26, 30.0, link.written)
-    finally:
-        side.close()
-        link.close()
 
 
 async def ours(front: InferFront, recorder: Recorder, pieces: list[bytes]) -> tuple[list[Read], bool]:
@@ -136,23 +106,6 @@ def test_two_readers_see_the_same_requests_or_the_connection_ends(hot: bool) -> 
         f"{FUZZED // 2} streams, {whole} requests carried out, {agreed} streams read to their end, {len(faults)} faults"
     )
     assert (faults[:5], whole > FUZZED // 4, agreed > FUZZED // 20) == ([], True, True)
-
-
-@pytest.mark.slow  # hundreds of streams
-def test_a_worker_hands_the_same_requests_to_the_engine_process() -> None:
-    async def run() -> list[str]:
-        engine, alone, faults = Recorder(False), Recorder(False), []
-        with through_a_worker(engine) as worker:
-            for stream, pieces in drawn(FUZZED // 10):
-                read, (expected, _) = (
-                    (await ours(worker, engine, pieces))[0],
-                    await ours(alone, alone, pieces),
-                )
-                if read != expected:
-                    faults.append(f"{stream!r}: {read}, without a worker {expected}")
-        return faults
-
-    assert asyncio.run(run())[:5] == []
 
 
 LOST = {  # one of each kind, so that each is told by its name; from reports about other servers

@@ -69,8 +69,8 @@ def test_the_draft_of_a_dead_process_is_deleted_and_that_of_a_living_one_stays(s
         writers[0].kill()
         writers[0].wait(PATIENCE_S)
         assert dead.is_dir() and living.is_dir()
-        store.remove_dead_drafts()
-        assert not dead.exists() and living.is_dir()
+        with store.draft("another"):  # a machine that only converts has no server that would do it
+            assert not dead.exists() and living.is_dir()
     finally:
         for writer in writers:
             writer.kill()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from halfeven.models.capture.capture import Limits, _run_child
+from halfeven.models.capture.capture import _run_child
 from halfeven.models.usable_cores import Cores, bound_libraries, cores_here, quota_in, usable_cores
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
@@ -184,8 +184,9 @@ def test_the_child_that_captures_is_told_whoever_asks_for_it(
 ) -> None:
     monkeypatch.setattr("halfeven.models.usable_cores.cores_here", lambda: Cores(64, 64, 1.5))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    (tmp_path / "child.py").write_text(CHILD)
-    assert _run_child(tmp_path / "child.py", tmp_path, tmp_path, Limits())["OMP_NUM_THREADS"] == "2"
+    (tmp_path / "telling.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert _run_child("telling", tmp_path, tmp_path)["OMP_NUM_THREADS"] == "2"
 
 
 # In the source.

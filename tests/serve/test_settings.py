@@ -1,7 +1,9 @@
 """Variables that are no settings are named: what was meant is not done."""
 
 import pytest
-from halfeven.serve.settings import Settings, unknown_variables
+from halfeven.serve.cli.main import app
+from halfeven.serve.settings import Settings, read_settings, unknown_variables
+from typer.testing import CliRunner
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,15 @@ def test_settings_and_what_the_tests_use_are_not_named() -> None:
         unknown_variables({**known, "HALFEVEN_API_KEY": "x", "HALFEVEN_TEST_SEED": "1", "halfeven_port": "1"})
         == []
     )
+
+
+def test_http_workers_are_refused_with_what_replaced_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, way_out = CliRunner(), "several servers behind a load balancer"
+    for number in ("0", ""):  # one process, which is what there is
+        monkeypatch.setenv("HALFEVEN_HTTP_WORKERS", number)
+        assert read_settings().http_workers == 0
+    by_option = runner.invoke(app, ["serve", "--http-workers", "2"])
+    monkeypatch.setenv("HALFEVEN_HTTP_WORKERS", "4")
+    for done in (by_option, runner.invoke(app, ["serve"])):
+        assert done.exit_code == 2 and way_out in done.stderr and "--http-workers" in done.stderr
+    assert "http-workers" not in runner.invoke(app, ["serve", "--help"]).stdout

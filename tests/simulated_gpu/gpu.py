@@ -1,5 +1,6 @@
 """The simulated device itself: torch's CUDA functions while it is entered, and what a test may do to it."""
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -10,10 +11,13 @@ from unittest.mock import patch
 import torch
 from halfeven.exporters.torch.autocast.kernels import half_kernels
 from halfeven.models.engines import torch_engine
+from torch._subclasses import fake_tensor
 
 from .memory import Allocator
 from .operations import DEVICE, Operations
 from .work_queues import Point, WorkQueues
+
+STREAMS = 32  # that torch makes of a device; then it hands out the same ones again (c10/cuda/CUDAStream.h)
 
 
 class SimulatedGpu:
@@ -38,6 +42,10 @@ class SimulatedGpu:
         _forget()
         for name, replacement in _replacements(self).items():
             self._stack.enter_context(patch.object(torch.cuda, name, replacement))
+        for name, replacement in _of_the_allocator(self).items():
+            self._stack.enter_context(patch.object(torch._C, name, replacement))
+        # A torch that was built for CUDA would make a context on a device that is not there.
+        self._stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
         self._stack.enter_context(self.operations)
         return self
 
@@ -75,11 +83,16 @@ def _forget() -> None:
 
 
 def _stream_type(gpu: SimulatedGpu) -> type:
-    queues = gpu.queues
+    queues, made, counter = gpu.queues, list[int](), itertools.count()
+
+    def next_number() -> int:
+        if len(made) < STREAMS:
+            made.append(queues.new_stream())
+        return made[next(counter) % STREAMS]
 
     class Stream:
         def __init__(self, device: object = None, priority: int = 0, number: int | None = None) -> None:
-            self.number = queues.new_stream() if number is None else number
+            self.number = next_number() if number is None else number
             self.cuda_stream = self.number  # its address, for libraries beside torch
 
         def wait_event(self, event: Any) -> None:
@@ -118,15 +131,41 @@ def _event_type(gpu: SimulatedGpu) -> type:
 
 def _graph_type(gpu: SimulatedGpu) -> type:
     class CUDAGraph:
-        """Its work is done again on the same addresses, in the current stream."""
+        """Its work is done again on the same addresses, in the current stream. The order of steps, and what is left
+        undone where one fails, are those of ATen/cuda/CUDAGraph.cpp of torch 2.13."""
 
         def __init__(self) -> None:
             self.work: list[Callable[[], object]] = []
+            self._pool: object = None
+            self._stream = 0
+            self._ended = False
+
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            assert capture_error_mode == "thread_local", "another thread's calls would end the capture"
+            self._pool, self._stream = object() if pool is None else pool, gpu.current().number
+            gpu.memory.begin(self._stream, self._pool)
+            gpu.queues.begin_capture(self._stream, self.work)
+
+        def capture_end(self) -> None:
+            gpu.queues.end_capture(self._stream)
+            gpu.memory.end(self._pool)
+            gpu.memory.end_of_the_host(self._pool)
+            self._ended = True
 
         def replay(self) -> None:
+            assert self._ended, "a graph is replayed that was not captured, or was reset"
             gpu.replays += 1
             for do in self.work:
                 gpu.queues.put(gpu.current().number, do)
+
+        def reset(self) -> None:
+            if self._ended:
+                self._ended = False
+                gpu.operations.clear_workspaces(self._stream)
+                gpu.memory.release(self._pool)
+
+        def __del__(self) -> None:
+            self.reset()
 
     return CUDAGraph
 
@@ -135,17 +174,22 @@ def _graph_type(gpu: SimulatedGpu) -> type:
 def _capture(
     gpu: SimulatedGpu, graph: Any, pool: object, stream: Any, capture_error_mode: str
 ) -> Iterator[None]:
-    """What the stream is given meanwhile is not carried out; its memory is of the pool."""
-    assert capture_error_mode == "thread_local", "another thread's calls would end the capture"
+    """``torch.cuda.graph``: it empties the caches, and ends nothing itself where the end of the capture fails."""
     gpu.queues.synchronize()
-    with gpu.queues.changed:
-        gpu.queues.captured[stream.number], gpu.memory.pool = graph.work, pool
+    gpu.memory.empty_cache()
+    with gpu.on(stream):
+        graph.capture_begin(pool, capture_error_mode)
         try:
-            with gpu.on(stream):
-                yield
+            yield
         finally:
-            del gpu.queues.captured[stream.number]
-            gpu.memory.pool = None
+            graph.capture_end()
+
+
+def _of_the_allocator(gpu: SimulatedGpu) -> dict[str, Any]:
+    return {
+        "_cuda_endAllocateToPool": lambda device, pool: gpu.memory.end(pool),
+        "_cuda_releasePool": lambda device, pool: gpu.memory.release(pool),
+    }
 
 
 def _replacements(gpu: SimulatedGpu) -> dict[str, Any]:

@@ -1,9 +1,16 @@
-"""Operations on the simulated device's tensors: put into the current stream's queue, or waited for where CUDA waits."""
+"""Operations on the simulated device's tensors: put into the current stream's queue, or waited for where CUDA waits.
 
+A matrix product passes through cuBLAS's workspace: torch keeps one for each thread and stream, allocates it at the
+first product there (inside a capture: of the capture's pool), and lets it go when a graph that was captured in that
+stream is reset (ATen/cuda/CublasHandlePool.cpp and CUDAGraph.cpp of torch 2.13).
+"""
+
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from halfeven.models.engines.cuda_graphs import is_any_order
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -15,6 +22,8 @@ from .work_queues import WorkQueues
 _aten = torch.ops.aten
 DEVICE = torch.device("cuda:0")
 _READ_BY_THE_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm"}
+_WORKSPACE = 4096  # bytes
 _SCALARS = (_aten.item.default, _aten.is_nonzero.default)  # under inference mode they come as they are
 
 
@@ -62,6 +71,7 @@ class Operations(TorchDispatchMode):
         self.waits: list[str] = []
         self.without_half: set[str] = set()
         self._queues, self._allocator, self._stream = queues, allocator, stream
+        self._workspaces: dict[tuple[int, int], Block] = {}  # by thread, which has a handle, and stream
         self._pinned: dict[int, Tensor] = {}  # by address; never given back, so that no address comes twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,6 +94,7 @@ class Operations(TorchDispatchMode):
                 return found
         with self._queues.changed:
             self._queues.check()
+            self._queues.check_launch()
             return self._on_the_device(func, args, {k: v for k, v in kwargs.items() if k != "device"}, asked)
 
     def _on_the_host(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,13 +143,46 @@ class Operations(TorchDispatchMode):
         outputs = [self._new(one) for one in ([shapes] if single else shapes)]
         inner, targets = _inner((args, kwargs)), [one.content for one in outputs]
 
+        any_order = is_any_order(func, args, kwargs)
+
         def run() -> None:
+            self._allocator.check_mapped(*targets)
             found = func(*inner[0], **inner[1])
+            if any_order and found.is_floating_point():
+                found = found * (1 + self._queues.noise() * torch.finfo(found.dtype).eps)
             for target, value in zip(targets, [found] if single else found, strict=True):
                 target.copy_(value)
 
-        self._queues.put(self._stream(), run)
+        if func._schema.name.removeprefix("aten::") in _PRODUCTS:
+            self._through_workspace(lambda: func(*inner[0], **inner[1]), targets[0])
+        else:
+            self._queues.put(self._stream(), run)
         return outputs[0] if single else tuple(outputs)
+
+    def _through_workspace(self, product: Callable[[], Tensor], target: Tensor) -> None:
+        """Partial sums are in the workspace between two kernels of the stream."""
+        stream = self._stream()
+        key = threading.get_ident(), stream
+        if key not in self._workspaces:
+            self._workspaces[key] = self._allocator.take(_WORKSPACE, stream)
+        memory, bits = self._workspaces[key].memory, list[Tensor]()
+
+        def begin() -> None:
+            self._allocator.check_mapped(memory)
+            bits[:] = [product().contiguous().reshape(-1).view(torch.uint8).clone()]
+            memory[: min(_WORKSPACE, len(bits[0]))] = bits[0][:_WORKSPACE]
+
+        def end() -> None:
+            self._allocator.check_mapped(memory, target)
+            bits[0][:_WORKSPACE] = memory[: min(_WORKSPACE, len(bits[0]))]
+            target.copy_(bits[0].view(target.dtype).view(target.shape))
+
+        self._queues.put(stream, begin)
+        self._queues.put(stream, end)
+
+    def clear_workspaces(self, stream: int) -> None:
+        for key in [key for key in self._workspaces if key[1] == stream]:
+            del self._workspaces[key]
 
     def _new(self, like: Tensor) -> DeviceTensor:
         reach = 1 + sum((size - 1) * step for size, step in zip(like.size(), like.stride(), strict=True))

@@ -47,6 +47,8 @@ class WorkQueues:
         self.captured: dict[
             int, list[Callable[[], object]]
         ] = {}  # of streams that are captured: their work so far
+        self._invalid: set[int] = set()  # captured streams in which something happened that no graph can hold
+        self._kept_error = False  # of such a capture: the next kernel's check finds it (cudaGetLastError)
         self._queues: dict[int, deque[_Work]] = {0: deque()}
 
     def new_stream(self) -> int:
@@ -96,6 +98,26 @@ class WorkQueues:
             for point in [self.point(one) for one in self._queues if stream in (None, one)]:
                 self.wait_for(point)
 
+    def begin_capture(self, stream: int, work: list[Callable[[], object]]) -> None:
+        """What the stream is given from now on is put into ``work``, and not carried out."""
+        self.check()
+        self.captured[stream] = work
+
+    def end_capture(self, stream: int) -> None:
+        """Raises where something happened meanwhile that no graph can hold."""
+        self.check()
+        del self.captured[stream]
+        if stream in self._invalid:
+            self._invalid.remove(stream)
+            self._kept_error = True
+            raise torch.AcceleratorError(
+                "CUDA error: operation failed due to a previous error during capture"
+            )
+
+    def noise(self) -> int:
+        """By how many roundings a sum in another order differs."""
+        return self._chance.choice((-1, 0, 1))
+
     def hold(self) -> None:
         """Carry nothing out until `go`: a thread that waits for the device sleeps."""
         with self.changed:
@@ -108,7 +130,15 @@ class WorkQueues:
 
     def check_capture(self, stream: int | None) -> None:
         """Raise where the stream (None: any) is captured: nothing of it may be waited for."""
-        if self.captured if stream is None else stream in self.captured:
+        hit = set(self.captured) if stream is None else {stream} & set(self.captured)
+        if hit:
+            self._invalid |= hit
+            raise torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+
+    def check_launch(self) -> None:
+        """What torch does behind each kernel: it finds an error that CUDA still keeps, and clears it."""
+        kept, self._kept_error = self._kept_error, False
+        if kept:
             raise torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
 
     def check(self) -> None:

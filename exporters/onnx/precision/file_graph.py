@@ -31,7 +31,7 @@ from .masks import rewrite_masks
 from .oracle import Oracle, to_half_and_back, to_mantissa
 from .profile import node_profile, profile
 from .rewrite import HalfGraph
-from .ties import find_tied, ties_of
+from .ties import may_tie, ties_of
 from .traffic import traffic
 from .weights import TORCH
 
@@ -82,7 +82,7 @@ class FileGraph:
 
     def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         program = self.rules.program
-        if not find_tied(program.model):
+        if not may_tie(program.model):
             return None
         whole = assembled(program.model, program.weights)
         return ties_of(whole, self.spec, self.precision.dtype, samples)

@@ -4,7 +4,7 @@ An index that comes out of TopK, ArgMax or ArgMin, through shape and type ops al
 whole's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 from ....models.spec import ModelSpec
 from ...gate.choosers import Choice
 from ...gate.parity import UNIT_ROUNDOFF
+from ...gate.steps import Steps, near_ties
 from ...gate.ties import Ties
 from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
@@ -22,6 +23,7 @@ from ...question import TieTolerance
 from ..reading.graph import ONNX, attribute, element_type
 from ..reading.one_node import key_of, session
 from ..runtime import session_of
+from .steps import FileSteps, find_stepped
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -140,10 +142,18 @@ def _watching(model: ModelProto, tied: Sequence[Tied]) -> onnxruntime.InferenceS
 
 def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
     """The tie tolerance of an FP32 whole; None where no scores can tie."""
-    if not (tied := find_tied(model)):
-        return None
-    rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
-    outputs, choices = [one.output for one in tied], FileChoices(model, tied)
-    return Ties(
-        outputs, choices, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows))
-    ).tolerated
+    rows, u = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0, UNIT_ROUNDOFF[dtype]
+
+    def asked() -> Iterator[Arrays]:
+        return (arrays for _, arrays in judging.batches(rows))
+
+    tied, stepped = find_tied(model), find_stepped(model)
+    return near_ties(
+        Ties([one.output for one in tied], FileChoices(model, tied), u, asked) if tied else None,
+        Steps([one.output for one in stepped], FileSteps(model, stepped), u, asked) if stepped else None,
+    )
+
+
+def may_tie(model: ModelProto) -> bool:
+    """Whether any output is chosen by a comparison, or comes from a step."""
+    return bool(find_tied(model) or find_stepped(model))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ....models.engines.cuda_graphs import adds_in_any_order, agreement_of, agrees
 from ....models.package import Precision
 from ....models.program import runnable
 from ....models.spec import ModelSpec
@@ -47,7 +48,14 @@ def live_outputs(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Te
         return outputs_of(program, inputs)
 
 
-def same_numbers(live: Tensor, half: Tensor) -> bool:
+def same_numbers(live: Tensor, half: Tensor, agreement: float = 0.0) -> bool:
     """True where two outputs are equal bit for bit, after ``live`` was cast to the datatype of ``half``; NaN equals
-    NaN."""
-    return torch.allclose(live.to(half.dtype), half, rtol=0.0, atol=0.0, equal_nan=True)
+    NaN. ``agreement``: the part of the largest magnitude by which they may differ all the same."""
+    cast = live.to(half.dtype)
+    return torch.allclose(cast, half, rtol=0.0, atol=0.0, equal_nan=True) or agrees(cast, half, agreement)
+
+
+def agreement_on(device: torch.device, program: ExportedProgram, precision: str = "fp16") -> float:
+    """How far two runs of a half may differ on the device: 0, equal bits, but for what adds in any order on CUDA."""
+    in_any_order = adds_in_any_order(runnable(program)) if device.type == "cuda" else []
+    return agreement_of(precision, in_any_order)

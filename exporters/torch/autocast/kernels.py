@@ -20,8 +20,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_aggregate
 
+from ....models.engines.cuda_graphs import scatters_and_adds
 from ...graph.actions import Action, Kept
-from ...policy.classes import Trait, has
 from .bodies import typed
 from .dtypes import Dtypes, tensors_of
 from .plan import PrecisionPlan
@@ -128,7 +128,8 @@ def keep_without_kernel(
             kept += [
                 Kept(c.node, c.op_name, "no half kernel in ONNX Runtime", "it refuses a Scatter that reduces")
                 for c in found.calls.values()
-                if _scatters_and_reduces(c) and all(c.node != other.node for other in kept)
+                # As ONNX it is a Scatter that reduces, which ONNX Runtime refuses in half, but only when it runs.
+                if scatters_and_adds(c.op, c.args, c.kwargs) and all(c.node != other.node for other in kept)
             ]
         if not kept:
             return plan
@@ -191,16 +192,6 @@ class _Recorder(Autocast):
             return _Recorder(inner, self._plan, self._found, prefix).run(*operands)
 
         return typed(node, args, self._prefix, body)
-
-
-def _scatters_and_reduces(call: _Call) -> bool:
-    """As ONNX it is a Scatter that reduces, which ONNX Runtime refuses in half, but only when it runs."""
-    name = call.op_name.removesuffix("_")
-    if not has(name, Trait.SCATTERS):
-        return False
-    if name in ("index_put", "put"):
-        return bool(call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False))
-    return name != "scatter" or "reduce" in call.op._overloadname
 
 
 def _first_line(error: Exception) -> str:

@@ -1,14 +1,16 @@
 """The registries of torch.autocast: CUDA's, whose rules plans follow, and the CPU's, for comparison with live autocast.
 
-Source: CUDA's from the table (`exporters/policy/classes.py`); the CPU's from torch 2.13,
-``aten/src/ATen/autocast_mode.cpp`` (TORCH_LIBRARY_IMPL aten, AutocastCPU). A name stands for all overloads unless one
-is given. An op on no list runs in the dtype of its inputs.
+Source: CUDA's from the table (`exporters/policy/classes.py`), less what the running torch has not yet; the CPU's from
+torch 2.11 to 2.13, ``aten/src/ATen/autocast_mode.cpp`` (TORCH_LIBRARY_IMPL aten, AutocastCPU). A name stands for all
+overloads unless one is given. An op on no list runs in the dtype of its inputs.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch._ops import OpOverload
+from torch.torch_version import TorchVersion
 
 from ...policy.classes import Rule, aten_names, class_of
 
@@ -44,14 +46,26 @@ class OpLists:
         return Rule.INPUT
 
 
-CUDA = OpLists(
-    device="cuda",
-    lower=aten_names(Rule.LOWER),
-    fp32=aten_names(Rule.FP32) - class_of("lstm").aten,  # autocast has the cells inside on its lists
-    fp32_dtype=aten_names(Rule.FP32_DTYPE),
-    widest=aten_names(Rule.WIDEST),
-    banned=aten_names(Rule.BANNED),
-)
+# The first torch that has an operation on CUDA's lists, where the oldest supported one (2.11) has not.
+_SINCE = {"rms_norm": "2.12"}
+
+
+def cuda_lists(version: str) -> OpLists:
+    """CUDA's registry in this version of torch."""
+    not_yet = frozenset(name for name, since in _SINCE.items() if TorchVersion(version) < since)
+    return OpLists(
+        device="cuda",
+        lower=aten_names(Rule.LOWER),
+        fp32=aten_names(Rule.FP32)
+        - class_of("lstm").aten
+        - not_yet,  # autocast has the cells inside on its lists
+        fp32_dtype=aten_names(Rule.FP32_DTYPE),
+        widest=aten_names(Rule.WIDEST),
+        banned=aten_names(Rule.BANNED),
+    )
+
+
+CUDA = cuda_lists(torch.__version__)
 
 CPU = OpLists(
     device="cpu",

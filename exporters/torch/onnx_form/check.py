@@ -5,7 +5,6 @@ inside control-flow bodies (a Scan whose body reads an outer FP16 weight). A sma
 this process.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import onnx
 import onnxruntime
 
 from ....models.engines.onnx_engine import DEADLY_IN_HALF
-from ....models.errors import ExportFailed, OutOfTime
+from ....models.errors import ExportFailed
+from ....models.order.one_order import one_order
 
 LARGE = 2**26  # bytes
-LIMIT_SECONDS = 600  # after that OutOfTime is raised: there is no verdict
 _CHILD = """
 import sys, onnx, onnxruntime
 onnx.checker.check_model(sys.argv[1], full_check=True)
@@ -36,7 +35,7 @@ def check_file(path: Path, bodies: bool) -> None:
     """``onnx.checker``'s full check (shapes are inferred strictly) and a load by ONNX Runtime.
 
     ``bodies``: whether some op runs a graph of its own (If, Loop, Scan): then the load optimises, as the
-    engine's will. Raises ExportFailed where the check or ONNX Runtime refuses the file or crashes, and OutOfTime.
+    engine's will. Raises ExportFailed where the check or ONNX Runtime refuses the file or crashes, and OrderEnded.
     """
     if bodies or path.stat().st_size >= LARGE:
         _check_elsewhere(path, bodies)
@@ -59,18 +58,11 @@ def _check_elsewhere(path: Path, bodies: bool) -> None:
         "bodies" if bodies else "plain",
         *DEADLY_IN_HALF,
     ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise OutOfTime(
-            f"the check of {path.name} and its load by ONNX Runtime did not end within {LIMIT_SECONDS} s: expected "
-            "seconds; convert it again on a machine that has less to do, or without this form (--form torch)"
-        ) from None
-    if done.returncode < 0:
+    with one_order() as order:
+        status, said = order.run(command, f"the check of {path.name} and its load by ONNX Runtime")
+    if status < 0:
         raise ExportFailed(
-            f"ONNX Runtime {onnxruntime.__version__} crashes (signal {-done.returncode}) when it loads {path.name}"
+            f"ONNX Runtime {onnxruntime.__version__} crashes (signal {-status}) when it loads {path.name}"
         )
-    if done.returncode:
-        raise ExportFailed(next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given"))
+    if status:
+        raise ExportFailed(next(iter(said.strip().splitlines()[-1:]), "no reason given"))

@@ -15,7 +15,7 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, InlinePass, RemoveUnusedOpsetsPass
 from torch.export import ExportedProgram
 
-from ....models.errors import ExportFailed, OutOfTime
+from ....models.errors import ExportFailed, OrderEnded
 from ....models.spec import ModelSpec
 from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW
 from .check import check_file
@@ -45,7 +45,7 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
         bodies = any(attr.type in BODIES for node in model.graph for attr in node.attributes.values())
         del model
         check_file(path, bodies)
-    except OutOfTime:
+    except OrderEnded:
         raise
     except Exception as error:
         remove_onnx(path)

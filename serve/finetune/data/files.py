@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from ....models.opened_file import OpenedFile
 from ...http.caller import CallerLeft
 from ...http.error_mapping import SlowBody
 from ...http.limits.request_limits import DEFAULTS
+from ...http.limits.shared_places import may_hold
 
 PURPOSE = "fine-tune"
 UPLOADS = "files"  # the folder in the store
@@ -89,6 +91,7 @@ class Files:
         )
         self._clock = clock
         self._coming = 0  # bytes that callers have declared and not sent yet
+        self._arriving: Counter[str] = Counter()  # by owner: bytes, declared or here, of uploads under way
         self.counting = threading.RLock()  # held while bytes turn from declared ones into written ones
         folder.mkdir(parents=True, exist_ok=True)
         for half in folder.glob(".upload-*"):  # folders are tables that were being read
@@ -128,8 +131,11 @@ class Files:
                 found += path.stat().st_size
         return found
 
-    async def receive(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> Upload:
-        """Read one ``multipart/form-data`` body with the fields ``purpose`` and ``file``, and fsync the file.
+    async def receive(
+        self, headers: Iterable[tuple[bytes, bytes]], receive: Receive, owner: str = "", held: int = 0
+    ) -> Upload:
+        """Read one ``multipart/form-data`` body with the fields ``purpose`` and ``file``, and fsync the file. The
+        ``owner`` has files of ``held`` bytes here.
 
         Raises BadInput, TooLarge (for a declared length before a byte is read), SlowBody, CallerLeft, and
         QuotaReached, DiskFull and StoreError; nothing is left on the disk then.
@@ -139,7 +145,8 @@ class Files:
         declared = known.get(b"content-length", b"0")
         if len(declared) > 18 or (declared.isdigit() and int(declared) > self.max_bytes + _ENVELOPE):
             raise self._too_large(declared.decode("latin-1")[:20])
-        coming = _Coming(self, max(0, int(declared) - _ENVELOPE) if declared.isdigit() else 0)
+        size = max(0, int(declared) - _ENVELOPE) if declared.isdigit() else 0
+        coming = _Coming(self, size, owner, held)
         await asyncio.to_thread(coming.reserve)
         try:
             return await self._received(coming, boundary, receive)
@@ -194,18 +201,33 @@ class Files:
             raise CallerLeft
         return message
 
-    def expect(self, change: int, check: bool = True) -> None:
-        """Change the bytes that are declared and not here yet. Raises QuotaReached where all would be too many; then
-        nothing is changed."""
+    def expect(self, change: int, more: int, owner: str, held: int) -> None:
+        """Change the bytes that are declared and not here yet, because ``more`` bytes of an upload of the ``owner`` are
+        declared or here. Raises QuotaReached where all would be too many, or the owner's; then nothing is changed."""
         with self.counting:
             size = self.used() + self._coming + change
-            if not check or size <= self.most_bytes:
+            own, taken = held + self._arriving[owner], size - more
+            if may_hold(more, own, taken, self.most_bytes, owner):
                 self._coming += change
+                self._arriving[owner] += more
                 return
+            if size <= self.most_bytes:
+                raise QuotaReached(
+                    f"with this upload the files of this key would have {own + more} bytes, and a key may have as many "
+                    f"as are free for all, now {self.most_bytes - taken}: delete some (DELETE /v1/files/ID), or start "
+                    "the server with a larger HALFEVEN_MAX_FILES_MIB"
+                )
             raise QuotaReached(
                 f"with this upload the files here would have {size} bytes, at most {self.most_bytes} are kept; delete "
                 "some (DELETE /v1/files/ID), or start the server with a larger HALFEVEN_MAX_FILES_MIB"
             )
+
+    def expected(self, change: int, more: int, owner: str) -> None:
+        """As `expect`, without a bound."""
+        with self.counting:
+            self._coming += change
+            self._arriving[owner] += more
+            self._arriving = +self._arriving  # without the owners that have none
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(_too_large(size, self.max_bytes))
@@ -214,12 +236,13 @@ class Files:
 class _Coming:
     """The bytes that one upload has declared: reserved before anything is awaited for them, until they have come."""
 
-    def __init__(self, files: Files, nbytes: int) -> None:
-        self._files, self._nbytes, self._reserved = files, nbytes, 0
+    def __init__(self, files: Files, nbytes: int, owner: str, held: int) -> None:
+        self._files, self._nbytes, self._owner, self._held = files, nbytes, owner, held
+        self._reserved = self._own = 0  # ``own``: declared or written
 
     def reserve(self) -> None:
         """Raises QuotaReached."""
-        self._files.expect(self._nbytes)
+        self._expect(self._nbytes, self._nbytes)
         self._reserved = self._nbytes
 
     def write(self, form: "_Form", block: bytes) -> None:
@@ -228,11 +251,16 @@ class _Coming:
             form.write(block)
             fewer = min(len(block), self._reserved)
             self._reserved -= fewer
-            self._files.expect(-fewer)
+            self._expect(-fewer, len(block) - fewer)
 
     def end(self) -> None:
-        self._files.expect(-self._reserved, check=False)
-        self._reserved = 0
+        """What was declared and did not come is given back; what is here is in a record, or deleted."""
+        self._files.expected(-self._reserved, -self._own, self._owner)
+        self._reserved = self._own = 0
+
+    def _expect(self, change: int, more: int) -> None:
+        self._files.expect(change, more, self._owner, self._held)
+        self._own += more
 
 
 def whole_uploads(folder: Path) -> list[Path]:

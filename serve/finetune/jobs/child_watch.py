@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ....models.order.lacking_memory import exit_words
 from .concluding import Cancelled, JobFailed, Paused, ServerStops, WorkerLost
 from .records.job_store import JobStore
 from .worker_process import Child
@@ -55,7 +56,7 @@ def result_of(child: Child, last: Mapping[str, Any], what: str) -> Mapping[str, 
     if not last:
         raise WorkerLost(
             "WORKER_LOST",
-            f"the {what} ended without a result (exit status {child.exit_status}); what serves is unchanged. "
+            f"the {what} ended without a result ({exit_words(child.exit_status)}); what serves is unchanged. "
             f"Its last output: {child.last_output()}",
         )
     if last["type"] == "cancelled":

@@ -16,6 +16,7 @@ import numpy as np
 
 from ....exporters.inputs.samples import MAX_BYTES, Samples, mapped_samples
 from ....models.errors import BadSamples, DiskFull, HalfevenError, NotReady
+from ....models.order.lacking_memory import exit_words
 from ....models.store import Version
 from .worker_process import Child, Priority
 
@@ -149,7 +150,7 @@ def _answer(child: Child, lines: Iterable[Line]) -> Line:
             last = line
     if not last:
         raise ReaderLost(
-            f"it cannot be read: the process that read it ended without an answer (exit status {child.exit_status}); "
+            f"it cannot be read: the process that read it ended without an answer ({exit_words(child.exit_status)}); "
             f"give fewer rows, or another format. Its last output: {child.last_output()}",
             param,
         )

@@ -193,7 +193,7 @@ class JobRunner:
             self._processes,
         )  # fmt: skip
         request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
-        child = Child.of_script(TRAINER, request, folder.of_pass / "train")
+        child = Child.of_module(TRAINER, request, folder.of_pass / "train")
         watch = TrainingWatch(self._job_store, job.id, rows.numbers)
         last = watch.follow(child, lines_of(child, job.id, self._job_store, self._stopping, pauses=True))
         done = result_of(child, last, "trainer")

@@ -20,8 +20,8 @@ from ....exporters.torch.autocast.half_faults import half_faults
 from ....models.engines.arrays import to_torch
 from ....models.engines.load import whole_program
 from ....models.errors import HalfevenError
+from ....models.order.ends_with_parent import die_with_the_parent
 from ....models.store import Store
-from ..training.parent_death import die_with_the_parent
 
 
 def main() -> None:

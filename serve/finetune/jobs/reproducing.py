@@ -122,7 +122,7 @@ def _file(store: Store, version: Version, option: str, digest: str, given: Path 
 
 
 def _trained(request: Mapping[str, Any], folder: Path, notify: Notify) -> Mapping[str, Any]:
-    child, last, total = Child.of_script(TRAINER, request, folder / "train"), {}, 1
+    child, last, total = Child.of_module(TRAINER, request, folder / "train"), {}, 1
     with child:
         for line in child.lines(every_s=0.5):
             if line is None:

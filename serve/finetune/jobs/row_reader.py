@@ -13,7 +13,6 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ import numpy as np
 
 from ....models.durable import no_space_left
 from ....models.errors import BadSamples, DiskFull, HalfevenError
+from ....models.order.ends_with_parent import die_with_the_parent
 from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, read_training, seen_in_training, split
 from ..data.tables import IN_WORK
 from ..judging.joining import MOST_JOINED, evenly
-from ..training.parent_death import die_with_the_parent
 from .choices.hyperparameter_table import QUARANTINE
 from .choices.hyperparameters import held_out_share
 from .choices.loss_choice import check_targets, losses_by_output
@@ -61,9 +60,7 @@ def main() -> None:
 
 
 def stand_back(request: Request) -> None:
-    """The first to go when the machine's memory runs out; bounded in memory and processor time."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
+    """Bounded in memory and processor time."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     try:
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes(request), most_bytes(request)))

@@ -16,7 +16,7 @@ from .choices.trainable import trainable_of
 from .job_rows import HELD_OUT, ROWS, JobRows
 from .worker_process import Priority
 
-TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
+TRAINER = "halfeven.serve.finetune.training.trainer"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
     "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",

@@ -105,7 +105,7 @@ class TrialRuns:
         place = asked.Place(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
         question = asked.training_request(parent, rows, request.hyperparameters, request.seed, "trial", place)
         question |= {"trial_steps": STEPS}
-        return self._answer(Child.of_script(TRAINER, question, folder / "train"), "trainer")
+        return self._answer(Child.of_module(TRAINER, question, folder / "train"), "trainer")
 
     def _answer(self, child: Child, what: str) -> Mapping[str, Any]:
         """The last line of a child that did its work. Raises JobFailed, NotReady."""

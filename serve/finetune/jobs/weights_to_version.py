@@ -4,7 +4,7 @@
 
 Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it works, ``{"type": "done", …}`` or
 ``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, it ends. When the server is
-killed it ends at once, busy or not (`parent_death.py`): the next server converts again, and only that may publish.
+killed it ends at once, busy or not (`ends_with_parent.py`): the next server converts again, and only that may publish.
 """
 
 import contextlib
@@ -25,11 +25,13 @@ from ....exporters.retrain import with_new_weights
 from ....exporters.subject import FurtherVerdict
 from ....models.durable import no_space_left
 from ....models.errors import HalfevenError
+from ....models.order.ends_with_parent import die_with_the_parent
+from ....models.order.one_order import one_order
 from ....models.store import Store
+from ...settings import order_bounds
 from ..judging.gate import Terms, by_set, judge, predictions
 from ..judging.joining import with_joined
 from ..judging.judging_sets import sets_of
-from ..training.parent_death import die_with_the_parent
 from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 
@@ -40,11 +42,17 @@ def main() -> None:
     threading.Thread(target=_leave_with_the_server, daemon=True).start()
     torch.set_num_threads(request["threads"])
     lines = os.fdopen(os.dup(1), "w")
+
+    def end(error: HalfevenError) -> None:
+        _line(lines, _failed(error))
+        os._exit(1)
+
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            last = _convert(request, lambda stage: _line(lines, {"type": "stage", "stage": stage}))
+            with one_order(order_bounds()) as order, order.watched(end):
+                last = _convert(request, lambda stage: _line(lines, {"type": "stage", "stage": stage}))
         except HalfevenError as error:
-            last = {"type": "failed", "code": error.code.upper(), "message": str(error)}
+            last = _failed(error)
         except Exception as error:
             code, message = "INTERNAL", f"{type(error).__name__}: {error}"
             if no_space_left(error):
@@ -90,6 +98,10 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
         "reason": version.manifest["reason"],
         "gate": version.manifest["gate"],
     }
+
+
+def _failed(error: HalfevenError) -> dict[str, Any]:
+    return {"type": "failed", "code": error.code.upper(), "message": str(error)}
 
 
 def _stage(line: str) -> str:

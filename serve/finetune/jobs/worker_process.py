@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ....models.order.one_order import bound_child
 from ....models.usable_cores import bound_libraries
 
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
@@ -28,9 +29,12 @@ both want all of it. ``idle``: what the server leaves (``SCHED_IDLE``, sched(7);
 
 class Child:
     """Use it in a ``with`` block: when the block is left, the process and all that it started are killed.
-    ``priority``: of its processor time; `of_script` and `of_module` take it from the request, else ``normal``."""
+    ``priority``: of its processor time, else ``normal``; ``memory_bytes``: of its private memory (0: no limit).
+    `of_module` takes both from the request."""
 
-    def __init__(self, command: list[str], log: Path, priority: Priority = "normal") -> None:
+    def __init__(
+        self, command: list[str], log: Path, priority: Priority = "normal", memory_bytes: int = 0
+    ) -> None:
         self._log = log
         self._started = time.monotonic()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
@@ -48,21 +52,17 @@ class Child:
         # Before it has begun: its imports alone take seconds of a core.
         with suppress(OSError):
             _lower(self._process.pid, priority)
+        bound_child(self._process.pid, memory_bytes)
         self._reader = threading.Thread(target=self._read, name="halfeven-child-lines", daemon=True)
         self._reader.start()
 
     @classmethod
-    def of_script(cls, script: Path, request: Mapping[str, Any], place: Path) -> "Child":
-        """``python -PB script REQUEST.json``: nothing of ours is on its path, and no byte code is written beside the
-        operator's code, which may be a version's."""
-        command = [sys.executable, "-PB", str(script), _written(request, place)]
-        return cls(command, place.with_suffix(".log"), request.get("priority", "normal"))
-
-    @classmethod
     def of_module(cls, module: str, request: Mapping[str, Any], place: Path) -> "Child":
-        """``python -m module REQUEST.json``: our own code."""
-        command = [sys.executable, "-m", module, _written(request, place)]
-        return cls(command, place.with_suffix(".log"), request.get("priority", "normal"))
+        """``python -PB -m module REQUEST.json``: no byte code is written beside the operator's code, which may be a
+        version's."""
+        command = [sys.executable, "-PB", "-m", module, _written(request, place)]
+        priority, memory_bytes = request.get("priority", "normal"), request.get("memory_limit_bytes", 0)
+        return cls(command, place.with_suffix(".log"), priority, memory_bytes)
 
     def __enter__(self) -> "Child":
         return self

@@ -32,7 +32,11 @@ def loss_of_rows(
     """The mean loss of some rows of ``task`` in evaluation mode. Weights, buffers and generators are as before."""
     before = snapshot(trainee.module)
     with generators_untouched(), trainee.evaluating(), torch.no_grad(), autocast, task.as_they_are():
-        losses = [task.loss(part).item() * (part.numel() / len(batch)) for part in task.parts(batch)]
+        parts = task.parts(batch)
+        read = torch.stack(
+            [task.loss(part).double() for part in parts]
+        ).tolist()  # a device is waited for one time
+    losses = [loss * (part.numel() / len(batch)) for loss, part in zip(read, parts, strict=True)]
     restore(before)
     return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....models.capture import sources
 from .loop.amp import Loop
 from .loop.batch_loop import BatchLoop
 from .loop.losses import one_number, own_function
@@ -19,7 +20,7 @@ from .loop.ranks import ALONE, Ranks
 from .loop.step_loop import MODEL, StepLoop
 from .loop.training_terms import Settings, Stopped
 from .task import Task
-from .trainee import Trainee, child, learn
+from .trainee import Trainee, learn
 
 Request = Mapping[str, Any]
 
@@ -33,6 +34,8 @@ def loop_of(
     count = len(task.rows) if rows is None else min(rows, len(task.rows))
     loop = _loop_of(request, trainee, task, settings, ranks, count)
     loop.on_epoch = task.begin
+    if loop.kind != "cpu":
+        loop.on_next = lambda batch: task.fetch(ranks.share(task.parts(batch)))
     return loop
 
 
@@ -57,10 +60,10 @@ def nets_of(request: Request) -> dict[str, nn.Module]:
     learning = {net for one in declared["optimizers"].values() for net in one["nets"]}
     found: dict[str, nn.Module] = {}
     for name, one in declared["nets"].items():
-        net = child.build(torch, {**source, "source": one["build"]}, Path(source["folder"]))
+        net = sources.build(torch, {**source, "source": one["build"]}, Path(source["folder"]))
         if weights := one.get("weights"):
-            child.load_weights(torch, net, str(Path(source["folder"]) / weights))
-        child.widen(torch, net)
+            sources.load_weights(torch, net, str(Path(source["folder"]) / weights))
+        sources.widen(torch, net)
         found[name] = net.to(request["device"])
         if name in learning:
             learn(found[name].train(), net.frozen_when_built)

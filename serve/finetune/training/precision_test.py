@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ....models import kernel_costs
 from .loop.amp import Loop
 from .loop.batch_loop import BatchLoop, total_steps
 from .loop.loop_state import copied, generators_untouched, put_into
@@ -22,7 +23,6 @@ from .loop.passes import LossOf, PartsOf
 from .loop.patience import named_tensors
 from .loop.training_terms import Settings, Stopped
 from .step_watch import Clock, Slow, StepWatch, TooSlow, slow
-from .trainee import kernel_costs
 
 EXACT_FIRST = ("fp32", "fp16", "bf16")
 SLOW_LAST = ("fp32", "bf16", "fp16")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from ....models import kernel_costs
 from .loop.setting_names import EMULATED
 from .loop.training_terms import DTYPES
-from .trainee import kernel_costs
 
 Costs = Callable[[torch.dtype, list[str]], Mapping[str, kernel_costs.Cost]]
 WAYS_OUT = (

@@ -1,7 +1,7 @@
 """The training task of a job: the rows of its data file, and the loss of some of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Task:
         self.inputs = [tensors[name] for name in names]
         self.targets = {output: tensors[f"target:{output}"] for output in request["losses"]}
         self.request, self.forward = request, forward
+        self._fetched: dict[tuple[int, ...], tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         self.processes = 1 if held_out else request.get("processes", 1)
         self.transform = None if held_out else RowTransform.of(request)
         wanted = {name: one[self.rows] for name, one in self.targets.items()}
@@ -55,6 +56,16 @@ class Task:
 
     def tensors(self, batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Inputs and targets of ``rows[batch]`` by name, on the device."""
+        return self._fetched.pop(_numbers(batch), None) or self._moved(batch)
+
+    def fetch(self, parts: Sequence[Tensor]) -> None:
+        """Put these rows on their way to the device while it computes others. What fails here is said when the rows are
+        asked for."""
+        self._fetched = {}
+        with suppress(Stopped, torch.OutOfMemoryError):
+            self._fetched = {_numbers(part): self._moved(part) for part in parts}
+
+    def _moved(self, batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         rows, device = self.rows[batch.reshape(-1)], self.request["device"]
         names = [spec["name"] for spec in self.request["inputs"]]
         inputs = {name: one[rows] for name, one in zip(names, self.inputs, strict=True)}
@@ -67,13 +78,13 @@ class Task:
 
     def begin(self, epoch: int) -> None:
         """From now on the rows are those of this epoch."""
-        if self.transform is not None:
-            self.transform.epoch = epoch
+        if self.transform is not None and self.transform.epoch != epoch:
+            self.transform.epoch, self._fetched = epoch, {}
 
     @contextmanager
     def as_they_are(self) -> Iterator[None]:
         """Inside, the rows are not transformed: they are judged."""
-        transform, self.transform = self.transform, None
+        transform, self.transform, self._fetched = self.transform, None, {}
         try:
             yield
         finally:
@@ -102,5 +113,16 @@ class Task:
                 )
 
 
+def _numbers(batch: Tensor) -> tuple[int, ...]:
+    return tuple(batch.reshape(-1).tolist())
+
+
 def _on(device: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.to(device) for name, one in tensors.items()}
+    if torch.device(device).type == "cpu":
+        return dict(tensors)
+    return {name: _page_locked(one).to(device, non_blocking=True) for name, one in tensors.items()}
+
+
+def _page_locked(one: Tensor) -> Tensor:
+    """A copy in memory from which a device copies while the host goes on."""
+    return torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one)

@@ -4,7 +4,6 @@ Loaded in the trainer's process (see trainer.py), where only this file and captu
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 import warnings
@@ -20,27 +19,16 @@ from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
+from ....models.capture import sources
+from ....models.capture.child import Flat
+from ....models.capture.failures import Refused, first_lines
+from ....models.durable import no_space_left
+from ....models.order import lacking_memory
 from .adapters import Adapters
 from .loop.half_model import HalfModel
 from .loop.training_terms import DTYPES, Stopped
 
 Request = Mapping[str, Any]
-
-
-def _of_models(path: str) -> Any:
-    """A file of `models`, by its path and under a name of its own: no package of ours is imported beside the
-    operator's."""
-    name, place = f"_halfeven_{Path(path).stem}", Path(__file__).resolve().parents[3] / "models" / path
-    spec = importlib.util.spec_from_file_location(name, place)
-    assert spec and spec.loader
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-child, durable, processor, kernel_costs = (
-    _of_models(path) for path in ("capture/child.py", "durable.py", "processor.py", "kernel_costs.py")
-)
 
 
 @dataclass
@@ -127,12 +115,12 @@ def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
         importlib.import_module("peft")  # before the operator's folder is on the path
     os.chdir(source["folder"])
     sys.path[:0] = [source["folder"], *source["path"]]
-    module = child.build(torch, source, Path(source["folder"]))
-    child.widen(torch, module)
+    module = sources.build(torch, source, Path(source["folder"]))
+    sources.widen(torch, module)
     fit = module.load_state_dict(parent, strict=False)  # the module may know names that the program has not
     if fit.unexpected_keys:
-        raise child.Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
-    flat = child.Flat(module, request)
+        raise Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
+    flat = Flat(module, request)
     if lora:
         adapters = Adapters(module, lora)
         what = f"module with LoRA of rank {lora['rank']} in {len(adapters.layers)} layers"
@@ -211,15 +199,13 @@ def tied(module: GraphModule) -> dict[str, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("can't allocate memory", "bad_alloc")
-    )
+    return isinstance(error, torch.OutOfMemoryError) or bool(lacking_memory.is_out_of_memory(error))
 
 
 def disk_full(error: BaseException) -> bool:
-    return bool(durable.no_space_left(error))
+    return bool(no_space_left(error))
 
 
 def one_line(error: BaseException) -> str:
-    sentence = " ".join(child.first_lines(error).split())
-    return sentence if isinstance(error, child.Refused) else f"{type(error).__name__}: {sentence}"
+    sentence = " ".join(first_lines(error).split())
+    return sentence if isinstance(error, Refused) else f"{type(error).__name__}: {sentence}"

@@ -1,55 +1,40 @@
-"""Trains one job in a process of its own: started by file path, it imports torch and the operator's own code.
+"""Trains one job, with the operator's own code, in a process of its own.
 
-    python -P trainer.py REQUEST.json [RANK]
+    python -P -m halfeven.serve.finetune.training.trainer REQUEST.json [RANK]
 
 Standard output is one JSON object per line (`training_job.py`). At the end of standard input the server is gone, and
 this process ends; a line "cancel" in it ends the job after the current step, and "pause" writes a checkpoint there
 and ends the process.
-Of this package it loads, by path, only the files of this folder and some of models/ (`trainee.py` names them).
 """
 
 import gc
-import importlib
 import json
 import os
 import signal
 import sys
 import threading
-import types
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-HERE = Path(__file__).resolve().parent
+gc.disable()  # nothing of what is imported is garbage: to go through it again and again takes a quarter of the time
+import torch  # noqa: E402
+
+from ....models.capture import failures  # noqa: E402
+from ....models.order import ends_with_parent  # noqa: E402
+from . import trainee, training_job  # noqa: E402
+from .loop import ranks  # noqa: E402
+from .loop import training_terms as terms  # noqa: E402
+
+gc.freeze()
+gc.enable()
 Request = Mapping[str, Any]
 Line = dict[str, Any]
 
 
-def beside(name: str) -> Any:
-    """The file of this folder by that name, as part of a package that is only this folder.
-
-    So the files may import each other, and neither our real package nor the operator's modules come in.
-    """
-    package = "_halfeven_finetune"
-    if package not in sys.modules:
-        sys.modules[package] = folder = types.ModuleType(package)
-        folder.__path__ = [str(HERE)]
-    return importlib.import_module(f"{package}.{name}")
-
-
-gc.disable()  # nothing of what is imported is garbage: to go through it again and again takes a quarter of the time
-torch = importlib.import_module("torch")
-parent_death, trainee, training_job = beside("parent_death"), beside("trainee"), beside("training_job")
-ranks = beside("loop.ranks")
-terms, child = beside("loop.training_terms"), trainee.child
-gc.freeze()
-gc.enable()
-
-
 def main(request_file: str, rank: int = 0) -> NoReturn:
     report, control = private_pipes()
-    parent_death.die_with_the_parent(control)
+    ends_with_parent.die_with_the_parent(control)
     orders = training_job.Orders()
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
     request = read_request(Path(request_file), rank)
@@ -115,13 +100,12 @@ def leave() -> NoReturn:
 
 
 def set_up_process(request: Request) -> None:
-    """Be the first to go when memory runs out; compute repeatably."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-    child.limit_memory(request["memory_limit_bytes"])
+    """Compute repeatably."""
     torch.set_num_threads(request["threads"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic: Any = torch.utils.deterministic  # its setting is no attribute of the module's own type
+    deterministic.fill_uninitialized_memory = False  # every new tensor would be filled, and then written
     torch.backends.mha.set_fastpath_enabled(
         False
     )  # in evaluation it reads the weights of layers, not their adapters
@@ -149,8 +133,8 @@ def failure(error: Any, request: Request) -> Line:
         message = "the disk of the store is full. Delete versions or files there, then create the job again."
     else:
         code, message = "USER_CODE", trainee.one_line(error)
-        if not isinstance(error, child.Refused):
-            traceback = child.tail(error, request["source"] or {"folder": os.devnull, "path": []})
+        if not isinstance(error, failures.Refused):
+            traceback = failures.tail(error, request["source"] or {"folder": os.devnull, "path": []})
     return {"type": "failed", "code": code, "message": message, "traceback": traceback}
 
 

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ....models import processor
 from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import AUTO, settings_of
@@ -33,7 +34,7 @@ from .peak_memory import peak_memory
 from .precision_warning import slow_precision
 from .range_test import RATES, judged_rows, short_steps
 from .task import Task
-from .trainee import Trainee, processor, trainee_of
+from .trainee import Trainee, trainee_of
 
 Request = Mapping[str, Any]
 Line = dict[str, Any]
@@ -154,7 +155,8 @@ class TrainingJob:
         return self._best.ends
 
     def resume(self) -> None:
-        """Go on from the last good checkpoint, if there is one. Raises Stopped where it was made from other rows."""
+        """Go on from the last good checkpoint, if there is one. Raises Stopped where it was made from other rows or was
+        changed after it was written."""
         if self._checkpoints is None:
             return
         try:
@@ -164,18 +166,28 @@ class TrainingJob:
         for one in refused:
             self._report({"type": "note", "code": one.code, "message": str(one)})
         if found is not None:
-            put_back(self.loop, found.tensors, found.numbers)
+            self._put_back(found)
         if self.loop.ranks.rank:
             return
         if found is None:
             self._checkpoints.log.cut(0)
             return
-        self._best.put_back(found.numbers["best"], found.best)
-        self._evaluated, self._saved = found.numbers["evaluated"], self.loop.done
         self._report({"type": "resumed", "step": self.loop.done})
         for line in self._checkpoints.log.cut(found.numbers["log_bytes"]):
             self.summary.add(line)
             self._report({**line, "replayed": True})
+
+    def _put_back(self, found: on_disk.Checkpoint) -> None:
+        try:
+            put_back(self.loop, found.tensors, found.numbers)
+            self._best.put_back(found.numbers["best"], found.best)
+            self._evaluated, self._saved = found.numbers["evaluated"], self.loop.done
+        except Exception as error:  # torch and numpy raise many kinds; a part may be put back already
+            raise Stopped(
+                on_disk.CORRUPT,
+                "the last checkpoint has the digests of its manifest, and is not one that this training wrote "
+                f"({type(error).__name__}: {str(error)[:200]}). Nothing is learnt from it: create the job again",
+            ) from error
 
     def train(self, orders: Orders) -> Line | None:
         """The steps that are left; a last line where the server ended them."""

@@ -22,15 +22,15 @@ from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
 from ...http.json_body import read_order
 from ...http.limits.request_limits import DEFAULTS
+from ...http.limits.shared_places import SharedPlaces
 from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files
 from ..jobs.job_admission import JobAdmission
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import FileRecord, JobRequest, step_of
-from .event_stream import OpenStreams, streamed
+from .event_stream import open_streams, streamed
 from .kept_files import KeptFiles
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
-from .waiting_requests import WaitingRequests
 
 JOBS = "/v1/fine_tuning/jobs"
 _MOST_EVENTS = 1000
@@ -50,7 +50,10 @@ def router(
     kept = KeptFiles(job_store, files)
     _add_changes_of_files(routes, kept, files)
     _add_files(routes, job_store, files, kept)
-    admission, waiting = JobAdmission(job_store, files, store, leaving), WaitingRequests()
+    admission = JobAdmission(job_store, files, store, leaving)
+    # Of the forty threads that all routes share (Starlette): reading the files of a job may take minutes.
+    what = "requests wait for the files of jobs to be read"
+    waiting = SharedPlaces(DEFAULTS.orders_being_read, what, "ask again when some were answered", 10.0)
     _add_jobs(routes, job_store, admission, waiting, wake)
     _add_validation(routes, admission, waiting, try_out)
     _add_reading(routes, job_store)
@@ -67,10 +70,11 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> N
     async def upload(request: Request) -> Response:
         """Upload one safetensors or npz file as `multipart/form-data` with `purpose=fine-tune`; with
         `expires_after[anchor]=created_at` and `expires_after[seconds]` it is deleted by itself."""
+        owner = permit_of(request.scope).owner
         await run_in_threadpool(kept.delete_expired)
         with lease_of(request.scope).meanwhile(IN_MEMORY):
-            received = await files.receive(request.scope["headers"], request.receive)
-        owner = permit_of(request.scope).owner
+            held = await run_in_threadpool(kept.bytes_of, owner)
+            received = await files.receive(request.scope["headers"], request.receive, owner, held)
         return _json(file_body(await run_in_threadpool(kept.keep, received, owner)))
 
     @routes.delete("/v1/files/{id}")
@@ -127,7 +131,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _add_jobs(
-    routes: APIRouter, job_store: JobStore, admission: JobAdmission, waiting: WaitingRequests, wake: Callable[[], None]
+    routes: APIRouter, job_store: JobStore, admission: JobAdmission, waiting: SharedPlaces, wake: Callable[[], None]
 ) -> None:  # fmt: skip
     # Requests with a key are admitted one at a time: a repeated one finds its job, and its files are not read again.
     keyed = threading.Lock()
@@ -154,8 +158,9 @@ def _add_jobs(
         """Create a job; it is on the disk when this answers. `Idempotency-Key`: once however often it is sent."""
         key = _key(request.headers.get("idempotency-key"))
         body = await read_order(request)
-        with waiting.one_more():
-            return await run_in_threadpool(admit, body, key, permit_of(request.scope))
+        permit = permit_of(request.scope)
+        with waiting.take(permit.owner):
+            return await run_in_threadpool(admit, body, key, permit)
 
     @routes.post(JOBS + "/{id}/cancel", dependencies=[_may_see(job_store)])
     def cancel(id: str) -> Response:
@@ -178,7 +183,7 @@ def _add_jobs(
 
 
 def _add_validation(
-    routes: APIRouter, admission: JobAdmission, waiting: WaitingRequests,
+    routes: APIRouter, admission: JobAdmission, waiting: SharedPlaces,
     try_out: Callable[[JobRequest], dict[str, Any]],
 ) -> None:  # fmt: skip
     def validate(body: bytes, permit: Permit) -> Response:
@@ -190,8 +195,9 @@ def _add_validation(
     async def validation(request: Request) -> Response:
         """Check a job request without creating the job: its data and settings, and two steps of the training."""
         body = await read_order(request)
-        with waiting.one_more():
-            return await run_in_threadpool(validate, body, permit_of(request.scope))
+        permit = permit_of(request.scope)
+        with waiting.take(permit.owner):
+            return await run_in_threadpool(validate, body, permit)
 
 
 def _may_see(job_store: JobStore) -> Any:
@@ -258,7 +264,7 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
 
 
 def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bool]) -> None:
-    streams = OpenStreams()
+    streams = open_streams()
 
     @routes.get(JOBS + "/{id}/events", dependencies=[_may_see(job_store)])
     async def events(
@@ -271,8 +277,7 @@ def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bo
         ended; behind `Last-Event-ID` (or `after`)."""
         if stream or "text/event-stream" in request.headers.get("accept", ""):
             last = request.headers.get("last-event-id") or after
-            stands = permit_of(request.scope).stands
-            return await streamed(job_store, id, last, leaving, streams, stands)
+            return await streamed(job_store, id, last, leaving, streams, permit_of(request.scope))
         found = await run_in_threadpool(job_store.events, id, after, limit + 1, order == "asc")
         return _json(page_of(found, limit, event_body))
 

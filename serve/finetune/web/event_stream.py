@@ -10,66 +10,42 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from ....models.errors import Overloaded
+from ...access.access_control import OPEN, Permit
 from ...http.limits.request_limits import DEFAULTS
+from ...http.limits.shared_places import Place, SharedPlaces
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import Event
 from .openai_shapes import event_body
 
 LOOK_EVERY_S = 0.25
 SILENCE_S = 15.0  # then a comment is sent: whatever stands between sees that the connection is in use
-MOST_STREAMS = DEFAULTS.event_streams
 _RETRY_AFTER_S = 10.0
 _AT_ONCE = 500  # events
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
-class OpenStreams:
-    """Counts the streams that are open. It has no lock: only the event loop's thread may use it."""
-
-    def __init__(self, most: int = MOST_STREAMS) -> None:
-        self.most, self.count = most, 0
-
-    def enter(self) -> "StreamPlace":
-        """Count one more, before anything is awaited for it. Raises Overloaded where there are as many as there may
-        be."""
-        if self.count >= self.most:
-            raise Overloaded(
-                f"{self.most} streams of events are open; ask without `stream` (`order=asc` with `after`), or again "
-                "when some have ended",
-                _RETRY_AFTER_S,
-            )
-        self.count += 1
-        return StreamPlace(self)
-
-
-class StreamPlace:
-    """The place of one stream; `leave` gives it back, once, however often it is called."""
-
-    def __init__(self, streams: OpenStreams) -> None:
-        self._streams: OpenStreams | None = streams
-
-    def leave(self) -> None:
-        streams, self._streams = self._streams, None
-        if streams is not None:
-            streams.count -= 1
+def open_streams(most: int = DEFAULTS.event_streams) -> SharedPlaces:
+    """The places of all streams of a server."""
+    advice = "ask without `stream` (`order=asc` with `after`), or again when some have ended"
+    return SharedPlaces(most, "streams of events are open", advice, _RETRY_AFTER_S)
 
 
 async def streamed(
-    job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool], streams: OpenStreams,
-    stands: Callable[[], bool] = lambda: True,
+    job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool], streams: SharedPlaces,
+    permit: Permit = OPEN,
 ) -> Response:  # fmt: skip
     """The events behind the event ``last`` (None: all), and each further one until the job has ended.
 
-    The stream ends with the job, where the server is ``leaving`` or the key no longer ``stands``; a client that
-    comes back then names the last event that it has. Where nothing can come any more the answer is 204, at which
-    browsers stop coming back. Raises UnknownName for the job, and for a ``last`` that is no event of it, Overloaded.
+    The stream ends with the job, where the server is ``leaving`` or the key of the ``permit`` no longer stands; a
+    client that comes back then names the last event that it has. Where nothing can come any more the answer is 204, at
+    which browsers stop coming back. Raises UnknownName for the job, and for a ``last`` that is no event of it;
+    Overloaded and KeyLimitReached.
     """
-    place = streams.enter()
+    place = streams.take(permit.owner)
     try:
         events, ended = await run_in_threadpool(_behind, job_store, id, last)
         if not (ended and not events and last is not None):
-            return _CountedStream(_stream(job_store, id, last, leaving, stands), place)
+            return _CountedStream(_stream(job_store, id, last, leaving, permit.stands), place)
     except BaseException:
         place.leave()
         raise
@@ -80,7 +56,7 @@ async def streamed(
 class _CountedStream(StreamingResponse):
     """A stream that gives its place back when it has ended, also where it was never begun."""
 
-    def __init__(self, stream: AsyncIterator[bytes], place: StreamPlace) -> None:
+    def __init__(self, stream: AsyncIterator[bytes], place: Place) -> None:
         super().__init__(stream, headers=_HEADERS, media_type="text/event-stream")
         self._place = place
         weakref.finalize(self, place.leave)  # of one that was never begun

@@ -42,6 +42,10 @@ class KeptFiles:
                     self._files.remove(upload.sha256)
                 raise
 
+    def bytes_of(self, owner: str) -> int:
+        """Bytes of this owner's files."""
+        return sum(record.bytes for record in self._job_store.files((owner,)))
+
     def delete(self, id: str, owners: Owners = None) -> None:
         """Forget a file; its bytes go with the last name they have. Raises UnknownName, BadInput while it is needed."""
         with self._changing:

@@ -15,6 +15,7 @@ from ....models.errors import BadRequest
 from ....models.pictures.picture import png_of
 from ....models.pictures.pixels import Picture
 from ....models.spec import ModelSpec, TensorSpec
+from ...batching.interface import NO_TERMS, Terms
 from ..limits.memory_budget import Lease
 from .json_numbers import array_of, parse, show, writable
 from .pictures import array_of_files, is_file, packed
@@ -23,10 +24,12 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 class PredictRequest(NamedTuple):
-    """``arrays`` in the spec's order; ``rows`` is the number of instances."""
+    """``arrays`` in the spec's order; ``rows`` is the number of instances; ``kind`` is the media type of the answer."""
 
     arrays: list[np.ndarray]
     rows: int
+    terms: Terms = NO_TERMS
+    kind: str = "application/json"
 
 
 def read_predict(spec: ModelSpec, body: bytes, lease: Lease) -> PredictRequest:

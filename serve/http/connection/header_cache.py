@@ -1,12 +1,13 @@
 """A request's head that was parsed once: the same bytes on the same connection mean the same, and need no parser.
 
-A caller that asks again mostly sends the same head with another body. Measured on two cores: a small model answers a
-sixth more requests at 64 connections, and a single caller has its answer 10 µs earlier.
+A caller that asks again mostly sends the same head with another body: tritonclient, perf_analyzer, aiohttp and curl do,
+in one piece. Measured by processor time, in turns, with a small model: 26 of the server's 88 µs for each request, and
+13 % of what tritonclient and the server take together.
 """
 
 from dataclasses import dataclass
 
-Asked = tuple[str, str | None]  # model, version
+from ..inference import Asked
 
 _END = b"\r\n\r\n"
 _LONGEST = 4096  # bytes: one head is kept for each connection

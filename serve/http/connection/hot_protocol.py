@@ -19,16 +19,18 @@ from uvicorn.server import ServerState
 
 from ....models.errors import HalfevenError, NotReady
 from ...access.access_control import Permit
-from ...batching.interface import Answer, Answering
+from ...batching.interface import Answer, Served
+from ..codecs.infer import InferRequest
 from ..content_coding import chosen_coding
+from ..inference import Asked, Begun, taken_away
 from ..limits.memory_budget import Lease
 from ..route_scopes import TO_INFER
-from ..routes.infer import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
+from ..routes.infer import SMALL_JSON, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
 from .answering_cycle import kept_header
 from .framing import without_root_path
 from .guarded_protocol import GuardedProtocol
-from .header_cache import Asked, KnownHead
+from .header_cache import KnownHead
 
 # Requests with one of these headers go through ASGI.
 _ELSEWHERE = frozenset(
@@ -54,7 +56,7 @@ class HotCycle:
 
     def __init__(
         self,
-        served: Answering,
+        served: Served,
         header_length: str | None,
         keep_alive: bool,
         lease: Lease,
@@ -224,7 +226,7 @@ class HotProtocol(GuardedProtocol):
         if parser.get_http_version() != "1.1":
             return None
         try:
-            served = front.find(asked)
+            served = front.inference.find(asked)
             permit = front.access.admit(plain[2], TO_INFER, asked[0])
         except Exception:  # the ASGI application answers with the error: that of the key, where it has none
             return None
@@ -252,7 +254,7 @@ class HotProtocol(GuardedProtocol):
         assert self._front is not None
         lease = self._front.bounds.budget.lease()
         try:
-            served = self._front.find(known.asked)
+            served = self._front.inference.find(known.asked)
             lease.add(len(body))
             permit = self._front.access.admit(known.authorization, TO_INFER, known.asked[0])
         except Exception:  # the ASGI application answers with the error
@@ -284,13 +286,13 @@ class HotProtocol(GuardedProtocol):
         assert self._front is not None
         if (asked := self._asked_of(self.url)) is not None:
             with suppress(HalfevenError):  # the model is gone: the version found before refuses the request
-                hot.served = self._front.find(asked)
+                hot.served = self._front.inference.find(asked)
 
     def _submit(self, hot: HotCycle) -> None:
         assert self._front is not None
         body = hot.body if isinstance(hot.body, bytes) else bytes(hot.body)
         try:
-            begun = self._front.begin(hot.served, hot.header_length, body, hot.authorization)
+            begun = self._front.inference.begin(hot.served, hot.header_length, body)
         except Exception as error:
             refusal = self._refusal(hot, error)
             if self.leaving:  # read first what came with this request: it may not be the last one
@@ -311,18 +313,16 @@ class HotProtocol(GuardedProtocol):
         else:
             begun.future.add_done_callback(answered)
 
-    def _answered(self, hot: HotCycle, begun: Begun, future: asyncio.Future[Answer]) -> None:
+    def _answered(self, hot: HotCycle, begun: Begun[InferRequest], future: asyncio.Future[Answer]) -> None:
         assert self._front is not None
-        if hot.disconnected or future.cancelled():
-            if hot.disconnected:
-                self._hot = None
-                hot.close()
-            else:
-                gone = NotReady("the model was taken away while the request waited; send it again")
-                self._respond(hot, *self._refusal(hot, gone))
+        if hot.disconnected:
+            self._hot = None
+            hot.close()
             return
         began_ns = perf_counter_ns()
         try:
+            if future.cancelled():
+                raise taken_away()
             headers, body = self._front.finish(begun, future.result())
             status = 200
         except Exception as error:

@@ -26,7 +26,7 @@ from .refusal import refusal_of
 
 _LOG = logging.getLogger("halfeven")
 _KEPT_BACK = 4  # descriptors
-AT_ONCE = 16  # connections that are accepted before the event loop does something else
+_AT_ONCE = 16  # connections that are accepted before the event loop does something else
 _MOST_AWAITED = 8  # refused connections: each has a descriptor
 _END_S = 1.0  # for the caller of a refused connection to close it
 _AGAIN_S = 0.5  # until the next try where not even a descriptor that was kept back is left
@@ -77,8 +77,7 @@ def _listener(family: int, kind: int, protocol: int, place: Any, backlog: int) -
 class Listening:
     """Accepts from one socket, whose owner this is, from `start` to `close`.
 
-    ``protocol`` makes the protocol of a connection. ``at_once``: 1 where other processes accept from the socket too: an
-    event loop that takes all that wait would leave none to them.
+    ``protocol`` makes the protocol of a connection.
     """
 
     def __init__(
@@ -87,9 +86,8 @@ class Listening:
         protocol: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         bounds: Bounds,
-        at_once: int = AT_ONCE,
     ) -> None:
-        self._listener, self._protocol, self._tls, self._at_once = listener, protocol, tls, at_once
+        self._listener, self._protocol, self._tls = listener, protocol, tls
         self._connections, self._refused = bounds.connections, bounds.refused
         self._kept_back: list[int] = []
         self._again: asyncio.TimerHandle | None = None
@@ -134,7 +132,7 @@ class Listening:
     def _accept(self) -> None:
         if len(self._kept_back) + len(self._refusing) < _KEPT_BACK:
             self._keep_back()
-        for _ in range(self._at_once):
+        for _ in range(_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -146,7 +144,7 @@ class Listening:
             if self._tls is None and not self._connections.has_room(self._coming):
                 limit = self._connections.limit
                 self._refuse(connection, TooManyConnections(f"{limit} connections are open; try again later"))
-            elif len(self._setting_up) >= max(self._connections.limit, self._at_once):
+            elif len(self._setting_up) >= max(self._connections.limit, _AT_ONCE):
                 self._refused.count("too many TLS handshakes are under way")
                 connection.close()
             else:

@@ -30,7 +30,7 @@ from ....models.usable_cores import usable_cores
 from ..limits.bounds import Bounds
 from ..routes.infer import InferFront
 from .accept_queue import hold_off, waiting_in
-from .listening import AT_ONCE, Listening, listeners_at
+from .listening import Listening, listeners_at
 from .polite_protocol import PoliteProtocol, PoliteState
 
 logger = logging.getLogger("halfeven")
@@ -54,7 +54,7 @@ class Beside(Protocol):
         ...
 
 
-async def accept_the_last(listeners: Sequence[socket.socket]) -> None:
+async def _accept_the_last(listeners: Sequence[socket.socket]) -> None:
     """Let no new handshake begin, and return when every waiting connection has been accepted."""
     held_off = [hold_off(listener) for listener in listeners]
     if any(held_off):
@@ -70,8 +70,6 @@ class PoliteServer(uvicorn.Server):
 
     uvicorn's ``timeout_graceful_shutdown`` bounds the wait for requests under way.
     """
-
-    accepts_at_once = AT_ONCE
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class PoliteServer(uvicorn.Server):
             sys.exit(STARTUP_FAILURE)
         bounds = config.app.bounds if isinstance(config.app, InferFront) else Bounds()
         self.servers: list[Listening] = [  # type: ignore[assignment] (uvicorn looks at it only where it made it)
-            Listening(one, self._protocol, config.ssl, bounds, self.accepts_at_once) for one in opened
+            Listening(one, self._protocol, config.ssl, bounds) for one in opened
         ]
         for one in self.servers:
             one.start()
@@ -148,7 +146,7 @@ class PoliteServer(uvicorn.Server):
         await self._wait_out_the_grace()
         grace_s = self.config.timeout_graceful_shutdown
         other = None if self.beside is None else asyncio.ensure_future(self.beside.stop(grace_s))
-        await self._close_port(sockets)
+        await self._close_port()
         await self._answer_the_rest()
         if other is not None:
             await other
@@ -165,9 +163,8 @@ class PoliteServer(uvicorn.Server):
                 tick_s = loop.time() + _TICK_S
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _close_port(self, sockets: list[socket.socket] | None) -> None:
-        if sockets is None:  # given sockets may belong to another process as well, which goes on
-            await accept_the_last([listener for one in self.servers for listener in one.sockets])
+    async def _close_port(self) -> None:
+        await _accept_the_last([listener for one in self.servers for listener in one.sockets])
         for one in self.servers:
             one.close()
         for one in self.servers:

@@ -20,20 +20,11 @@ _RETRY_AFTER_S = 1.0
 
 
 class MemoryBudget:
-    """The bytes that are held now, and their limit. Threads may share it."""
+    """``used`` bytes are held now, of at most ``limit``. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self._own = limit, 0
+        self.limit, self.used = limit, 0
         self._lock = threading.Lock()
-
-    @property
-    def used(self) -> int:
-        """Bytes that are held now."""
-        return self._own
-
-    def _add(self, nbytes: int) -> None:
-        """Called with the lock held."""
-        self._own += nbytes
 
     def lease(self) -> "Lease":
         """A lease for one request."""
@@ -46,7 +37,7 @@ class MemoryBudget:
         """
         with self._lock:
             if self.used + nbytes <= self.limit:
-                self._add(nbytes)
+                self.used += nbytes
                 return
         setting = f"all requests together may hold {self.limit} bytes (HALFEVEN_MAX_IN_FLIGHT_MIB)"
         if held + nbytes > self.limit:
@@ -60,11 +51,11 @@ class MemoryBudget:
     def take_anyway(self, nbytes: int) -> None:
         """Count bytes that are in memory already; the limit may be exceeded."""
         with self._lock:
-            self._add(nbytes)
+            self.used += nbytes
 
     def give_back(self, nbytes: int) -> None:
         with self._lock:
-            self._add(-nbytes)
+            self.used -= nbytes
 
 
 class Lease:

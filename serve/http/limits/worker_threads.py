@@ -20,10 +20,11 @@ _NICE = 15  # behind the compute threads too (`batching/device.py`: 5): their ca
 
 
 class WorkerThreads:
-    """``threads``: by default `default_threads`; `_NICE` steps of niceness behind the event loop."""
+    """``threads``: by default half the usable cores, two where there are two. They are `_NICE` steps of niceness behind
+    the event loop."""
 
     def __init__(self, threads: int | None = None, most_waiting: int = MOST_WAITING) -> None:
-        self._threads = threads or default_threads()
+        self._threads = threads or min(usable_cores(), max(2, usable_cores() // 2))
         self._pool = ThreadPoolExecutor(self._threads, "halfeven-predict", _stand_behind)
         self._most, self._waiting = self._threads + most_waiting, 0
 
@@ -51,12 +52,6 @@ class WorkerThreads:
         self._waiting -= 1
         if not done.cancelled():
             done.exception()  # read it, else asyncio warns where the caller has gone
-
-
-def default_threads(processes: int = 1) -> int:
-    """Half the usable cores, two where there are two, divided among the processes that have such threads."""
-    cores = usable_cores()
-    return max(1, min(cores, max(2, cores // 2)) // processes)
 
 
 def _stand_behind() -> None:

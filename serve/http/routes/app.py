@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import orjson
@@ -19,10 +18,12 @@ from starlette.exceptions import HTTPException
 
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ....models.processor import this_processor
+from ....models.version import __version__
 from ...batching.interface import ControlledRoster, Roster, Served
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
+from ..inference import Inference
 from ..route_scopes import permit_of
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
@@ -32,7 +33,6 @@ from .predict import add_predict
 from .repository import add_repository
 from .v2 import add_v2
 
-_VERSION = installed_version("halfeven")
 _LOG = logging.getLogger(__name__)
 # Newer versions of FastAPI send spans, metrics and errors where FASTAPI_OTEL_AUTO_CONFIGURE says so; older ones take
 # the argument and do nothing. Traces of ours are in `serve/tracing/`.
@@ -63,14 +63,16 @@ def build_app(
     body_timeout_s: float = 30.0,
     dialect: Dialect = OURS,
     root_path: str = "",
+    inference: Inference | None = None,
 ) -> FastAPI:
     """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``).
 
-    ``root_path``: where a proxy shows the server, for those who read the OpenAPI document.
+    ``root_path``: where a proxy shows the server, for those who read the OpenAPI document. ``inference``: that of the
+    infer route in front; by default one of its own.
     """
     app = FastAPI(
         title="halfeven",
-        version=_VERSION,
+        version=__version__,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -81,7 +83,7 @@ def build_app(
     _add_healthz(app, roster)
     add_v2(app, roster, server_name, dialect.triton_statuses)
     add_repository(app, roster, max_body_bytes, body_timeout_s)
-    add_predict(app, roster, max_body_bytes, body_timeout_s)
+    add_predict(app, inference or Inference(roster), max_body_bytes, body_timeout_s)
     _add_history(app, roster, history)
     _add_pages(app, roster, metrics_text)
     return app
@@ -217,7 +219,7 @@ def _add_pages(app: FastAPI, roster: Roster, metrics_text: Callable[[], bytes]) 
     app.openapi = with_infer(app.openapi)
 
     @app.get("/metrics", tags=["server"])
-    async def metrics() -> Response:
+    def metrics() -> Response:  # in a thread: of 600 models it has 6 MB
         """Prometheus text."""
         return Response(metrics_text(), media_type=CONTENT_TYPE)
 

@@ -6,7 +6,7 @@ from typing import Any
 from ....exporters.device_proofs import proofs_of
 from ....exporters.evidence import facts_of
 from ....exporters.report.device_section import with_device_proofs
-from ....models.errors import DamagedFile, UnknownName
+from ....models.errors import DamagedFile, StoreUnusable, UnknownName
 from ....models.store import Store, Version
 from .app import History
 
@@ -119,8 +119,17 @@ def _promotions(store: Store, version: Version) -> list[dict[str, Any]]:
     return active_times[:1] if len(active_times) == 2 and found["first"] == found["last"] else active_times
 
 
-def store_at(path: Path, writes: bool = False) -> Store:
-    """The store at a path that may not exist yet. Raises StoreUnusable where the command could not use it."""
+def store_at(path: Path, writes: str = "", in_state: bool = False) -> Store:
+    """The store at a path that may not exist yet. ``writes``: what the command keeps there; ``in_state``: a server that
+    only reads the store takes it from its state folder. Raises StoreUnusable where the command could not use it."""
     store = Store(path.expanduser().resolve())
-    store.check(writes)
+    try:
+        store.check(writes)
+    except StoreUnusable as error:
+        if not in_state:
+            raise
+        words = (
+            "a server that only reads this store takes it from its folder --state: give that one as --store"
+        )
+        raise StoreUnusable(f"{error}; {words}") from error
     return store

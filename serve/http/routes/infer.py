@@ -3,34 +3,30 @@
 POST /v2/models/{m}[/versions/{v}]/infer is answered here; every other request goes on to FastAPI unchanged.
 """
 
-import asyncio
 import logging
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ....models.errors import BadInput, HalfevenError, NotReady
+from ....models.errors import BadInput, HalfevenError
 from ...access.access_control import AccessControl
-from ...batching.counters import Phase
-from ...batching.interface import Answer, Answering, Finding
+from ...batching.interface import Answer, Roster
 from ...logs import requests
 from ..caller import CallerLeft, answer_or_leave, lease_of, lend, read_body
-from ..codecs.dialect import OURS, Dialect
 from ..codecs.infer import InferCodec, InferRequest
 from ..content_coding import chosen_coding, decoded, encoded
 from ..cross_origin import is_preflight
 from ..error_mapping import Reaches, SlowBody, body_for, body_of, headers_of, message_of, no_model, status_of
 from ..head_requests import answer_head
+from ..inference import Begun, Inference, parameters_of
 from ..limits.bounds import Bounds
-from ..limits.memory_budget import Lease, json_bytes
+from ..limits.memory_budget import json_bytes
 from ..limits.request_limits import DEFAULTS
-from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
-from ..route_scopes import admit, authorization_in, permit_of
+from ..route_scopes import admit, permit_of
 from ..server_load import ServerLoad
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
@@ -45,24 +41,13 @@ _LONGEST_ID = 128  # characters of a caller's text in a record of the log
 _LOG = logging.getLogger(__name__)
 _NO_SPAN: AbstractContextManager[object] = nullcontext()
 Headers = list[tuple[bytes, bytes]]
-Ids = Sequence[tuple[bytes, bytes]]
-
-
-class Begun(NamedTuple):
-    """A request on its way: its codec, the read request, the future of its answer, and when it was read."""
-
-    codec: InferCodec
-    request: InferRequest
-    future: asyncio.Future[Answer]
-    since_ns: int
-    written: Phase  # the time of writing the answer is added here
 
 
 class InferFront:
-    """An ASGI application around another one.
+    """An ASGI application around another one. ``inference``: that of ``app``; by default one of its own.
 
-    `begin` and `finish` do the work without awaiting anything, so that `hot_protocol.py` can call them straight
-    from the HTTP parser; ``__call__`` is the same for any ASGI server.
+    `Inference.begin` and `finish` do the work without awaiting anything, so that `hot_protocol.py` can call them
+    straight from the HTTP parser; ``__call__`` is the same for any ASGI server.
     """
 
     hot = True  # whether `hot_protocol.py` may answer; else every request goes through ``__call__``
@@ -70,11 +55,10 @@ class InferFront:
     def __init__(
         self,
         app: ASGIApp,
-        roster: Finding,
+        roster: Roster,
         max_body_bytes: int = MAX_BODY_BYTES,
         body_timeout_s: float = DEFAULTS.arrival_seconds,
-        written: dict[str, Phase] | None = None,
-        dialect: Dialect = OURS,
+        inference: Inference | None = None,
         guard: WebGuard | None = None,
         bounds: Bounds | None = None,
         access: AccessControl | None = None,
@@ -84,16 +68,13 @@ class InferFront:
         self.guard = guard or WebGuard()
         self.access = access or AccessControl()
         self.load = load
-        self._roster = roster
-        self._dialect = dialect
-        self.compress_lists = dialect.compress_lists
+        self.inference = inference or Inference(roster)
+        self._dialect = self.inference.dialect
+        self.compress_lists = self._dialect.compress_lists
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
         self.bounds = bounds or Bounds(seconds=body_timeout_s)
         self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
-        self.written = {} if written is None else written  # by model, for as long as the server lives
-        self._codecs: dict[str, InferCodec] = {}
-        self.worker_threads = WorkerThreads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -167,88 +148,38 @@ class InferFront:
         scope: Scope,
         receive: Receive,
     ) -> tuple[Headers, bytes]:
-        served = self.find(asked)
-        lease = lease_of(scope)
+        inference, lease = self.inference, lease_of(scope)
+        inference.find(asked)  # an unknown model is refused before the body is read
         body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
         if fields.coding is not None:
-            body = await decoded(body, fields.coding, self.max_body_bytes, lease, self.worker_threads.run)
-        served = self.find(asked)  # again: another version may have taken its place while the body came
-        if len(body) <= SMALL_JSON or is_small_json(header_length):
-            begun = self.begin(served, header_length, body, authorization_in(scope), fields.ids)
-        else:
-            begun = await self._begin_elsewhere(
-                asked, served, header_length, body, lease, authorization_in(scope), fields.ids
+            body = await decoded(
+                body, fields.coding, self.max_body_bytes, lease, inference.worker_threads.run
             )
+
+        def read(codec: InferCodec) -> InferRequest:
+            with lease.meanwhile(json_bytes(body)):
+                return codec.read(body, header_length)
+
+        if len(body) <= SMALL_JSON or is_small_json(header_length):
+            begun = inference.begin(inference.find(asked), header_length, body)
+        else:
+            begun = await inference.ask(asked, read, aside=True)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, fields)
         begun.written.add(perf_counter_ns() - began_ns)
         if fields.accepted is not None and (coding := chosen_coding(fields.accepted, self.compress_lists)):
-            body = await encoded(body, coding, self.worker_threads.run)
+            body = await encoded(body, coding, inference.worker_threads.run)
             headers.append((b"content-encoding", coding.encode()))
         return headers, body
 
-    def find(self, asked: tuple[str, str | None]) -> Answering:
-        """The model, or the version that the URL names. Raises UnknownName, NotReady."""
-        return self._roster.find(*asked)
-
-    def begin(
-        self,
-        served: Answering,
-        header_length: str | None,
-        body: bytes,
-        authorization: str | None = None,
-        ids: Ids = (),
-    ) -> Begun:
-        """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady.
-
-        ``authorization`` and ``ids``: the caller's headers, for a front that asks another process
-        (`workers/worker_front.py`).
-        """
-        since_ns = perf_counter_ns()
-        codec = self.codec(served)
-        request = codec.read(body, header_length)
-        future = served.submit(request.arrays, request.rows, request.terms)
-        return Begun(codec, request, future, since_ns, self.written[served.name])
-
-    async def _begin_elsewhere(
-        self,
-        asked: tuple[str, str | None],
-        served: Answering,
-        header_length: str | None,
-        body: bytes,
-        lease: Lease,
-        authorization: str | None = None,
-        ids: Ids = (),
-    ) -> Begun:
-        """The same for a large body: read in a thread, so that the event loop goes on."""
-        since_ns = perf_counter_ns()
-        codec = self.codec(served)
-        request = await self.read_elsewhere(codec, header_length, body, lease)
-        served = self.find(asked)
-        if self.codec(served) is not codec and served.spec.signature() != codec.spec.signature():
-            raise NotReady(
-                f"model '{served.name}' changed its inputs while the request was read; send it again"
-            )
-        future = served.submit(request.arrays, request.rows, request.terms)
-        return Begun(codec, request, future, since_ns, self.written[served.name])
-
-    async def read_elsewhere(
-        self, codec: InferCodec, header_length: str | None, body: bytes, lease: Lease
-    ) -> InferRequest:
-        """Read a large body in a thread; what its JSON becomes counts in ``lease`` meanwhile. Raises BadRequest."""
-
-        def read() -> InferRequest:
-            with lease.meanwhile(json_bytes(body)):
-                return codec.read(body, header_length)
-
-        return await self.worker_threads.run(read)
-
-    def finish(self, begun: Begun, answer: Answer, fields: HeaderFields = NOTHING) -> tuple[Headers, bytes]:
+    def finish(
+        self, begun: Begun[InferRequest], answer: Answer, fields: HeaderFields = NOTHING
+    ) -> tuple[Headers, bytes]:
         """The response's headers (content length left out) and body. ``fields`` has the id for the log."""
-        prepared = answer.prepared
-        parameters = {"halfeven_precision": answer.precision, "halfeven_digest": prepared.digest[:12]}
-        response = begun.codec.write(begun.request, answer.outputs, prepared.version, parameters)
+        response = begun.codec.write(
+            begun.request, answer.outputs, answer.prepared.version, parameters_of(answer)
+        )
         headers = answer_headers(answer, perf_counter_ns() - begun.since_ns)
         if response.header_length is None:
             headers.append((b"content-type", b"application/json"))
@@ -263,19 +194,11 @@ class InferFront:
         self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
     ) -> tuple[int, Headers, bytes]:
         """The answer to a request that ends with this error: status, headers, body. ``reaches``: as `message_of`."""
-        if requests.isEnabledFor(logging.INFO):
-            status = status_of(error, self._dialect.triton_statuses)
-            named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
-            requests.info("refused: %s", message_of(error), extra=named)
-        return self.refused(error, request_id, model, reaches)
-
-    def refused(
-        self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
-    ) -> tuple[int, Headers, bytes]:
-        """As `refusal`, for a request whose end is in the access log of another process."""
         status = status_of(error, self._dialect.triton_statuses)
+        named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
+        if requests.isEnabledFor(logging.INFO):
+            requests.info("refused: %s", message_of(error), extra=named)
         if status == 500 and not isinstance(error, BadInput):
-            named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
             _LOG.error("an infer request failed", exc_info=error, extra=named)
         body, kind = body_of(error, "/v2", reaches)
         headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
@@ -293,14 +216,6 @@ class InferFront:
     def slow_body(self) -> SlowBody:
         """The error for a body that takes too long."""
         return SlowBody(f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster")
-
-    def codec(self, served: Answering) -> InferCodec:
-        """The model's codec, made again where its spec has changed."""
-        codec = self._codecs.get(served.name)
-        if codec is None or codec.spec is not served.spec:
-            codec = self._codecs[served.name] = InferCodec(served.spec, self._dialect)
-            self.written.setdefault(served.name, Phase())
-        return codec
 
 
 def _asked(scope: Scope) -> tuple[str, str | None] | None:
@@ -327,7 +242,7 @@ def is_small_json(header_length: str | None) -> bool:
     )
 
 
-def log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
+def log_answer(begun: Begun[InferRequest], answer: Answer, request_id: str | None) -> None:
     own_id = (begun.request.id or "")[:_LONGEST_ID] or None
     requests.info(
         "answered",

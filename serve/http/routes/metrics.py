@@ -77,7 +77,7 @@ class Measured(Protocol):
 
 
 class BatcherCollector(Collector):
-    """Reads every batcher once per scrape. ``batchers`` gives those loaded now.
+    """Reads every batcher once per scrape, in any thread. ``batchers`` gives those loaded now.
 
     ``written`` gives for each model how long its answers took from outcome to socket.
     """
@@ -97,7 +97,7 @@ class BatcherCollector(Collector):
         ]
         yield from _counters(labelled)
         yield from _histograms(labelled)
-        yield _write_histogram(self._written())
+        yield _write_histogram(dict(self._written()))  # a model may be asked for the first time meanwhile
         yield from _gauges(batchers)
 
 

@@ -4,19 +4,15 @@ Bodies that take long to read (pictures, large JSON, npz) are read in a few thre
 requests go on.
 """
 
-from collections.abc import Callable
-
 from fastapi import FastAPI, HTTPException, Request, Response
 
-from ....models.errors import NotReady
-from ...batching.interface import Answer, Roster, Served
 from ..caller import answer_or_leave, lease_of, read_body
+from ..codecs.infer import InferCodec
 from ..codecs.numpy_files import NPY_TYPE, NPZ_TYPE
 from ..codecs.predict import PredictRequest
 from ..codecs.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
 from ..codecs.predict_bodies import is_quick, read_body_of
-from ..limits.memory_budget import Lease
-from ..limits.worker_threads import WorkerThreads
+from ..inference import Inference
 from .infer import answer_headers
 
 _TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
@@ -28,22 +24,28 @@ _BODY = {
 }
 
 
-def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
-    worker_threads = WorkerThreads()
-
+def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_timeout_s: float) -> None:
     @app.post("/v1/models/{m}/versions/{v}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
     @app.post("/v1/models/{m}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
     async def predict(m: str, request: Request, v: str | None = None) -> Response:
         """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
-        roster.find(m, v)  # refuse an unknown model before its body is read
-        headers = request.headers
+        inference.find((m, v))  # refuse an unknown model before its body is read
         body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
-        kinds, lease = (headers.get("content-type", ""), headers.get("accept", "")), lease_of(request.scope)
-        served, asked, kind = await _read(
-            worker_threads, lambda: roster.find(m, v), *kinds, body, max_body_bytes, lease
-        )
-        answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
-        response = Response(await _written(worker_threads, served, answer, kind), media_type=kind)
+        content_type, lease = request.headers.get("content-type", ""), lease_of(request.scope)
+
+        def read(codec: InferCodec) -> PredictRequest:
+            asked = read_body_of(codec.spec, content_type, body, max_body_bytes, lease)
+            kind = answer_type(codec.spec, asked.rows, request.headers.get("accept", ""))
+            return asked._replace(kind=kind)
+
+        begun = await inference.ask((m, v), read, aside=not is_quick(content_type, body))
+        answer = await answer_or_leave(begun.future, request.receive)
+        spec, kind = begun.codec.spec, begun.request.kind
+        if is_quick_to_write(spec, answer.outputs):
+            written = write_answer(spec, answer.outputs, kind)
+        else:
+            written = await inference.worker_threads.run(write_answer, spec, answer.outputs, kind)
+        response = Response(written, media_type=kind)
         response.raw_headers.extend(answer_headers(answer))
         return response
 
@@ -52,35 +54,3 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
     @app.get("/v1/models/{m}:predict", include_in_schema=False)
     async def not_to_get(m: str, v: str | None = None) -> Response:
         raise HTTPException(405, "Method Not Allowed", {"allow": "POST"})
-
-
-async def _read(
-    worker_threads: WorkerThreads,
-    find: Callable[[], Served],
-    content_type: str,
-    accept: str,
-    body: bytes,
-    max_bytes: int,
-    lease: Lease,
-) -> tuple[Served, PredictRequest, str]:
-    """The model that is to answer (``find`` again: another version may be active by now), the request that was read,
-    and the type of its answer."""
-    served = find()
-    spec = served.spec
-    if is_quick(content_type, body):
-        asked = read_body_of(spec, content_type, body, max_bytes, lease)
-    else:
-        asked = await worker_threads.run(read_body_of, spec, content_type, body, max_bytes, lease)
-        served = find()
-        if served.spec is not spec and served.spec.signature() != spec.signature():
-            raise NotReady(
-                f"model '{served.name}' has changed its inputs while the request was read; send it again"
-            )
-    return served, asked, answer_type(spec, asked.rows, accept)
-
-
-async def _written(worker_threads: WorkerThreads, served: Served, answer: Answer, kind: str) -> bytes:
-    spec = served.spec
-    if is_quick_to_write(spec, answer.outputs):
-        return write_answer(spec, answer.outputs, kind)
-    return await worker_threads.run(write_answer, spec, answer.outputs, kind)

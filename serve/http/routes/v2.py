@@ -1,19 +1,17 @@
 """The routes of ``/v2`` that say what the server and its models are. Infer is answered in `routes/infer.py`."""
 
 from collections.abc import Sequence
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 
 from ....models.errors import NotReady
+from ....models.version import __version__
 from ...batching.interface import Roster, Served
 from ..codecs.metadata import model_config, model_metadata, model_statistics, server_metadata
 from ..error_mapping import Unready, status_of, without_folders
 from ..route_scopes import permit_of
-
-_VERSION = installed_version("halfeven")
 
 
 def add_v2(app: FastAPI, roster: Roster, server_name: str, as_triton: bool) -> None:
@@ -30,7 +28,7 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
     @app.get("/v2", tags=["server"])
     async def server() -> Response:
         """Name, version and the protocol extensions that are really offered."""
-        return _json(server_metadata(server_name, _VERSION))
+        return _json(server_metadata(server_name, __version__))
 
     @app.get("/v2/health/live", tags=["server"])
     async def live() -> Response:

@@ -42,10 +42,10 @@ def _shares(models: list[ServedModel]) -> Iterator[Metric]:
         traffic = served.traffic
         for loaded, label in traffic.loaded_versions().items():
             loaded_family.add_metric((served.name, str(loaded.number), label), 1)
-        if traffic.canary is not None:
-            canary.add_metric((served.name, str(traffic.canary.number)), traffic.canary_percent)
-        if traffic.shadow is not None:
-            shadow.add_metric((served.name, str(traffic.shadow.number)), traffic.shadow_percent)
+        if (one := traffic.canary) is not None:  # an order may end it meanwhile
+            canary.add_metric((served.name, str(one.number)), traffic.canary_percent)
+        if (one := traffic.shadow) is not None:
+            shadow.add_metric((served.name, str(one.number)), traffic.shadow_percent)
     yield from (loaded_family, canary, shadow)
 
 

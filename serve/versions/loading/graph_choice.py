@@ -44,7 +44,9 @@ def choose_graphs(spec: ModelSpec, samples: Samples, chosen: Candidate, place: P
                     place.call(partial(engine.record, given))
         recorded = seconds()
         if recorded * MUST_GAIN <= eager:
-            return [f"CUDA graphs for {len(sizes)} batch sizes, {eager / recorded:.3g} times as fast"]
+            found = f"CUDA graphs for {len(sizes)} batch sizes, {eager / recorded:.3g} times as fast"
+            within = f"; compared within the gate: {', '.join(engine.in_any_order)}"
+            return [found + (within if engine.in_any_order else "")]
         why = f"CUDA graphs are not faster here ({eager / recorded:.3g} times)"
     except NotRecorded as error:
         why = f"no CUDA graphs: {error}"

@@ -29,7 +29,16 @@ def plan_again(version: Version, device: torch.device) -> threading.Thread | Non
     ):  # a store that is only read
         return None
     store = version.folder.parents[2]
-    command = [sys.executable, "-m", __name__, str(store), version.name, str(version.number), str(device)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        __name__,
+        str(store),
+        version.name,
+        str(version.number),
+        str(device),
+    ]
     thread = threading.Thread(target=_run, args=(command, f"{version} for {device}"), daemon=True)
     thread.start()
     return thread

@@ -1,5 +1,9 @@
 """The budget of all trial runs of one file: its runs, its time and its memory, each with a sentence that names it."""
 
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +12,15 @@ import pytest
 from halfeven.exporters.guessing import file_runs as module
 from halfeven.exporters.guessing.file_runs import file_runs
 from halfeven.models.errors import EngineFailed, OutOfTime, TooLarge
+from halfeven.models.order.one_order import (
+    MEMORY_SETTING,
+    RUNS_SETTING,
+    SECONDS_SETTING,
+    OrderBounds,
+    one_order,
+)
+
+from tests.patience import PATIENCE_S
 
 X = {"x": np.ones((2, 3), np.float32)}
 DOUBLING = """<ir_version: 8, opset_import: ["" : 17]>
@@ -19,6 +32,9 @@ DOUBLING = """<ir_version: 8, opset_import: ["" : 17]>
             doubled = Concat<axis = 0>(state, state)
         }>
     }"""
+ENDLESS = DOUBLING.replace("int: int = 40", f"int: int = {2**62}").replace(
+    "Concat<axis = 0>(state, state)", "Sin(state)"
+)
 PLAIN = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }"""
 
 
@@ -31,31 +47,55 @@ def saved(folder: Path, text: str) -> tuple[Path, onnx.ModelProto]:
 def test_a_graph_that_doubles_without_end_is_ended_by_the_memory_of_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RUN_BYTES", 2**30)
     monkeypatch.setattr(module, "MOST_WITHOUT_MEMORY", 2)
     path, model = saved(tmp_path, DOUBLING)
-    with file_runs(path, model, ["y"]) as run:
+    with one_order(OrderBounds(memory_bytes=2**30)), file_runs(path, model, ["y"]) as run:
         with pytest.raises(EngineFailed):
             run(X)
-        with pytest.raises(TooLarge, match=r"2 trial runs needed more than \d+ bytes of memory.*--samples"):
+        assert run.failure.startswith("it needs more than 1,024 MiB") and MEMORY_SETTING in run.failure
+        with pytest.raises(
+            TooLarge, match=f"2 trial runs needed more than 1,024 MiB.*--samples.*{MEMORY_SETTING}"
+        ):
             run(X)
 
 
-def test_the_runs_of_a_file_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_RUNS", 3)
+def test_the_runs_of_a_file_are_counted_together(tmp_path: Path) -> None:
     path, model = saved(tmp_path, PLAIN)
-    with file_runs(path, model, ["y"]) as run:
+    with one_order(OrderBounds(runs=3)), file_runs(path, model, ["y"]) as run:
         for _ in range(3):
             assert run(X)[0].shape == (2, 3)
-        with pytest.raises(TooLarge, match="3 trial runs did not settle its sizes"):
+        with pytest.raises(TooLarge, match=f"3 trial runs did not settle its sizes.*{RUNS_SETTING}"):
             run(X)
 
 
-def test_the_time_of_all_runs_together_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, model = saved(tmp_path, PLAIN)
-    with file_runs(path, model, ["y"]) as run:
-        run(X)
-        run._left_s = 0.0  # as if the runs before had taken it
-        with pytest.raises(OutOfTime, match="its trial runs took 600 s together"):
-            for _ in range(100):
-                run(X)
+def test_a_run_that_does_not_end_is_ended_with_the_time_of_its_order(tmp_path: Path) -> None:
+    path, model = saved(tmp_path, ENDLESS)
+    with one_order() as order, file_runs(path, model, ["y"]) as run:
+        order._end_s = order._clock() + 0.2  # as if what was done before had taken the rest
+        with pytest.raises(OutOfTime, match=f"a trial run was ended.*{SECONDS_SETTING}"):
+            run(X)
+
+
+RUNNING = """
+import sys
+from pathlib import Path
+import numpy as np, onnx
+from halfeven.exporters.guessing.file_runs import file_runs
+path = Path(sys.argv[1])
+with file_runs(path, onnx.load(path), ["y"]) as run:
+    print(run._process.pid, flush=True)
+    run({"x": np.ones((2, 3), np.float32)})
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_end_ends_with_the_conversion_that_is_killed(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, ENDLESS)
+    with subprocess.Popen([sys.executable, "-c", RUNNING, str(path)], stdout=subprocess.PIPE) as conversion:
+        assert conversion.stdout is not None
+        child = os.pidfd_open(int(conversion.stdout.readline()))
+        conversion.kill()
+    try:
+        assert select.select([child], [], [], PATIENCE_S)[0], "the run goes on without its conversion"
+    finally:
+        os.close(child)

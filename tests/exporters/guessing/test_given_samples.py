@@ -138,7 +138,7 @@ def test_lengths_that_are_none_are_not_taken_for_lengths(tmp_path: Path) -> None
     ("samples", "said"),
     [
         ({"image": pictures(2, 3, 32, 32)}, r"missing \['iou', 'least'\]"),
-        ({"image": pictures(2, 3, 32, 32).astype(np.float64), **thresholds(2)}, "expected datatype FP32, got FP64"),
+        ({"image": pictures(2, 3, 32, 32).astype(np.int32), **thresholds(2)}, "expected datatype FP32, got INT32"),
         ({"image": pictures(2, 3, 16, 32), **thresholds(2)}, r"the sizes \[1, 3, 16, 32\], the file takes \[1,3,32,32\]"),
         ({"image": pictures(2, 3), **thresholds(2)}, "'image': expected 5 axes, samples first"),
         ({"image": pictures(2, 3, 32, 32), **thresholds(3)}, "as many samples of every input"),

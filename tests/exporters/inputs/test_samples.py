@@ -6,7 +6,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from halfeven.exporters.inputs.samples import Samples, load_samples
+from halfeven.exporters.inputs.samples import Samples, checked_samples, load_samples
 from halfeven.exporters.inputs.synthetic import adversarial, generate
 from halfeven.models.errors import BadSamples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
@@ -402,3 +402,15 @@ def test_a_member_of_an_npz_that_is_no_array_is_refused_by_name(tmp_path):
         archive.writestr("ids.npy", b"no array")
     with pytest.raises(BadSamples, match="its member 'ids' is no npy file"):
         load_samples(tmp_path / "samples.npz", ENCODER)
+
+
+def test_fp64_samples_of_an_fp32_input_are_converted_with_a_note(random: np.random.Generator) -> None:
+    spec = ModelSpec("m", (tensor("x", "FP32", -1, 3),), (tensor("y", "FP32", -1),))
+    x = random.standard_normal((5, 3))
+    read = checked_samples({"x": x}, spec)
+    assert read.arrays["x"].dtype == np.float32 and np.allclose(read.arrays["x"], x, rtol=1e-6)
+    assert read.notes == ("the samples of 'x' were FP64 and are converted to FP32",)
+    assert checked_samples({"x": x.astype(np.float32)}, spec).notes == ()
+    x[2, 1] = 1e300
+    with pytest.raises(BadSamples, match="expected datatype FP32, got FP64"):
+        checked_samples({"x": x}, spec)

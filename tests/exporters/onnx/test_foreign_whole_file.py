@@ -151,3 +151,23 @@ def test_a_file_that_no_runtime_runs_is_refused(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "net.onnx")
     code, _, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
     assert code == 2 and "Unheard" in said
+
+
+@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "FLOAT8E5M2", "INT4"])
+def test_constants_that_no_node_can_be_asked_with_alone_do_not_cost_the_file(
+    kind: str, tmp_path: Path
+) -> None:
+    random = np.random.default_rng()
+    text = "g (float[n,16] x) => (float[n,8] y) { w = DequantizeLinear(q, s) h = MatMul(x, w) r = Relu(h) k = MatMul(r, u) y = MatMul(k, v) }"
+    weights = {"s": np.float32(0.05), "u": normal(random, 16, 64), "v": normal(random, 64, 8)}
+    model = parsed(text, weights, 21)
+    steps = random.integers(-7, 8, 256).tolist()
+    model.graph.initializer.append(helper.make_tensor("q", getattr(TensorProto, kind), [16, 16], steps))
+    model.ir_version = 10
+    assert "it cannot be planned: ONNX Runtime cannot run node" in whole(tmp_path, model)[1]
+
+
+def test_fp64_is_named_where_it_is_why_nothing_is_half(tmp_path: Path) -> None:
+    weights = {"w": normal(np.random.default_rng(), 16, 8).astype(np.float64)}
+    model = parsed("g (double[n,16] x) => (double[n,8] y) { y = MatMul(x, w) }", weights)
+    assert "its numbers are FP64 ('x')" in whole(tmp_path, model)[1]

@@ -42,7 +42,7 @@ def run(whole: Answers, several: list[Question], half: Answers = doubled, join: 
     counted = Counted(half)
     came = [pair for batch in batches(several, whole, join) for pair in batch.answers(counted)]
     for asked, (one, answers) in zip(several, came, strict=True):
-        assert one.inputs is asked.inputs
+        assert one.inputs is asked.inputs and not isinstance(answers, Exception)
         np.testing.assert_array_equal(one.reference["y"], whole(asked.inputs)["y"])
         np.testing.assert_array_equal(answers["y"], half(asked.inputs)["y"])
     return counted.rows

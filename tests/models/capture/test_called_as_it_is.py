@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.models.capture import child, describing, sources
+from halfeven.models.capture import agreement, child, describing, failures, sources
 from halfeven.models.capture.child import Flat, Refused
 from torch import Tensor, nn
 
@@ -47,7 +47,7 @@ def test_a_forward_that_takes_a_dict_gets_the_advice_to_wrap_it_when_it_is_looke
     names, request = ["a", "b"], {"folder": "/", "path": [], "memory_limit_bytes": 0}
     with pytest.raises(TypeError) as caught:
         describing.seen(torch, Takes(), {name: torch.randn(4, 3) for name in names})
-    sentence = describing.failures.described(caught.value, request)["error"]
+    sentence = failures.described(caught.value, request)["error"]
     assert (
         "a parameter for each" in sentence
         and "(batch: dict[str" in sentence
@@ -86,7 +86,7 @@ def test_a_forward_that_writes_into_its_input_is_captured_and_leaves_the_callers
     program = child.export(torch, flat, [given], request)
     torch.testing.assert_close(program.module(check_guards=False)(given)[0], right)
     assert torch.equal(given, x)
-    facts = child.check(torch, flat, program, [given], request)
+    facts = agreement.check(torch, flat, program, [given], request)
     assert facts["max_batch_size"] == 8
 
 
@@ -98,8 +98,8 @@ def test_a_compiled_module_is_the_module_that_was_compiled() -> None:
 def test_a_torchscript_part_of_a_module_is_named() -> None:
     module = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 3)))
     with pytest.raises(Refused, match="the module's part '1' is a TorchScript module"):
-        sources.refuse_scripts(child.failures, module)
-    sources.refuse_scripts(child.failures, module[0])
+        sources.refuse_scripts(module)
+    sources.refuse_scripts(module[0])
 
 
 def test_code_that_parses_a_command_line_on_import_finds_an_empty_one(
@@ -111,7 +111,7 @@ def test_code_that_parses_a_command_line_on_import_finds_an_empty_one(
         "def build(): return torch.nn.Linear(4, 3 + len(argparse.ArgumentParser().parse_known_args()[1]))\n"
     )
     monkeypatch.delitem(sys.modules, "parses", raising=False)
-    built = sources.python_module(child.failures, torch, "parses.py:build", tmp_path)
+    built = sources.python_module(torch, "parses.py:build", tmp_path)
     assert isinstance(built, nn.Linear) and built.out_features == 3
     assert sys.argv == ["child.py", "request.json"], "the process has its own command line again"
     monkeypatch.delitem(sys.modules, "parses")

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.capture.capture import Captured, Limits, capture
+from halfeven.models.capture.capture import Captured, capture
 from halfeven.models.capture.child import Flat, Refused
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.models.errors import BadFolder, CaptureFailed, HalfevenError
+from halfeven.models.errors import BadFolder, CaptureFailed, HalfevenError, OutOfMemory, OutOfTime
+from halfeven.models.order.one_order import MEMORY_SETTING, SECONDS_SETTING, OrderBounds, one_order
 from halfeven.models.package import read_folder
 from halfeven.models.spec import Dim
 from torch import nn
@@ -60,6 +61,7 @@ SIBLINGS = {
     "spec.py": "from errors import SCALE\n",
     "store.py": "SHIFT = 0.5\n",
     "queue.py": "raise RuntimeError('torch took mine for the one of Python')\n",
+    "failures.py": "MINE = True\n",
     "models/net.py": "def change(x, scale, shift):\n    return x * scale + shift\n",
     "width.txt": "3",
 }
@@ -74,7 +76,9 @@ assert pathlib.Path(__file__).name == "model.py" and pathlib.Path(__file__).is_f
 assert pathlib.Path.cwd() == pathlib.Path(__file__).parent
 assert int(open("width.txt").read()) == 3
 assert __name__ == "model" and sys.modules["model"].__file__ == __file__
-assert not any(name.partition(".")[0] == "halfeven" for name in sys.modules)
+import failures, models
+assert failures.MINE and pathlib.Path(models.__path__[0]).parent == pathlib.Path.cwd()
+assert not any(name.startswith(("halfeven.exporters", "halfeven.serve")) for name in sys.modules)
 """,
 )
 
@@ -114,11 +118,11 @@ CASES: dict[str, dict[str, Any]] = {
     "raises-at-once": {"code": f"import pathlib, subprocess\n{SLEEPER}\n1 / 0\n"},
     "hangs": {
         "code": net("return x", top=f"print('so far')\nsys.stdout.flush()\n{SLEEPER}\nimport time; time.sleep(600)"),
-        "limits": Limits(seconds=12.0),
+        "bounds": OrderBounds(seconds=12.0),
     },
     "eats": {
         "code": net("return self.linear(x)", "self.all = [torch.ones(2**26) for _ in range(10**4)]"),
-        "limits": Limits(seconds=60.0, memory_bytes=2 * 2**30),
+        "bounds": OrderBounds(memory_bytes=2 * 2**30),
     },
     "exits": {"code": "import sys\nsys.exit(3)\n"},
     "exits-at-once": {"code": "import os\nprint('my last words', flush=True)\nos._exit(0)\n"},
@@ -195,12 +199,17 @@ class Captures:
 
     def _run(self, name: str) -> Captured:
         case = dict(CASES[name])
-        code, shapes, limits = case.pop("code"), case.pop("shapes", {"x": (4,)}), case.pop("limits", None)
+        code, shapes, bounds = (
+            case.pop("code"),
+            case.pop("shapes", {"x": (4,)}),
+            case.pop("bounds", OrderBounds()),
+        )
         (self.root / name).mkdir()
         if "state" in case:
             torch.save(case.pop("state"), self.root / name / "state.pth")
         folder = read_folder(write_folder(self.root / name, code, **case))
-        return capture(folder, samples_of(shapes), limits or Limits(seconds=120.0))
+        with one_order(bounds):
+            return capture(folder, samples_of(shapes))
 
     def captured(self, name: str) -> Captured:
         ended = self._end(name)
@@ -295,8 +304,8 @@ def test_an_error_deep_inside_torch_still_shows_the_users_own_line(captures: Cap
 
 @pytest.mark.slow
 def test_code_that_hangs_is_stopped_and_what_it_started_too(captures: Captures) -> None:
-    message = captures.failed("hangs")
-    assert "did not finish within 12 s" in message and "so far" in message
+    message = captures.failed("hangs", OutOfTime)
+    assert "the order has taken 12 s" in message and SECONDS_SETTING in message and "so far" in message
     assert not _alive(captures.root / "hangs/pid")
 
 
@@ -308,8 +317,8 @@ def test_what_the_code_started_does_not_outlive_a_failure(captures: Captures) ->
 
 @pytest.mark.slow
 def test_code_that_eats_memory_is_told_the_limit(captures: Captures) -> None:
-    message = captures.failed("eats")
-    assert "ran out of memory" in message and "2.0 GiB" in message and "model.py" in message
+    message = captures.failed("eats", OutOfMemory)
+    assert "more than 2,048 MiB of memory" in message and MEMORY_SETTING in message and "model.py" in message
 
 
 @pytest.mark.slow

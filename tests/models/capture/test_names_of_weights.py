@@ -20,7 +20,7 @@ class Tied(nn.Module):
 
 def loaded(file: Path) -> Mapping[str, Tensor]:
     module = Tied()
-    sources.load_weights(child.failures, torch, module, str(file))
+    sources.load_weights(torch, module, str(file))
     return module.state_dict()
 
 
@@ -109,8 +109,8 @@ def test_a_lazy_layer_has_the_sizes_of_its_weights_and_is_refused_without(tmp_pa
     torch.save(made.state_dict(), tmp_path / "w.pt")
     lazy = sources.as_built(nn.Sequential(nn.LazyLinear(3)))
     with pytest.raises(child.Refused, match=r"'0\.weight' of a lazy layer has no size yet"):
-        sources.refuse_lazy(child.failures, lazy)
-    sources.load_weights(child.failures, torch, lazy, str(tmp_path / "w.pt"))
-    sources.refuse_lazy(child.failures, lazy)
+        sources.refuse_lazy(lazy)
+    sources.load_weights(torch, lazy, str(tmp_path / "w.pt"))
+    sources.refuse_lazy(lazy)
     assert same(lazy.state_dict(), made.state_dict())
     assert not any(parameter.requires_grad for parameter in lazy.parameters())

@@ -116,7 +116,7 @@ def test_a_module_that_cannot_be_captured_is_refused_with_its_own_line(tmp_path:
 
 @pytest.mark.parametrize("net", [nn.Linear(4, 3), nn.Conv1d(4, 3, 1)], ids=str)
 def test_what_is_given_in_double_is_said(net: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(CaptureFailed, match="float64 input .* give the samples in float32"):
+    with pytest.raises(CaptureFailed, match=r"float64 input .* give the samples in float32"):
         captured(net, tmp_path, {"x": np.random.normal(size=(6, 4, 4))})
 
 

@@ -19,6 +19,7 @@ from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.programs import Whole, whole
 
@@ -235,13 +236,48 @@ def test_nothing_in_a_body_pins_a_dtype_and_dropout_there_is_left_out_of_what_ru
     drop = nn.Dropout(0.5).eval()
 
     def forward(net: Net, x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda y: drop(net.linear(y).float()), lambda y: y.float(), (x,))
+        return torch.cond(x.sum() > 0, lambda y: drop(net.linear(y).float()), lambda y: y.float().cos(), (x,))
 
     came = captured(forward)
     ops = {str(node.target) for node in nodes(came.program).values()}
     assert "aten.dropout.default" in ops and "aten._assert_tensor_metadata.default" not in ops
     left = {str(node.target) for _, node in walk(runnable(came.program))}
     assert "aten.dropout.default" not in left and "aten.linear.default" in left
+
+
+class OtherLayouts(TorchDispatchMode):
+    """A device whose kernels give every result with its axes the other way round in memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(result, Tensor) or any(one.alias_info for one in func._schema.returns):
+            return result
+        axes = tuple(reversed(range(result.dim())))
+        return result.permute(axes).contiguous().permute(axes)
+
+
+def test_no_node_needs_the_memory_layout_that_the_capturing_devices_kernels_gave() -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 16, 2, 2)
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = self.patches(x)
+            tokens = seen.view(seen.shape[0], 16, -1).transpose(1, 2)
+            return self.layer(tokens).view(-1, 16)
+
+    net = Viewing().eval()
+    came, x = whole(net, {"x": torch.randn(3, 3, 4, 4)}), torch.randn(2, 3, 4, 4)
+    (plain,) = came.run(x)
+    with OtherLayouts():
+        (other,) = came.run(x)
+    torch.testing.assert_close(other, plain)
+    branches = captured(
+        lambda _, x: torch.cond(x.sum() > 0, lambda y: y.sin().view(-1), lambda y: y.view(-1).cos(), (x,))
+    )
+    assert "aten.view.default" not in {str(node.target) for _, node in walk(branches.program.graph_module)}
 
 
 def test_an_island_reaches_into_control_flow_and_out_of_it(tmp_path: Path) -> None:

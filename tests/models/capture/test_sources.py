@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.capture.capture import Captured, Limits, capture
+from halfeven.models.capture.capture import Captured, capture
 from halfeven.models.capture.regions import ISLAND
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import CaptureFailed
@@ -25,7 +25,6 @@ from tests.model_folders import samples_of, tensor, write_folder
 from tests.patience import PATIENCE_S
 
 CPU = torch.device("cpu")
-LIMITS = Limits(seconds=240.0)
 
 
 def islands(captured: Captured) -> set[str]:
@@ -77,7 +76,7 @@ def build():
 @pytest.mark.slow
 def test_islands_halves_and_control_flow_of_a_users_own_code(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", REGIONS, max_batch_size=4)
-    captured = capture(read_folder(folder), samples_of({"x": (4,)}), LIMITS)
+    captured = capture(read_folder(folder), samples_of({"x": (4,)}))
     assert islands(captured) == {
         "aten.to.dtype: custom_fwd(cast_inputs=float32)",
         "aten.square.default: custom_fwd(cast_inputs=float32)",
@@ -126,7 +125,7 @@ def test_a_foreign_program_is_opened_in_the_child_and_captured_again(
         outputs=[tensor("y", "FP32", [-1, 3]), tensor("n", "FP32", [-1, 3])],
     )
     torch.export.save(program, folder / "program.pt2")
-    captured = capture(read_folder(folder), samples_of({"shift": (3,), "x": (4,)}), LIMITS)
+    captured = capture(read_folder(folder), samples_of({"shift": (3,), "x": (4,)}))
     assert captured.notes == (
         ("2 half-precision tensors of the module were widened to FP32",) if dtype == torch.float16 else ()
     )
@@ -172,7 +171,7 @@ def words(count: int, length: int) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 def test_a_transformers_folder_becomes_the_model_that_its_configuration_names(tmp_path: Path) -> None:
     model = bert(tmp_path / "bert", half=True)
-    captured = capture(read_folder(tmp_path / "bert"), words(8, 7), LIMITS)
+    captured = capture(read_folder(tmp_path / "bert"), words(8, 7))
     assert len(captured.notes) == 1
     assert "half-precision tensors of model.safetensors were widened to FP32" in captured.notes[0]
     given = words(4, 12)  # another length
@@ -190,7 +189,7 @@ def test_a_checkpoint_without_a_weight_that_is_needed_is_refused_by_its_name(tmp
     del state["bert.pooler.dense.weight"]
     save_file(state, file, metadata={"format": "pt"})
     with pytest.raises(CaptureFailed, match=r"no weights for \['bert.pooler.dense.weight'\]"):
-        capture(read_folder(tmp_path / "bert"), words(8, 7), LIMITS)
+        capture(read_folder(tmp_path / "bert"), words(8, 7))
 
 
 def test_without_the_transformers_library_the_extra_to_install_is_named(tmp_path: Path) -> None:
@@ -201,7 +200,7 @@ def test_without_the_transformers_library_the_extra_to_install_is_named(tmp_path
     }
     folder = write_folder(tmp_path / "bert", "", source="hf:.", files=files)
     with pytest.raises(CaptureFailed, match=r"pip install 'halfeven\[hf\]'"):
-        capture(read_folder(folder), samples_of({"x": (4,)}), LIMITS)
+        capture(read_folder(folder), samples_of({"x": (4,)}))
 
 
 @pytest.mark.slow
@@ -218,7 +217,7 @@ def test_code_in_a_transformers_folder_is_never_run(tmp_path: Path) -> None:
     file.write_text(json.dumps(config | {"auto_map": names, "architectures": ["Evil"], "model_type": "evil"}))
     (tmp_path / "bert/evil.py").write_text(f"open({str(canary)!r}, 'w').close()\n")
     with pytest.raises(CaptureFailed):
-        capture(read_folder(tmp_path / "bert"), words(8, 7), LIMITS)
+        capture(read_folder(tmp_path / "bert"), words(8, 7))
     assert not canary.exists()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.models.capture import failures, sources
+from halfeven.models.capture import sources
 
 transformers: Any = pytest.importorskip("transformers")
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
@@ -65,7 +65,7 @@ def test_a_class_without_the_attention_that_is_asked_for_is_built_with_its_own(
         folder = tmp_path / kind.__name__
         if not saved(kind, config_class, folder):
             continue
-        module = sources.transformers_module(failures, torch, folder, "sdpa")
+        module = sources.transformers_module(torch, folder, "sdpa")
         assert type(module).__name__ == kind.__name__
         built.append(kind.__name__)
         if len(built) >= 8 and not EVERY:

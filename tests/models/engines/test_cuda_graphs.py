@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.cuda_graphs import NotRecorded, host_reads
+from halfeven.models.engines.cuda_graphs import (
+    NotRecorded,
+    adds_in_any_order,
+    agreement_of,
+    agrees,
+    host_reads,
+)
 from halfeven.models.engines.staging import cuda_streams
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.program import runnable
@@ -121,6 +127,106 @@ def test_what_a_device_cannot_record_is_computed_and_harms_no_batch(net: Whole, 
         there.record(rows(4))
     replays = gpu.replays
     assert trial(gpu, there, here, [rows(4), rows(2), rows(4)]) == [] and gpu.replays == replays
+    torch.cuda.empty_cache()  # the allocator is in the middle of nothing
+    there._module = program
+    for size in (4, 2):
+        there.record(rows(size))
+    assert trial(gpu, there, here, [rows(4), rows(2), rows(4)]) == [] and gpu.replays > replays + 3
+    there.forget_recordings()
+    torch.cuda.empty_cache()
+    assert gpu.memory.in_pools == 0
+
+
+def test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_memory_back(
+    net: Whole, gpu: SimulatedGpu
+) -> None:
+    """Torch lets the workspaces of a stream go when a graph that was captured there is reset."""
+    here = TorchEngine(net.program, "fp32", CPU)
+    first, kept, last = (recorded(net, gpu, 2, 4) for _ in range(3))
+    for other in (first, last):
+        assert trial(gpu, other, here, [rows(2), rows(4)]) == []
+        other.close()
+        replays = gpu.replays
+        assert trial(gpu, kept, here, [rows(2), rows(4), rows(4)]) == [] and gpu.replays == replays + 3
+    again = recorded(net, gpu, 4)
+    assert trial(gpu, again, here, [rows(4), rows(4)]) == trial(gpu, kept, here, [rows(2), rows(4)]) == []
+    for one in (kept, again):
+        one.close()
+    torch.cuda.empty_cache()
+    assert gpu.memory.in_pools == 0
+
+
+def test_a_recording_takes_no_cached_memory_of_others_unless_there_is_no_other(
+    net: Whole, gpu: SimulatedGpu
+) -> None:
+    here, warm = TorchEngine(net.program, "fp32", CPU), TorchEngine(net.program, "fp32", gpu.device)
+    warm.warm_up(rows(8))
+    emptied, there = gpu.memory.emptied, recorded(net, gpu, 2, 4)
+    assert gpu.memory.emptied == emptied
+    fresh = gpu.memory.fresh
+    assert trial(gpu, warm, here, [rows(8), rows(8)]) == [] and gpu.memory.fresh == fresh
+    gpu.memory.capacity = gpu.memory.taken + gpu.memory.cached  # a pool finds only what others keep
+    there.record(rows(1))
+    replays = gpu.replays
+    assert gpu.memory.emptied > emptied and trial(gpu, there, here, [rows(1)]) == []
+    assert gpu.replays == replays + 1
+
+
+def test_without_a_stream_of_its_own_nothing_is_recorded(net: Whole) -> None:
+    with SimulatedGpu(random.Random(0)) as gpu:
+        streams = cuda_streams(gpu.device)
+        lent = [streams.take() for _ in range(29)]
+        assert len({one.cuda_stream for one in lent}) == 29
+        with pytest.raises(RuntimeError, match="all 32 streams of cuda:0 are taken"):
+            streams.take()
+        streams.give_back(lent[0])
+        assert streams.take() is lent[0]
+
+
+class Added(nn.Module):
+    def __init__(self, add: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.add = add
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add(x, (x[:, 0] * 0).long().clamp(0, 3)) * 3.0
+
+
+ADDS = {
+    "scatter_add": lambda x, at: torch.zeros_like(x).scatter_add(1, at[:, None].expand_as(x), x),
+    "index_add": lambda x, at: torch.zeros_like(x).index_add(0, at.clamp(0, 0), x),
+    "index_put": lambda x, at: torch.zeros_like(x).index_put((at,), x, accumulate=True),
+    "scatter_reduce": lambda x, at: torch.zeros_like(x).scatter_reduce(1, at[:, None].expand_as(x), x, "sum"),
+    "scatter": lambda x, at: torch.zeros_like(x).scatter(1, at[:, None].expand_as(x), x, reduce="add"),
+}
+
+
+@pytest.mark.parametrize("operation", ADDS)
+def test_a_program_that_adds_in_any_order_is_recorded_and_said_by_name(operation: str) -> None:
+    net, parts = whole(Added(ADDS[operation]), {"x": torch.rand(8, 24)}), rows(4)
+    for seed in SEEDS:
+        with SimulatedGpu(random.Random(seed), PACES[seed % 3]) as gpu:
+            there = TorchEngine(net.program, "fp32", gpu.device)
+            assert [found.split()[0].removesuffix("_") for found in there.in_any_order] == [operation]
+            there.warm_up(parts)
+            there.record(parts)
+            (replayed,) = there.run(parts)
+            assert gpu.replays == 5, "two in each slot when they are recorded, and one"
+            there.forget_recordings()
+            assert not differs(there.run(parts), [replayed])
+
+
+def test_only_what_adds_in_any_order_may_differ_and_only_within_the_gate() -> None:
+    puts = whole(Added(lambda x, at: x.index_put((at,), x)), {"x": torch.rand(8, 24)})
+    assert adds_in_any_order(runnable(puts.program)) == []
+    assert agreement_of("fp16", []) == 0.0 and agreement_of("bf16", ["cumsum"]) == 4 * 2.0**-8
+    allowed, at = agreement_of("fp16", ["cumsum"]), torch.tensor([4.0, -1.0, torch.inf, torch.nan])
+    assert allowed == 4 * 2.0**-11
+    near, far = at + 0.9 * 4.0 * allowed, at + 1.1 * 4.0 * allowed
+    assert agrees(near, at, allowed) and not agrees(far, at, allowed) and not agrees(near, at, 0.0)
+    assert agrees(at.clone(), at, 0.0) and not agrees(at.half(), at, allowed)
+    assert not agrees(torch.tensor([1]), torch.tensor([2]), allowed)
+    assert not agrees(torch.full((4,), torch.inf), at, allowed)
 
 
 def test_a_replay_that_differs_from_the_program_is_not_used(net: Whole, gpu: SimulatedGpu) -> None:

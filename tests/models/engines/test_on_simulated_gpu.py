@@ -107,7 +107,7 @@ MUTANTS = {
     "an event is recorded in the current stream": ("reached.record(stream)", "reached.record()"),
     "an event is never recorded": ("reached.record(stream)", "pass"),
     "work is put into the default stream": ("with torch.cuda.stream(stream):\n            work()", "work()"),
-    "two batches have one slot": ("deque(_Slot() for _ in range(slots))", "deque([_Slot()] * slots)"),
+    "two batches have one slot": ("deque(_Slot(number) for number in range(slots))", "deque([_Slot(0)] * slots)"),
     "slots share memory on the host": (
         "self._streams.on_host((nbytes,), torch.uint8)",
         "self.__dict__.setdefault(index, self._streams.on_host((1 << 16,), torch.uint8))",

@@ -71,7 +71,7 @@ def test_a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on(pa
         assert old.get(f"https://localhost:{port}/healthz").status_code == 200
 
 
-@pytest.mark.parametrize("fault", ["another key", "no pair", "gone"])
+@pytest.mark.parametrize("fault", ["another key", "no pair", "gone", "expired"])
 def test_a_new_pair_that_cannot_be_used_is_not_taken_and_the_next_good_one_is(
     pair: Pair, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,6 +81,8 @@ def test_a_new_pair_that_cannot_be_used_is_not_taken_and_the_next_good_one_is(
             pair.key.write_bytes(pair.authority.issue_cert("localhost").private_key_pem.bytes())
         elif fault == "no pair":
             pair.certificate.write_text("nonsense")
+        elif fault == "expired":
+            pair.renew(days=-1)
         else:
             pair.certificate.unlink()
         with caplog.at_level(logging.ERROR):
@@ -88,6 +90,21 @@ def test_a_new_pair_that_cannot_be_used_is_not_taken_and_the_next_good_one_is(
         assert caplog.text.count("not taken") == 1 and "PRIVATE" not in caplog.text
         second = pair.renew()
         assert shown(port, pair.trusting(), "localhost") == second != first
+
+
+def test_an_expired_certificate_is_shown_with_a_warning_until_a_better_one_comes(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.renew(days=-1)
+    certificates = Certificates(pair.certificate, pair.key)
+    assert "callers refuse the certificate" in caplog.text and "expired" in caplog.text
+    first = certificates.current()
+    pair.renew(days=-2)
+    assert certificates.current() is not first, "callers refuse both: the newer one it is"
+    caplog.clear()
+    pair.renew()
+    certificates.current()
+    assert caplog.text == ""
 
 
 def test_old_versions_of_tls_are_refused(pair: Pair) -> None:

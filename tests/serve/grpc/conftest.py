@@ -9,6 +9,7 @@ from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.grpc.grpc_server import GrpcServer
 from halfeven.serve.http.connection.polite_server import PoliteServer
+from halfeven.serve.http.inference import Inference
 from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.limits.request_limits import DEFAULTS, RequestLimits
 from halfeven.serve.http.routes.app import build_app
@@ -44,10 +45,10 @@ def serving(
     limits: RequestLimits = DEFAULTS,
 ) -> Iterator[Both]:
     roster = make_roster()
-    app = build_app(roster, lambda: b"", HISTORY, "triton", max_body_bytes=MOST)
-    front = InferFront(
-        app, roster, MOST, bounds.seconds if bounds else 30, access=access, bounds=bounds, load=load
-    )
+    inference = Inference(roster)
+    app = build_app(roster, lambda: b"", HISTORY, "triton", max_body_bytes=MOST, inference=inference)
+    wait_s = bounds.seconds if bounds else 30
+    front = InferFront(app, roster, MOST, wait_s, inference, access=access, bounds=bounds, load=load)
     beside = GrpcServer(front, roster, "127.0.0.1", 0, "triton", certificates, limits)
     with started(front, seconds=seconds, beside=beside) as server:
         port = server.servers[0].sockets[0].getsockname()[1]

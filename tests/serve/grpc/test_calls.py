@@ -386,18 +386,6 @@ def test_a_caller_that_leaves_or_is_out_of_time_cancels_its_request(both: Both, 
     assert served.cancelled.wait(SECONDS)
 
 
-def test_a_model_that_is_taken_away_while_a_request_waits_is_said_to_be(both: Both, stub: Any) -> None:
-    served = both.roster.models["double"]
-    served.holding = True
-    call = stub.ModelInfer.future(request(), timeout=SECONDS)
-    assert served.submitted.wait(SECONDS)
-    (future,) = served.held
-    future.get_loop().call_soon_threadsafe(future.cancel)
-    with pytest.raises(grpc.RpcError) as refused:
-        call.result()
-    assert refused.value.code().name == "UNAVAILABLE" and "taken away" in (refused.value.details() or "")
-
-
 def test_a_server_that_ends_answers_what_is_under_way_and_takes_nothing_new() -> None:
     with serving(seconds=SECONDS) as both, grpc.insecure_channel(both.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -1,7 +1,9 @@
 """A page of an origin that the operator allows may ask and read; any other page may not, as before."""
 
 import json
+import socket
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.http.web_guard import WebGuard
 from halfeven.serve.settings import read_settings
 
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, make_roster, running
 
 APP, OTHER = "https://app.example.com", "https://evil.example"
@@ -67,6 +70,35 @@ def test_an_allowed_page_may_ask_first(http: httpx.Client, path: str) -> None:
     assert "POST" in answer.headers["access-control-allow-methods"]
     assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
     assert answer.headers["access-control-allow-private-network"] == "true"
+
+
+CHROME = (
+    "Host: {}\r\nConnection: keep-alive\r\n{}Accept: */*\r\nOrigin: {}\r\nUser-Agent: Mozilla/5.0 Chrome/142.0\r\n"
+    "Sec-Fetch-Mode: cors\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Dest: empty\r\nReferer: {}/\r\n"
+    "Accept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-US,en;q=0.9\r\n\r\n"
+)
+
+
+def test_the_bytes_of_a_browser_ask_first_and_then_send_on_one_connection(http: httpx.Client) -> None:
+    """As Chrome writes them: names in capitals, no body of a preflight, both requests on a kept connection."""
+    host = http.base_url.netloc.decode()
+    asks = "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,content-type\r\n"
+    sends = (
+        f"Content-Length: {len(BODY)}\r\nAuthorization: Bearer hek_x\r\nContent-Type: application/json\r\n"
+    )
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), PATIENCE_S) as connection:
+        connection.sendall(f"OPTIONS {INFER} HTTP/1.1\r\n{CHROME.format(host, asks, APP, APP)}".encode())
+        first = HTTPResponse(connection, method="OPTIONS")
+        first.begin()
+        assert (first.status, first.read(), first.getheader(ALLOWED)) == (204, b"", APP)
+        assert first.getheader("access-control-allow-headers") == "authorization,content-type"
+        # RFC 9110 8.6 and RFC 9112 6.1: neither is allowed in a 204.
+        assert first.getheader("content-length") is None and first.getheader("transfer-encoding") is None
+        connection.sendall(f"POST {INFER} HTTP/1.1\r\n{CHROME.format(host, sends, APP, APP)}{BODY}".encode())
+        answer = HTTPResponse(connection, method="POST")
+        answer.begin()
+        assert (answer.status, answer.getheader(ALLOWED)) == (200, APP)
+        assert json.loads(answer.read())["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The one table: each error of ours has a status, an exit code and a body; a stranger's does not speak."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 from halfeven.models import errors
@@ -123,3 +125,12 @@ def test_a_sentence_of_another_protocol_names_the_models_that_its_reader_may_see
     said = message_of(error, lambda model: model == "double")
     assert said == "Request for unknown model: 'doubel' is not found: it has ['double']"
     assert message_of(error) == "Request for unknown model: 'doubel' is not found"
+
+
+def test_a_full_disk_says_how_much_is_free_only_where_it_is_known_of_which_disk(tmp_path: Path) -> None:
+    named = message_of(OSError(errno.ENOSPC, "full", str(tmp_path / "live")))
+    of_a_handle = message_of(OSError(errno.ENOSPC, "full"))
+    assert named.startswith("live cannot be written, its disk is full (") and "bytes are free there" in named
+    assert of_a_handle.startswith(
+        "a file of the server cannot be written, its disk is full: nothing was changed"
+    )

@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from halfeven.models.engines.switched_off import (
     features_off,
 )
 from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.value_range import ValueRange
 from halfeven.serve.selftest import check_onnx
 from halfeven.serve.selftest.check_out_of_memory import NO_DEVICE_HAS
 from halfeven.serve.selftest.nets import CPU, Net
@@ -158,10 +160,26 @@ def test_a_replay_that_differs_switches_cuda_graphs_off(
     on_gpu: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recording of one slot is replayed for another one: it reads that slot's memory."""
+    plant(monkeypatch, TorchEngine._graphs_of_slot, "[self._staging.slot]", "[0]")
     plant(monkeypatch, cuda_graphs._key, "tensor.data_ptr()", "0")
     outcome = on_gpu(GRAPHS)[GRAPHS]
     assert outcome.status == FAILED and outcome.off == (CUDA_GRAPHS,)
     assert "differ from the program" in outcome.evidence
+
+
+def test_replays_of_what_adds_in_any_order_agree_within_the_gate_and_are_said_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, checks = captured("scatter add"), {GRAPHS: CHECKS[GRAPHS]}
+    x, ids = model.spec.inputs
+    spec = replace(model.spec, inputs=(x, replace(ids, range=ValueRange((0,), (9,)))))
+    scattering = [Net("scattering", spec, model.program)]
+    monkeypatch.setattr(Net, "half", lambda net, device: net.whole)  # rounding would hide differences
+    with SimulatedGpu(random.Random(0)) as gpu:
+        outcome = run_checks(gpu.device, scattering, lambda _: None, checks)[GRAPHS]
+        assert outcome.status == PASSED and "(within the gate: scatter_add 'scatter_add')" in outcome.evidence
+        plant(monkeypatch, cuda_graphs.agreement_of, "if in_any_order", "if False")
+        assert run_checks(gpu.device, scattering, lambda _: None, checks)[GRAPHS].status == FAILED
 
 
 @pytest.mark.slow

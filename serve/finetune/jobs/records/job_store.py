@@ -15,9 +15,10 @@ from typing import Any
 
 import orjson
 
-from .....models.errors import BadInput, Conflict, Overloaded, UnknownName
+from .....models.errors import BadInput, Conflict, KeyLimitReached, Overloaded, UnknownName
 from ....access.keys import Owners
 from ....http.limits.request_limits import DEFAULTS
+from ....http.limits.shared_places import may_hold
 from .database import Database, decoded, encoded
 from .file_store import UNFINISHED, FileStore, chosen
 from .job_types import (
@@ -62,17 +63,13 @@ class JobStore(FileStore):
     def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[Job, bool]:
         """(the job, queued; whether it is new). A key that was used gives the job it made then.
 
-        Raises UnknownName for a file that is gone, BadInput for a key that came with another request, Overloaded where
-        too many jobs have not ended.
+        Raises UnknownName for a file that is gone, BadInput for a key that came with another request, Overloaded and
+        KeyLimitReached where too many jobs have not ended.
         """
         with self._db.transaction() as db:
             if idempotency_key and (known := self.replayed(idempotency_key, request.asked, request.owner)):
                 return known, False
-            if len(self._db.all("id", "jobs", f"{UNFINISHED} LIMIT ?", MOST_UNFINISHED)) == MOST_UNFINISHED:
-                raise Overloaded(
-                    f"{MOST_UNFINISHED} jobs wait, run or are paused; cancel some, or ask again later",
-                    _RETRY_AFTER_S,
-                )
+            self._check_room(request.owner)
             for file in filter(None, (request.training_file, request.validation_file)):
                 self.file(file)
             id = "ftjob-" + secrets.token_hex(12)
@@ -88,6 +85,19 @@ class JobStore(FileStore):
             for finding in request.findings:
                 self.record(id, "warn", finding)
             return self.job(id), True
+
+    def _check_room(self, owner: str) -> None:
+        """Raises Overloaded where too many jobs have not ended, KeyLimitReached where too many of this owner's."""
+        found = [row["owner"] for row in self._db.all("owner", "jobs", UNFINISHED)]
+        own, advice = found.count(owner), "cancel some, or ask again later"
+        if len(found) >= MOST_UNFINISHED:
+            raise Overloaded(f"{MOST_UNFINISHED} jobs wait, run or are paused; {advice}", _RETRY_AFTER_S)
+        if not may_hold(1, own, len(found), MOST_UNFINISHED, owner):
+            raise KeyLimitReached(
+                f"{own} of at most {MOST_UNFINISHED} jobs that wait, run or are paused are this key's, and what is "
+                f"free is kept for other keys; {advice}",
+                _RETRY_AFTER_S,
+            )
 
     def replayed(self, idempotency_key: str, asked: Mapping[str, Any], owner: str = "") -> Job | None:
         """The job that this key of the owner made, or None. Raises BadInput where it came with another request."""

@@ -24,7 +24,7 @@ from .learner import learner_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
 from .patience import audit, named_tensors
 from .ranks import ALONE, Ranks
-from .training_terms import DATA_FAULTS, Settings, StepRecord
+from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
 
@@ -55,6 +55,7 @@ class Loop(BatchLoop):
         self.scaler = grad_scaler(self.kind, settings, self.steps)
         self.learners, self.scalers = {"": self.learner}, {"": self.scaler}
         self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, self.kind, self.sound, ranks)
+        self.passes.meanwhile = self.fetch_next
         self.quarantine = Quarantine(rows)
 
     def state_of_rows(self) -> dict[str, Tensor]:
@@ -65,17 +66,17 @@ class Loop(BatchLoop):
 
     def step(self, epoch: int, batch: Tensor) -> StepRecord:
         passes, scaler, learner, norm = self.passes, self.scaler, self.learner, None
-        rate, scale = learner.rate, scaler.get_scale()
-        before = snapshot(self.module)
+        rate, before = learner.rate, snapshot(self.module)
         learner.clear()
         batch, found = self.quarantine.kept(batch), ()
-        loss, cause = passes.run(batch)
-        if cause in DATA_FAULTS and self.settings.bad_rows == "quarantine":
+        passed = passes.run(batch)
+        if passed.cause in DATA_FAULTS and self.settings.bad_rows == "quarantine":
             restore(before)
             found = self.quarantine.take(passes.culprits(batch))
             if found:
                 learner.clear()
-                loss, cause = passes.run(batch := self.quarantine.kept(batch))
+                passed = passes.run(batch := self.quarantine.kept(batch))
+        cause, scale = passed.cause, passed.scale
         if cause is None:
             self.ranks.add_up(learner.weights)
             norm, cause = learner.take(scaler)
@@ -83,12 +84,13 @@ class Loop(BatchLoop):
                 if self.average is not None:
                     self.average.take()
                 passes.good = batch[:GOOD_ROWS]
-            update(scaler, self.settings.scale_floor)
+            update(scaler, self.settings.scale_floor, cause)
         if cause is not None:
             restore(before)
-        learner.patience.count(cause, scale_fell=scaler.get_scale() < scale)
-        numbers = (loss.item(), scale, None if norm is None else norm.item())
-        return StepRecord(self.done + 1, epoch, *numbers, cause is not None, cause, rate, found)
+        learner.patience.count(cause, fell(scaler, scale, cause))
+        return StepRecord(
+            self.done + 1, epoch, passed.loss, scale, norm, cause is not None, cause, rate, found
+        )
 
 
 def grad_scaler(device: str, settings: Settings, steps: int) -> torch.amp.GradScaler:
@@ -108,10 +110,17 @@ def growth_interval(steps: int) -> int:
     return min(max(steps // 20, 50), 2000)
 
 
-def update(scaler: torch.amp.GradScaler, floor: float) -> None:
-    """Once after each step in which the scaler was asked whether gradients are finite."""
+def update(scaler: torch.amp.GradScaler, floor: float, *causes: str | None) -> None:
+    """Once after each step in which the scaler was asked whether gradients are finite; ``causes`` say whether they
+    were. Only where they were not the scale falls, and is read: on a device the host would have to wait for it."""
     scaler.update()
-    hold_floor(scaler, floor)
+    if GRADIENT_OVERFLOW in causes:
+        hold_floor(scaler, floor)
+
+
+def fell(scaler: torch.amp.GradScaler, before: float, *causes: str | None) -> bool:
+    """Whether the update after a step that had these causes made the scale smaller than before."""
+    return GRADIENT_OVERFLOW in causes and scaler.get_scale() < before
 
 
 def hold_floor(scaler: torch.amp.GradScaler, floor: float) -> None:

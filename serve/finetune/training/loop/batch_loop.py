@@ -5,7 +5,7 @@ What a step is, is said by `amp.py` (one loss and one optimizer) and `step_loop.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
+from itertools import islice, tee, zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ class BatchLoop:
         torch.manual_seed(settings.seed)
         self.ranks = ranks
         self.on_epoch: Callable[[int], None] = lambda epoch: None
+        self.on_next: Callable[[Tensor], None] = lambda batch: None
+        self._next: Tensor | None = None
         self.module, self.rows, self.settings, self.done = module, rows, settings, 0
         self.steps, self.kind = total_steps(rows, settings), torch.device(device).type
         self.sound, decay = finite_names(named_tensors(module)), settings.ema_decay
@@ -46,7 +48,9 @@ class BatchLoop:
 
     def run(self) -> Iterator[StepRecord]:
         """The steps that are left. The state may be saved whenever a record was given."""
-        for epoch, batch in islice(batches(self.rows, self.settings), self.done, None):
+        left, behind = tee(islice(batches(self.rows, self.settings), self.done, None))
+        for (epoch, batch), following in zip_longest(left, islice(behind, 1, None)):
+            self._next = following[1] if following and following[0] == epoch else None
             self._check()
             self.on_epoch(epoch)
             self.ranks.seed(self.settings.seed, self.done)
@@ -54,6 +58,11 @@ class BatchLoop:
             self.ranks.send_buffers(self.module)
             self.done += 1
             yield record
+
+    def fetch_next(self) -> None:
+        """The device computes a step: the rows of the one behind it may be fetched."""
+        if self._next is not None:
+            self.on_next(self._next)
 
     def step(self, epoch: int, batch: Tensor) -> StepRecord:
         """One step on the rows ``batch``."""

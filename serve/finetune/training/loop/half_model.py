@@ -1,8 +1,8 @@
 """Apex's O2: the model computes in half throughout but for its norms, and its FP32 weights are the master weights.
 
-Every pass casts the weights anew; the cast's own backward gives FP32 gradients, so they are FP32 before `unscale_`, as
-Apex's master gradients are. Source: Apex's amp, opt levels (``keep_batchnorm_fp32``, here for every norm). Needs torch
-alone.
+A weight is cast anew when it has changed; the cast's own backward gives FP32 gradients, so they are FP32 before
+`unscale_`, as Apex's master gradients are. Source: Apex's amp, opt levels (``keep_batchnorm_fp32``, here for every
+norm). Needs torch alone.
 """
 
 from typing import Any
@@ -25,6 +25,8 @@ class HalfModel:
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self.dtype, self._module = dtype, module
+        # By name: what was cast, its state then, and the half.
+        self._halves: dict[str, tuple[Tensor, tuple[Any, ...], Tensor]] = {}
         norms = norms_of(module)
         self._spared = {id(one) for part in norms for one in (*part.parameters(), *part.buffers())}
         for part in norms:
@@ -35,7 +37,7 @@ class HalfModel:
         module = self._module
         tensors = (*module.named_parameters(), *module.named_buffers())
         own = {name: one for name, one in tensors if one.is_floating_point() and id(one) not in self._spared}
-        half = {name: one.to(self.dtype) for name, one in own.items()}
+        half = {name: self._half(name, one) for name, one in own.items()}
         versions = {name: one._version for name, one in half.items()}
         answers = functional_call(module, half, cast(inputs, self.dtype))
         with torch.no_grad():
@@ -43,6 +45,15 @@ class HalfModel:
                 if one._version != versions[name]:  # a buffer that forward has changed
                     own[name].copy_(one)
         return answers
+
+    def _half(self, name: str, one: Tensor) -> Tensor:
+        """The tensor in half: the cast of the pass before, where it was made of the same values for the same use."""
+        state = (one._version, self.dtype, one.requires_grad, torch.is_grad_enabled())
+        source, known, half = self._halves.get(name, (None, (), one))
+        if source is not one or known != state or half._version:  # or forward wrote into it
+            half = one.to(self.dtype)
+            self._halves[name] = one, state, half
+        return half
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:

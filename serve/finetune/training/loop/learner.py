@@ -34,24 +34,26 @@ class Learner:
         """Before every step, after a skipped one too: its NaN must not stay."""
         self.optimizer.zero_grad(set_to_none=True)
 
-    def take(self, scaler: torch.amp.GradScaler) -> tuple[Tensor, str | None]:
+    def take(self, scaler: torch.amp.GradScaler) -> tuple[float, str | None]:
         """Unscale, clip and step. The norm of the gradients before clipping, and the cause where no step was taken.
         The caller updates the scaler."""
         scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.weights)
-        if not is_finite(norm):
-            return norm, GRADIENT_OVERFLOW
+        if not is_finite(read := norm.item()):
+            return read, GRADIENT_OVERFLOW
         clip_grads_with_norm_(self.weights, self.clip_norm, norm)
         scaler.step(self.optimizer)
         self.scheduler.step()
-        return norm, None
+        return read, None
 
 
 def learner_of(module: nn.Module, settings: Settings, steps: int) -> Learner:
-    """AdamW for the parameters of ``module`` that learn, over a training of so many steps."""
+    """AdamW for the parameters of ``module`` that learn, over a training of so many steps. On CUDA in one kernel, which
+    asks the scaler's flag there: otherwise the host would have to wait for it."""
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = parameter_groups(module, settings.weight_decay)
-    optimizer = torch.optim.AdamW(groups, settings.learning_rate, settings.betas)
+    fused = True if weights and all(weight.is_cuda for weight in weights) else None
+    optimizer = torch.optim.AdamW(groups, settings.learning_rate, settings.betas, fused=fused)
     schedule = scheduler_of(optimizer, settings, steps)
     return Learner(weights, optimizer, schedule, settings.clip_norm, Patience(settings))
 

@@ -63,7 +63,9 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
         loop.average.taken = numbers["averaged"]
         loop.average.tensors = {name: one.to(device) for name, one in _below(AVERAGE, tensors).items()}
     loop.put_rows(tensors)
-    loop.done = numbers["done"]
+    if type(done := numbers["done"]) is not int or not 0 <= done <= loop.steps:
+        raise ValueError(f"{done!r} steps of {loop.steps} are done")
+    loop.done = done
     _set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
 
 
@@ -82,8 +84,8 @@ def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: 
         index, _, key = name.partition(":")
         state.setdefault(int(index), {})[key] = tensor
     groups = learner.optimizer.state_dict()["param_groups"]
-    for group, kept in zip(groups, numbers["groups"], strict=True):
-        group.update(kept, betas=tuple(kept["betas"]))
+    for group, kept in zip(groups, numbers["groups"], strict=True):  # fused: as this device has it
+        group.update(kept, betas=tuple(kept["betas"]), fused=group["fused"])
     learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
     learner.scheduler.load_state_dict(dict(numbers["scheduler"]))
     patience = learner.patience

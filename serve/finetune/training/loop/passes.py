@@ -32,10 +32,24 @@ def whole(batch: Tensor) -> Sequence[Tensor]:
     return [batch]
 
 
+@dataclass(frozen=True)
+class Passed:
+    """The mean ``loss`` of a batch, the ``scale`` of its gradients, and the fault of the loss or of a buffer (None: no
+    fault)."""
+
+    loss: float
+    scale: float
+    cause: str | None
+
+
 @dataclass
 class Passes:
     """Forward and backward passes over a batch, part by part; where there are several ``ranks``, over the parts of this
-    one. ``good``: rows of the last step that was taken."""
+    one. ``good``: rows of the last step that was taken.
+
+    ``runs_ahead``: the host runs ahead of the device, and each number that it reads makes it wait; so it reads one time
+    for a batch. ``meanwhile`` is called before that, while the device computes.
+    """
 
     module: nn.Module
     loss_of: LossOf
@@ -46,26 +60,32 @@ class Passes:
     sound: set[str]
     ranks: Ranks = ALONE
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    meanwhile: Callable[[], None] = lambda: None
 
-    def run(self, batch: Tensor) -> tuple[Tensor, str | None]:
-        """The mean loss of the batch, and the fault of the loss or of a buffer (None: no fault). Gradients are added up
-        in the parameters."""
+    def __post_init__(self) -> None:
+        self.runs_ahead = self.kind != "cpu"
+
+    def run(self, batch: Tensor) -> Passed:
+        """Gradients are added up in the parameters; those of a loss that is not finite are of no use."""
         if len(batch) < min(2, self.settings.batch_size):
-            return torch.tensor(math.nan), NO_ROWS
+            return Passed(math.nan, self.scaler.get_scale(), NO_ROWS)
         total = torch.zeros((), device=self.kind)
-        self.scaler.scale(total)  # makes the scale: this process may have no part of the first batch
+        # Made here: this process may have no part of the first batch.
+        scale = self.scaler.scale(torch.ones((), device=self.kind))
         for part in self.ranks.share(self.parts_of(batch)):
             with autocast_of(self.settings, self.kind, self.module):
                 loss = self.loss_of(part) * (part.numel() / len(batch))
             total = total + loss.detach()
-            if not is_finite(total):
+            if not self.runs_ahead and not is_finite(total):
                 break
             with emulated_context(self.settings, self.kind):
                 self.scaler.scale(loss).backward()
-        total, faulty = self.ranks.agree(total, not self.buffers_are_finite())
-        if not is_finite(total):
-            return total, NON_FINITE_LOSS
-        return total, NON_FINITE_BUFFER if faulty else None
+        total, sound = self.ranks.agree(total, self.buffers_are_finite())
+        self.meanwhile()
+        loss, is_sound, scaled = torch.stack([total.double(), sound.double(), scale.double()]).tolist()
+        if not is_finite(loss):
+            return Passed(loss, scaled, NON_FINITE_LOSS)
+        return Passed(loss, scaled, None if is_sound else NON_FINITE_BUFFER)
 
     def culprits(self, batch: Tensor) -> Tensor:
         """The rows that spoil the loss or a buffer. Parameters, buffers and random numbers are as before."""
@@ -80,12 +100,11 @@ class Passes:
         restore(before)
         return spoilt
 
-    def buffers_are_finite(self) -> bool:
-        """Whether all buffers that were finite at first still are. One synchronisation with the device for all of
-        them."""
+    def buffers_are_finite(self) -> Tensor:
+        """Whether all buffers that were finite at first still are."""
         buffers = [one for name, one in self.module.named_buffers() if name in self.sound]
         found = [torch.isfinite(one).all() for one in buffers if one.is_floating_point()]
-        return not found or bool(torch.stack(found).all())
+        return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=self.kind)
 
 
 class Quarantine:
@@ -124,8 +143,9 @@ def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[
         yield
 
 
-def is_finite(value: Tensor) -> bool:
-    return math.isfinite(value.item())  # a fifth of the time of `torch.isfinite`, three times a step
+def is_finite(value: Tensor | float) -> bool:
+    """Of a tensor with one element, or of a number that was read from one."""
+    return math.isfinite(float(value))  # a fifth of the time of `torch.isfinite`, three times a step
 
 
 Snapshot = list[tuple[nn.Module, str, Tensor, Tensor]]

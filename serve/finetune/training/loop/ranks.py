@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .seeding import seed_everything
 
 LONGEST = timedelta(days=7)  # that a process waits for another one, which may be evaluating
-SCRIPT = Path(__file__).parents[1] / "trainer.py"
+TRAINER = "halfeven.serve.finetune.training.trainer"
 _LOOK_EVERY_S = 0.1  # whether another process has ended before all have met
 
 
@@ -47,15 +47,13 @@ class Ranks:
         """The parts of a batch that this process passes."""
         return parts[self.rank :: self.count]
 
-    def agree(self, loss: Tensor, faulty: bool) -> tuple[Tensor, bool]:
-        """The loss of the whole batch, not finite where it is not finite in one process; and whether any is faulty."""
+    def agree(self, loss: Tensor, sound: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of the whole batch, not finite where it is not finite in one process; and whether all are sound."""
         if self.count == 1:
-            return loss, faulty
-        both = torch.stack(
-            [loss.double(), torch.tensor(float(faulty), device=loss.device, dtype=torch.float64)]
-        )
+            return loss, sound
+        both = torch.stack([loss.double(), 1.0 - sound.double()])
         self._sum(both)
-        return both[0].to(loss.dtype), bool(both[1] > 0)
+        return both[0].to(loss.dtype), both[1] == 0
 
     def add_up(self, weights: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of all processes. A parameter that has none in any keeps none."""
@@ -124,7 +122,7 @@ def _first_of(request: Mapping[str, Any], count: int) -> Ranks:
     meeting = Path(request["out"]) / "meeting"
     for left in (meeting, _failure_file(request)):  # of processes that have ended
         left.unlink(missing_ok=True)
-    command = [sys.executable, "-PB", str(SCRIPT), request["file"]]
+    command = [sys.executable, "-PB", "-m", TRAINER, request["file"]]
     others = [
         subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         for rank in range(1, count)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .amp import grad_scaler, update
+from .amp import fell, grad_scaler, update
 from .batch_loop import BatchLoop
 from .learner import Learner, learner_of
 from .passes import LossOf, PartsOf, Passes, restore, snapshot, whole
@@ -91,18 +91,21 @@ class StepLoop(BatchLoop):
             )
             for name, scaler in scalers.items()
         ]
+        self.in_order[-1].passes.meanwhile = self.fetch_next
 
     def step(self, epoch: int, batch: Tensor) -> StepRecord:
         """Every declared step once, in order, then one update of each scaler. The record's figures are those of the
         model's own step."""
         taken = {step.name: self._taken(step, batch) for step in self.in_order}
         asked = {step.scaler for step in self.in_order if taken[step.name].grad_norm is not None}
+        causes = {
+            name: [taken[step.name].cause for step in self.in_order if step.scaler == name] for name in asked
+        }
         for name in asked:
-            update(self.scalers[name], self.settings.scale_floor)
+            update(self.scalers[name], self.settings.scale_floor, *causes[name])
         for step in self.in_order:
-            one = taken[step.name]
-            fell = self.scalers[step.scaler].get_scale() < one.scale
-            step.learner.patience.count(one.cause, scale_fell=fell)
+            one, of_scaler = taken[step.name], causes.get(step.scaler, [])
+            step.learner.patience.count(one.cause, fell(self.scalers[step.scaler], one.scale, *of_scaler))
         if self.average is not None and taken[self.main].cause is None:
             self.average.take()
         main = taken[self.main]
@@ -113,17 +116,17 @@ class StepLoop(BatchLoop):
 
     def _taken(self, step: Step, batch: Tensor) -> Taken:
         scaler, norm = self.scalers[step.scaler], None
-        rate, scale = step.learner.rate, scaler.get_scale()
-        before = snapshot(self.module)
+        rate, before = step.learner.rate, snapshot(self.module)
         step.learner.clear()
         with alone(step.learner.weights, self.weights):
-            loss, cause = step.passes.run(batch)
+            passed = step.passes.run(batch)
+        cause = passed.cause
         if cause is None:
             self.ranks.add_up(step.learner.weights)
             norm, cause = step.learner.take(scaler)
         if cause is not None:
             restore(before)
-        return Taken(loss.item(), None if norm is None else norm.item(), cause, rate, scale)
+        return Taken(passed.loss, norm, cause, rate, passed.scale)
 
 
 def settings_of_optimizer(settings: Settings, optimizer: Mapping[str, Any]) -> Settings:

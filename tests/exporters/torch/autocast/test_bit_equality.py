@@ -6,6 +6,7 @@ Before any search, repair or moved cast: those change bits on purpose.
 import pytest
 import torch
 from halfeven.exporters.torch.autocast.bit_equality import (
+    agreement_on,
     half_by_rules,
     live_outputs,
     outputs_of,
@@ -26,6 +27,7 @@ KEPT = {
     "gru": "recurrent ops stay FP32",
     "zoo lstm": "recurrent ops stay FP32",
 }
+ADDS = ("island", "several outputs", "scatter add", "index put")  # with atomics, on CUDA
 NAMES = [name for name in CORPUS if name not in KEPT]
 
 
@@ -41,12 +43,23 @@ def is_bit_equal(name: str, lists: str, device: torch.device) -> bool:
     except RuntimeError as error:
         pytest.skip(f"live autocast raises: {str(error)[:120]}")
     half = half_by_rules(model.program, model.spec, model.example, lists).program
-    return all(map(same_numbers, expected, outputs_of(placed(half), inputs)))
+    came, allowed = outputs_of(placed(half), inputs), agreement_on(device, half)
+    return all(same_numbers(*pair, allowed) for pair in zip(expected, came, strict=True))
 
 
 @pytest.mark.parametrize("name", cases(NAMES))
 def test_a_half_program_is_bit_equal_to_live_autocast(name: str) -> None:
     assert is_bit_equal(name, "cpu", torch.device("cpu"))
+
+
+def test_equal_bits_are_not_asked_on_cuda_of_what_adds_in_any_order_and_of_nothing_else() -> None:
+    """On a CPU, of integers, and of every other model they are."""
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    allowed = {
+        name: agreement_on(cuda, captured(name).program) for name in (*ADDS, "gather", "running totals")
+    }
+    assert allowed == dict.fromkeys(ADDS, 4 * 2.0**-11) | {"gather": 0.0, "running totals": 0.0}
+    assert agreement_on(cpu, captured(ADDS[0]).program) == 0.0
 
 
 @pytest.mark.gpu

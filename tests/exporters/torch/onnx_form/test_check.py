@@ -7,6 +7,7 @@ import pytest
 from halfeven.exporters.torch.onnx_form import check as onnx_check
 from halfeven.exporters.torch.onnx_form.check import check_file
 from halfeven.models.errors import ExportFailed, OutOfTime
+from halfeven.models.order.one_order import OrderBounds, one_order
 from onnx import TensorProto, helper
 
 
@@ -39,6 +40,5 @@ def test_a_file_that_kills_its_reader_is_refused_by_name(
 
 def test_a_check_that_does_not_end_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_check, "_CHILD", "import time; time.sleep(600)")
-    monkeypatch.setattr(onnx_check, "LIMIT_SECONDS", 0.2)
-    with pytest.raises(OutOfTime, match=r"did not end within 0\.2 s"):
+    with one_order(OrderBounds(seconds=0.2)), pytest.raises(OutOfTime, match=r"has taken 0\.2 s"):
         check_file(written(tmp_path / "good.onnx", "Relu"), bodies=True)

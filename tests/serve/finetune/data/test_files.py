@@ -330,3 +330,21 @@ def test_uploads_that_begin_at_once_reserve_what_they_declared(tmp_path: Path, c
 
     assert sum(asyncio.run(all_at_once())) == 3
     assert files._coming == 0
+
+
+def test_one_key_cannot_take_the_room_of_all_files(tmp_path: Path, content: bytes) -> None:
+    """What a key has in records, what of it arrives and what it declares count together."""
+    body = form(content)
+    files = Files(tmp_path / "files", LIMIT, most_bytes=4 * len(content))
+
+    def sent(owner: str, held: int) -> Any:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return asyncio.run(files.receive([(b"content-type", TYPE)], receive, owner, held))
+
+    files.keep(sent("greedy", 0))
+    with pytest.raises(QuotaReached, match="the files of this key would have"):
+        sent("greedy", 3 * len(content))
+    sent("another", 0)
+    assert not files._arriving and files._coming == 0

@@ -1,6 +1,7 @@
 """The child process of a job: what it shares with the server, and that nothing of it stays."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,7 @@ MANY = 100  # looks of 0.1 s, of which one is enough
 
 
 def started(folder: Path, script: str) -> Child:
-    (folder / "child.py").write_text(script)
-    return Child.of_script(folder / "child.py", {}, folder / "request")
+    return Child([sys.executable, "-c", script], folder / "request.log")
 
 
 def whole_lines(child: Child) -> list[object]:
@@ -57,11 +57,11 @@ def whole_lines(child: Child) -> list[object]:
 
 @pytest.mark.parametrize(("priority", "steps"), [("normal", 0), ("low", 10), ("idle", 0)])
 def test_a_child_yields_in_the_server_s_session_and_ends_with_all_that_it_started(
-    tmp_path: Path, priority: str, steps: int
+    tmp_path: Path, priority: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = tmp_path / "child.py"
-    script.write_text(SCRIPT)
-    with Child.of_script(script, {"priority": priority}, tmp_path / "request") as child:
+    (tmp_path / "reporting.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child.of_module("reporting", {"priority": priority}, tmp_path / "request") as child:
         line = next(line for line in child.lines(every_s=60) if line is not None)
         # Linux divides processor time among sessions first (sched(7), autogroup): priority counts within one alone.
         assert line["session"] == os.getsid(0)

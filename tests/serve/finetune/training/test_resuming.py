@@ -218,6 +218,23 @@ def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("numbers", [{}, {"done": "many"}, {"learners": []}, {"best": 3}])
+def test_a_checkpoint_that_was_changed_with_its_digests_is_refused(hard: Line, numbers: Line) -> None:
+    kill_at(hard, calls(12))
+    with started(hard) as process:
+        process.wait(PATIENCE_S)
+    for place in (Path(hard["out"]) / "checkpoints").glob("step-*"):
+        state, manifest = place / "state.json", json.loads((place / "manifest.json").read_text())
+        changed = json.loads(state.read_text()) | numbers if numbers else {}
+        state.write_text(json.dumps(changed))
+        manifest["files"]["state.json"] = hashlib.sha256(state.read_bytes()).hexdigest()
+        (place / "manifest.json").write_text(json.dumps(manifest))
+    lines, _ = run(hard)
+    assert (lines[-1]["type"], lines[-1]["code"]) == ("failed", "CORRUPT_CHECKPOINT"), lines[-1]
+    assert not (Path(hard["out"]) / "weights.safetensors").exists()
+
+
+@pytest.mark.slow
 def test_with_other_rows_it_is_refused(hard: Line) -> None:
     kill_at(hard, calls(12))
     with started(hard) as process:
@@ -251,7 +268,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
     whole, kills = time.monotonic() - begun, 0
     while kills < (KILLS or 5):
         (tmp_path / "request.json").write_text(json.dumps(hard))
-        command = [sys.executable, "-P", str(TRAINER), str(tmp_path / "request.json")]
+        command = [sys.executable, "-P", "-m", TRAINER, str(tmp_path / "request.json")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
             try:
                 process.wait(draw.uniform(0.3, 1.0) * whole)

@@ -7,12 +7,15 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from halfeven.models.archive.archive import save_program
+from halfeven.models.capture.child import Flat
+from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits.model import build
 from halfeven.serve.finetune.training import trainee as subject
 from halfeven.serve.finetune.training.task import Task
@@ -21,8 +24,9 @@ from torch import Tensor, nn
 
 from tests.patience import PATIENCE_S
 from tests.serve.finetune.training.trainer_runs import TRAINER, Line, job, run, started
+from tests.simulated_gpu import SimulatedGpu
 
-DIGITS = TRAINER.parents[3] / "models" / "zoo" / "digits"
+DIGITS = zoo_folder("digits")
 PARENT = load_file(DIGITS / "weights.safetensors")
 
 SMALL = """
@@ -76,7 +80,7 @@ def with_code(request: Line, forward: str = "pass", build: str = "pass") -> Line
 def with_program(request: Line, module: nn.Module, example: Tensor) -> Line:
     path = Path(request["out"]).parent / "whole.pt2"
     rows = torch.export.Dim.DYNAMIC(min=1, max=request["max_batch_size"])
-    flat = subject.child.Flat(module.eval(), request)  # as the capture does: the outputs are a tuple
+    flat = Flat(module.eval(), request)  # as the capture does: the outputs are a tuple
     with torch.no_grad():
         program = torch.export.export(
             flat.module, (example,), dynamic_shapes={"tensors": ({0: rows},)}, strict=False
@@ -158,12 +162,15 @@ def test_tied_weights_of_a_program_are_written_under_both_names(small: Line) -> 
 def test_exactly_the_parents_names_are_written_and_prints_do_not_reach_stdout(small: Line) -> None:
     forward = (
         "print('a print'); os.system('echo an echo'); "
-        "print('threads', torch.get_num_threads(), sys.stdin.read())"
+        "print('threads', torch.get_num_threads(), sys.stdin.read()); "
+        "print('fills', torch.are_deterministic_algorithms_enabled(), "
+        "torch.utils.deterministic.fill_uninitialized_memory)"
     )
     lines, errors = run(with_code(small, forward=forward))
     assert lines[-1]["type"] == "done"
     assert errors.count("a print") == errors.count("an echo") == 2
     assert "threads 1 \n" in errors  # and nothing to read but the end
+    assert "fills True False\n" in errors, "in deterministic mode torch would fill every new tensor first"
     assert load_file(lines[-1]["weights"]).keys() == {"first.weight", "first.bias"}
     assert lines[-1]["summary"]["last_loss"] < lines[-1]["summary"]["first_loss"]
 
@@ -289,7 +296,7 @@ def test_a_loss_that_is_not_finite_is_null_and_bad_data(small: Line) -> None:
 FILLS_THE_DISK = """
 import sys
         def write(*_): open("/dev/full", "wb").write(bytes(100_000))
-        sys.modules["_halfeven_finetune.training_job"].save_file = write
+        sys.modules["halfeven.serve.finetune.training.training_job"].save_file = write
 """
 
 
@@ -339,7 +346,7 @@ def test_when_the_server_is_killed_the_process_dies_though_its_pipes_stay_open(s
     request = Path(small["out"]).parent / "request.json"
     request.write_text(json.dumps(with_code(small, forward=HANGING)))
     server = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-P', {str(TRAINER)!r}, {str(request)!r}])"
+        f"import subprocess, sys; subprocess.run([sys.executable, '-P', '-m', {TRAINER!r}, {str(request)!r}])"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -368,6 +375,46 @@ def test_a_batch_larger_than_the_model_takes_is_passed_in_parts_with_the_same_me
         assert len(parts) == passes
         mean = sum(task.loss(part).item() * part.numel() / 13 for part in parts)
         assert mean == pytest.approx(whole, rel=1e-5)
+
+
+def test_rows_are_on_their_way_to_a_device_while_the_host_goes_on_and_are_fetched_one_time(
+    small: Line,
+) -> None:
+    batch, other = torch.arange(13), torch.arange(5, 9)
+    here = task_of(small)
+    with SimulatedGpu(Random(0)) as gpu:
+        task = task_of(small, device="cuda:0")
+        task.fetch([batch])
+        made, waits = gpu.memory.count, len(gpu.operations.waits)
+        for rows in (batch, other, batch):
+            for there, expected in zip(task.tensors(rows), here.tensors(rows), strict=True):
+                assert {name: one.cpu().tolist() for name, one in there.items()} == {
+                    name: one.tolist() for name, one in expected.items()
+                }
+        names = len(here.inputs) + len(here.targets)
+        assert gpu.memory.count == made + 2 * names, "the rows that were fetched are not copied again"
+        assert gpu.operations.waits[waits:] == ["aten._to_copy.default"] * (3 * names), "only the test waits"
+
+
+def test_rows_that_were_fetched_are_never_those_of_another_epoch_or_of_a_judgement(small: Line) -> None:
+    task, batch = task_of(small), torch.arange(3)
+
+    class Counting:
+        epoch = 0
+
+        def rows(self, numbers: list[int], *given: dict[str, Any]) -> Any:
+            return tuple({name: one * 0 + self.epoch for name, one in part.items()} for part in given)
+
+    task.transform = Counting()  # type: ignore[assignment]
+    task.begin(1)
+    task.fetch([batch])
+    with task.as_they_are():
+        assert task.tensors(batch)[0]["x"].unique().numel() > 1
+    task.fetch([batch])
+    assert task.tensors(batch)[0]["x"].unique().tolist() == [1]
+    task.fetch([batch])
+    task.begin(2)
+    assert task.tensors(batch)[0]["x"].unique().tolist() == [2]
 
 
 def test_a_class_beyond_the_answer_s_is_named_before_the_first_step_whatever_row_has_it(small: Line) -> None:

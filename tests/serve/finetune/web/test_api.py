@@ -30,7 +30,7 @@ from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.web.api import router
-from halfeven.serve.finetune.web.waiting_requests import MOST
+from halfeven.serve.http.limits.request_limits import DEFAULTS
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from rich.console import Console
@@ -42,6 +42,7 @@ from tests.serve.http.route_table import routes
 from tests.slow import slow_but
 
 ROWS, LIMIT = 20, 100_000
+MOST = DEFAULTS.orders_being_read
 
 
 def tensor(name: str, datatype: str, *shape: int, kind: str = "tensor") -> TensorSpec:

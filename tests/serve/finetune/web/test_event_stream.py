@@ -7,9 +7,10 @@ from typing import Any
 import anyio
 import pytest
 from halfeven.models.errors import Overloaded
+from halfeven.serve.access.access_control import Permit
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
-from halfeven.serve.finetune.web.event_stream import OpenStreams, streamed
+from halfeven.serve.finetune.web.event_stream import open_streams, streamed
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_of_many_streams_that_are_asked_for_at_once_no_more_are_opened_than_may_
     job_store: JobStore,
 ) -> None:
     """A place is taken before anything is awaited: else all of them would find the same places free."""
-    streams, opened, refused = OpenStreams(3), list[Any](), list[Overloaded]()
+    streams, opened, refused = open_streams(3), list[Any](), list[Overloaded]()
 
     async def one() -> None:
         try:
@@ -58,7 +59,7 @@ def test_of_many_streams_that_are_asked_for_at_once_no_more_are_opened_than_may_
 
 
 def test_a_place_is_given_back_when_the_stream_ends_fails_or_is_never_begun(job_store: JobStore) -> None:
-    streams, id = OpenStreams(2), job_store.jobs()[0].id
+    streams, id = open_streams(2), job_store.jobs()[0].id
 
     async def ask() -> None:
         never_begun = await streamed(job_store, id, None, lambda: True, streams)
@@ -81,15 +82,16 @@ def test_a_place_is_given_back_when_the_stream_ends_fails_or_is_never_begun(job_
 def test_a_stream_ends_when_its_key_does_not_stand_any_more(job_store: JobStore) -> None:
     asked = list[int]()
 
-    def stands() -> bool:
-        asked.append(1)
-        return len(asked) < 3
+    class Revoked(Permit):
+        def stands(self) -> bool:
+            asked.append(1)
+            return len(asked) < 3
 
     async def ask() -> None:
         id = job_store.jobs()[0].id
         with anyio.fail_after(20):
             assert b"queued" in await sent(
-                await streamed(job_store, id, None, lambda: False, OpenStreams(), stands)
+                await streamed(job_store, id, None, lambda: False, open_streams(), Revoked(None, known=True))
             )
 
     anyio.run(ask)

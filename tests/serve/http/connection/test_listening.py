@@ -23,8 +23,6 @@ from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.repeated_warnings import WarningEachSecond
 
-from tests.serve.workers.test_no_descriptors import room_for
-
 SECONDS = 30
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LOOPS = pytest.mark.parametrize(
@@ -49,6 +47,20 @@ class Busy:
         return False
 
     def close_idle(self) -> None: ...
+
+
+@contextmanager
+def room_for(count: int) -> Iterator[None]:
+    """This process may open so many descriptors more."""
+    free = [os.dup(0) for _ in range(count + 1)]
+    for descriptor in free:
+        os.close(descriptor)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @contextmanager
@@ -87,11 +99,11 @@ def in_time(test: Callable[[], Awaitable[None]], loop: Callable[[], asyncio.Abst
         runner.run(run())
 
 
-def new_listening(most: int, now_s: Callable[[], float] = lambda: 0.0, **more: int) -> Listening:
+def new_listening(most: int, now_s: Callable[[], float] = lambda: 0.0) -> Listening:
     refused = WarningEachSecond(logging.getLogger("halfeven"), "a connection was refused", now_s)
     bounds = Bounds(connections=Connections(most), refused=refused)
     (listener,) = listeners_at("127.0.0.1", 0, 64)
-    return Listening(listener, Greeting, None, bounds, **more)
+    return Listening(listener, Greeting, None, bounds)
 
 
 def place_of(listening: Listening) -> tuple[str, int]:
@@ -101,10 +113,15 @@ def place_of(listening: Listening) -> tuple[str, int]:
 @LOOPS
 @pytest.mark.parametrize("at_once", [1, 64])
 def test_what_finds_no_descriptor_is_answered_503_and_logged_once(
-    loop: Callable[[], asyncio.AbstractEventLoop], at_once: int, caplog: pytest.LogCaptureFixture
+    loop: Callable[[], asyncio.AbstractEventLoop],
+    at_once: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(listening_module, "_AT_ONCE", at_once)
+
     async def most_find_none() -> None:
-        listening = new_listening(1000, at_once=at_once)
+        listening = new_listening(1000)
         with dialled(place_of(listening), 20) as callers:
             listening.start()
             with room_for(3):
@@ -194,10 +211,12 @@ def test_without_even_a_kept_descriptor_the_waiting_wait_and_are_served_later(
 
 
 def test_callers_that_do_not_end_their_tls_handshake_have_the_same_limit(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(listening_module, "_AT_ONCE", 1)
+
     async def limited() -> None:
-        listening = new_listening(3, at_once=1)
+        listening = new_listening(3)
         listening._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with ExitStack() as stack:
             callers = [stack.enter_context(socket.create_connection(place_of(listening))) for _ in range(8)]
@@ -238,12 +257,12 @@ def taken(found: list[socket.socket]) -> int:
 
 
 @contextmanager
-def server_with(descriptors: int, store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def server_with(descriptors: int, store: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = min(descriptors, hard)
     command = [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(store), "--port", "0"]
     process = subprocess.Popen(
-        ["prlimit", f"--nofile={wanted // 2}:{wanted}", *command, "--device", "cpu", *options],
+        ["prlimit", f"--nofile={wanted // 2}:{wanted}", *command, "--device", "cpu"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "HALFEVEN_DRAIN_SECONDS": "0", "OMP_NUM_THREADS": "1"},
@@ -261,15 +280,10 @@ def status_in(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [[], pytest.param(["--http-workers", "1"], marks=pytest.mark.slow)],
-    ids=["one process", "a worker"],
-)
-def test_with_few_descriptors_every_caller_is_answered(options: list[str], tmp_path: Path) -> None:
+def test_with_few_descriptors_every_caller_is_answered(tmp_path: Path) -> None:
     """Twice as many callers as the server may have descriptors; each keeps its connection."""
     descriptors = 120
-    with server_with(descriptors, tmp_path / "store", *options) as (process, port):
+    with server_with(descriptors, tmp_path / "store") as (process, port):
 
         async def ask() -> list[bytes]:
             with dialled(("127.0.0.1", port), 2 * descriptors) as callers:

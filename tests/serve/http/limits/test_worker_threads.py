@@ -5,7 +5,7 @@ import gc
 import weakref
 
 import pytest
-from halfeven.serve.http.limits.worker_threads import WorkerThreads, default_threads
+from halfeven.serve.http.limits.worker_threads import WorkerThreads
 
 
 class Large:
@@ -38,11 +38,9 @@ def test_what_a_refused_request_held_is_free_when_it_is_refused() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize(
-    ("cores", "processes", "threads"), [(1, 1, 1), (2, 1, 2), (3, 1, 2), (16, 1, 8), (16, 4, 2), (1, 3, 1)]
-)
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (3, 2), (16, 8)])
 def test_there_are_half_as_many_threads_as_cores_and_never_more_than_cores(
-    cores: int, processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halfeven.serve.http.limits.worker_threads.usable_cores", lambda: cores)
-    assert default_threads(processes) == threads
+    assert WorkerThreads()._threads == threads

@@ -1,6 +1,8 @@
 """Every route but infer, over a real server, by httpx and by tritonclient."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +13,11 @@ import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
 from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.routes.app import build_app
+from halfeven.serve.http.routes.infer import InferFront
 from tritonclient.utils import InferenceServerException
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import HISTORY, running
+from tests.serve.conftest import HISTORY, make_roster, running
 
 DIGEST = "0123456789abcdef" * 4
 PREDICT = "/v1/models/double:predict"
@@ -248,6 +251,27 @@ def test_versions_and_their_evidence_come_from_the_store(http: httpx.Client) -> 
 def test_metrics_are_given_as_they_are(http: httpx.Client) -> None:
     answer = http.get("/metrics")
     assert answer.text == "halfeven_up 1\n" and answer.headers["content-type"].startswith("text/plain")
+
+
+def test_a_long_metrics_page_holds_nobody_up() -> None:
+    """Of a thousand models it takes seconds to write."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def written() -> bytes:
+        begun.set()
+        return b"%d" % goes_on.wait(PATIENCE_S)
+
+    roster = make_roster()
+    front = InferFront(build_app(roster, written, HISTORY), roster)
+    with running(front) as host, ThreadPoolExecutor(1) as scraper:
+        scraped = scraper.submit(httpx.get, f"http://{host}/metrics", timeout=PATIENCE_S)
+        try:
+            assert begun.wait(PATIENCE_S)
+            assert httpx.get(f"http://{host}/v2/health/live", timeout=PATIENCE_S).status_code == 200
+            assert not scraped.done()
+        finally:
+            goes_on.set()
+        assert scraped.result().text == "1"
 
 
 @pytest.mark.parametrize("path", ["/docs", "/"])

@@ -31,7 +31,8 @@ def published(store: Path, name: str) -> Version:
 COMMANDS = [
     ("convert", "FOLDER", "--store"), ("serve", "--port", "0", "--store"), ("models", "--store"),
     ("rollback", "net", "--store"), ("parity", "net", "--store"), ("tune", "net", "--store"),
-    ("samples", "net", "FOLDER", "out.safetensors", "--store"), ("demo", "--store"),
+    ("samples", "net", "FOLDER", "out.safetensors", "--store"), ("demo", "--store"), ("selftest", "--store"),
+    ("promote", "net@1", "--store"),
 ]  # fmt: skip
 
 
@@ -45,18 +46,24 @@ def test_a_file_in_the_stores_place_is_a_plain_message(command: tuple[str, ...],
     assert "Traceback" not in reply and "--store" in facts["error"]
 
 
-@pytest.mark.parametrize(
-    "command", [one for one in COMMANDS if one[0] in ("convert", "serve", "rollback", "demo")]
-)
+KEPT = {
+    "convert": "the new version", "rollback": "which version is active", "promote": "which version is active",
+    "demo": "its versions", "tune": "the winner", "selftest": "what is wrong on this device",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one[0] in (*KEPT, "serve")])
 def test_a_store_that_cannot_be_written_is_a_plain_message(command: tuple[str, ...], tmp_path: Path) -> None:
     """Below /proc nobody may write, whatever user the tests run as."""
     code, facts, _ = run(*(str(tmp_path) if word == "FOLDER" else word for word in command), "/proc/store")
     assert (code, facts["code"]) == (2, "store_unusable")
     assert "read and write" in facts["error"]
+    assert command[0] == "serve" or f"{KEPT[command[0]]} is to be kept there" in facts["error"]
+    assert ("--state" in facts["error"]) == (command[0] in ("tune", "selftest"))
 
 
 def test_checking_a_store_leaves_nothing_behind(tmp_path: Path) -> None:
-    Store(tmp_path / "store").check(writes=True)
+    Store(tmp_path / "store").check("a version")
     assert list(tmp_path.iterdir()) == []
 
 

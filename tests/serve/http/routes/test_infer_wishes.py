@@ -14,6 +14,7 @@ import tritonclient.http as triton
 from halfeven.serve.batching.interface import NO_TERMS
 from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec
+from halfeven.serve.http.inference import Inference
 from halfeven.serve.http.routes.infer import SMALL_JSON, InferFront
 
 from tests.patience import PATIENCE_S
@@ -120,7 +121,7 @@ def test_each_request_is_a_record_where_the_operator_wants_them(
 @pytest.fixture
 def strict(roster: Any) -> Iterator[httpx.Client]:
     """A server with room for large bodies that speaks as Triton does."""
-    front = InferFront(no_app, roster, dialect=STRICT)
+    front = InferFront(no_app, roster, inference=Inference(roster, STRICT))
     with running(front) as address, httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_S) as client:
         yield client
 
@@ -164,7 +165,9 @@ def test_the_strict_dialect_answers_with_triton_s_status(case: str, strict: http
 
 
 def test_a_body_beyond_the_limit_is_400_to_the_strict(roster: Any) -> None:
-    with running(InferFront(no_app, roster, max_body_bytes=100, dialect=STRICT)) as address:
+    with running(
+        InferFront(no_app, roster, max_body_bytes=100, inference=Inference(roster, STRICT))
+    ) as address:
         answer = httpx.post(f"http://{address}{URL}", content=bytes(101))
     assert answer.status_code == 400 and "101 bytes exceeds the maximum allowed" in answer.json()["error"]
 

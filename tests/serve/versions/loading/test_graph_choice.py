@@ -90,6 +90,42 @@ def test_a_model_that_needs_the_host_is_said_and_served_as_it_is() -> None:
         assert gpu.replays == 0 and came.shape == (2, 3)
 
 
+class Waiting(nn.Module):
+    """The device finds in the middle of the capture that the host has to wait; no name on a list says so before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("cache", ["is emptied", "cannot be emptied"])
+def test_a_capture_that_fails_never_fails_the_load(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net(Waiting())
+    with loaded(model) as (gpu, place, chosen, samples):
+        engine = chosen.engine
+        assert isinstance(engine, TorchEngine)
+        program = engine._module
+
+        def waits(x: Tensor) -> object:
+            if gpu.queues.captured:
+                x.sum().item()
+            return program(x)
+
+        engine._module = waits  # type: ignore[assignment]
+        if cache == "cannot be emptied":
+
+            def raises() -> None:
+                raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+            monkeypatch.setattr(torch.cuda, "empty_cache", raises)
+        (found,) = choose_graphs(model.spec, samples, chosen, place)
+        assert found.startswith("no CUDA graphs: AcceleratorError") and "capturing" in found
+        for rows in (1, 2, 4):
+            (came,) = place.call(lambda rows=rows: engine.run([[np.ones((rows, 3), np.float32)]]))
+            assert came.tolist() == [[2.0] * 3] * rows
+        assert gpu.replays == 0
+        place.call(engine.close)
+
+
 @pytest.mark.slow
 def test_too_little_memory_for_recordings_is_said_and_the_batches_are_computed() -> None:
     model = net(Doubled())

@@ -70,10 +70,10 @@ def begun(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[threading.Threa
     threads: list[threading.Thread] = []
 
     def run(command: Sequence[str], **_: Any) -> SimpleNamespace:
-        assert list(command[1:3]) == ["-m", planned_again.__name__]
+        assert list(command[1:4]) == ["-P", "-m", planned_again.__name__]
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            place.call(lambda: planned_again.main(command[3:]))
+            place.call(lambda: planned_again.main(command[4:]))
         return SimpleNamespace(returncode=0, stdout=printed.getvalue(), stderr="")
 
     def noted(version: Version, device: torch.device) -> threading.Thread | None:

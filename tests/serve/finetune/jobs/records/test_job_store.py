@@ -17,6 +17,7 @@ from halfeven.models.errors import (
     Conflict,
     DamagedFile,
     DiskFull,
+    KeyLimitReached,
     Overloaded,
     StoreError,
     UnknownName,
@@ -152,6 +153,17 @@ def test_only_so_many_jobs_may_wait(job_store: JobStore, monkeypatch: pytest.Mon
     assert job_store.create_job(request(), "key") == (first, False)
     _to(job_store, first, CANCELLED)
     job_store.create_job(request())
+
+
+def test_one_key_cannot_take_the_places_of_all_jobs(
+    job_store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_UNFINISHED", 4)
+    for _ in range(2):
+        job_store.create_job(request(owner="greedy"))
+    with pytest.raises(KeyLimitReached, match="2 of at most 4 jobs"):
+        job_store.create_job(request(owner="greedy"))
+    job_store.create_job(request(owner="another"))
 
 
 def _to(job_store: JobStore, job: Job, status: str) -> Job:

@@ -177,7 +177,7 @@ def no_floor(scaler: torch.amp.GradScaler, floor: float) -> None:
 def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (learner, passes):
         monkeypatch.setattr(place, "is_finite", lambda value: True)
-    monkeypatch.setattr(passes.Passes, "buffers_are_finite", lambda self: True)
+    monkeypatch.setattr(passes.Passes, "buffers_are_finite", lambda self: torch.tensor(True))
 
 
 def run_past_the_collapse(problem: Problem) -> list[StepRecord]:
@@ -258,7 +258,7 @@ def test_a_row_with_a_finite_loss_that_spoils_a_buffer_skips_its_step(precision:
 
 
 def test_without_the_check_of_the_buffers_such_a_step_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes.Passes, "buffers_are_finite", lambda self: True)
+    monkeypatch.setattr(passes.Passes, "buffers_are_finite", lambda self: torch.tensor(True))
     problem = spoiling_a_buffer()
     with pytest.raises(Stopped, match=r"0\.running_var") as stopped:
         problem.run(replace(FINITE, precision="fp32"))

@@ -1,0 +1,34 @@
+"""A process ends with the process that started it, even while it is busy. Needs the standard library alone."""
+
+import ctypes
+import os
+import select
+import signal
+from contextlib import suppress
+
+_SIGNAL_OF_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of Linux
+
+
+def die_with_the_parent(control: int) -> None:
+    """From now on the kernel kills this process when the thread that started it ends (Linux; elsewhere nothing is set).
+
+    ``control``: the pipe whose other end only the parent has. Where that is closed already, the parent died before the
+    kernel was asked, and this process ends here.
+    """
+    _ask_the_kernel()
+    poll = select.poll()
+    poll.register(control, 0)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        os._exit(1)
+
+
+def die_with(parent: int) -> None:
+    """As `die_with_the_parent`, for a process that has no such pipe: it knows its parent's number."""
+    _ask_the_kernel()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _ask_the_kernel() -> None:
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL)

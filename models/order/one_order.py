@@ -1,0 +1,164 @@
+"""One order: a command or a job that makes a version, or guesses one, with every process that it starts.
+
+Its bounds of time and memory protect the machine and decide nothing: what they end has no verdict (`OrderEnded`), and
+the message names the bound and the setting that raises it. Runs are counted where a count decides (`file_runs.py`).
+"""
+
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ..errors import BadFolder, OrderEnded, OutOfMemory, OutOfTime, TooLarge
+from ..usable_memory import usable_memory
+from .lacking_memory import is_out_of_memory, mentions_lacking_memory
+from .memory_group import MemoryGroup, memory_group
+
+SECONDS_SETTING, MEMORY_SETTING, RUNS_SETTING = (
+    f"HALFEVEN_CONVERT_{word}" for word in ("SECONDS", "MEMORY_MIB", "RUNS")
+)
+SHARE = 0.8  # of the memory that this process may have
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBounds:
+    """``seconds`` of wall time for all of it; ``memory_bytes`` of private memory for each process, and for all that it
+    starts together where a control group can be made (None: `SHARE` of what there is); ``runs`` of one bare file."""
+
+    seconds: float = 3600.0
+    memory_bytes: int | None = None
+    runs: int = 2000
+
+
+DEFAULT_BOUNDS = OrderBounds()
+
+
+class Order:
+    """The bounds of an order that has begun now. ``clock``: seconds."""
+
+    def __init__(
+        self, bounds: OrderBounds = DEFAULT_BOUNDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.bounds = bounds
+        self.memory_bytes = self.bounds.memory_bytes or int(usable_memory() * SHARE)
+        self._clock, self._end_s = clock, clock() + self.bounds.seconds
+        self.group: MemoryGroup | None = None
+
+    @property
+    def left_s(self) -> float:
+        return max(self._end_s - self._clock(), 0.0)
+
+    def start(
+        self, command: Sequence[str], memory_bytes: int | None = None, **options: Any
+    ) -> "subprocess.Popen[bytes]":
+        """`subprocess.Popen` within the order's memory, or within ``memory_bytes``."""
+        process = cast("subprocess.Popen[bytes]", subprocess.Popen(command, **options))
+        bound_child(process.pid, memory_bytes or self.memory_bytes)
+        if self.group is not None:
+            self.group.add(process.pid)
+        return process
+
+    def run(self, command: Sequence[str], what: str) -> tuple[int, str]:
+        """The exit status of a child of the order, and what it wrote to standard error. Raises OrderEnded, which names
+        ``what``, where a bound ends it."""
+        nothing = subprocess.DEVNULL
+        with self.start(command, stdin=nothing, stdout=nothing, stderr=subprocess.PIPE) as child:
+            try:
+                said = child.communicate(timeout=self.left_s)[1].decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                raise self.out_of_time(what) from None
+            finally:
+                child.kill()
+        if child.returncode and (mentions_lacking_memory(said) or self.was_killed_for_memory()):
+            raise self.out_of_memory(what)
+        return child.returncode, said
+
+    def was_killed_for_memory(self) -> bool:
+        """Whether the kernel killed one of the order's processes because they had too much memory together."""
+        return self.group is not None and self.group.has_killed()
+
+    def out_of_time(self, what: str) -> OutOfTime:
+        """``what`` was running at the end of the time."""
+        return OutOfTime(
+            f"{what} was ended: the order has taken {self.bounds.seconds:g} s, the most that one may take. Raise "
+            f"{SECONDS_SETTING}, or give the machine less to do. There is no verdict, and nothing was published"
+        )
+
+    def out_of_memory(self, what: str) -> OutOfMemory:
+        """``what`` asked for more than there is."""
+        return OutOfMemory(
+            f"{what} was ended: it needs more than {self.memory_bytes / 2**20:,.0f} MiB of memory, the most of this "
+            f"order. Raise {MEMORY_SETTING}, or convert it on a machine with more memory. There is no verdict, and "
+            "nothing was published"
+        )
+
+    @contextmanager
+    def bounds_this_process(self, what: str) -> Iterator[None]:
+        """Within the block this process is bounded by the order's memory too; what it had before counts. Raises
+        OutOfMemory, which names ``what``, for an error that says that memory was lacking."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        within = self.memory_bytes if soft == resource.RLIM_INFINITY else min(soft, self.memory_bytes)
+        with suppress(OSError, ValueError):  # a system other than Linux
+            resource.setrlimit(resource.RLIMIT_DATA, (within, hard))
+        try:
+            yield
+        except Exception as error:
+            named = isinstance(error, BadFolder | TooLarge | OrderEnded)  # they have a sentence of their own
+            if named or not is_out_of_memory(error):
+                raise
+            raise self.out_of_memory(what) from error
+        finally:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    @contextmanager
+    def watched(self, end: Callable[[OutOfTime], object]) -> Iterator[None]:
+        """At the end of the time ``end`` is called in a thread of its own, whatever this one is doing: code of a
+        library cannot be interrupted, only its process be ended."""
+        timer = threading.Timer(self.left_s, lambda: end(self.out_of_time("the work")))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+_under_way: ContextVar[Order | None] = ContextVar("order", default=None)
+
+
+@contextmanager
+def one_order(bounds: OrderBounds = DEFAULT_BOUNDS) -> Iterator[Order]:
+    """All within the block is one order: the one that is under way, else a new one with these bounds."""
+    if (outer := _under_way.get()) is not None:
+        yield outer
+        return
+    order = Order(bounds)
+    with memory_group(order.memory_bytes) as order.group:
+        token = _under_way.set(order)
+        try:
+            yield order
+        finally:
+            _under_way.reset(token)
+
+
+def bound_child(process: int, limit: int) -> None:
+    """Make a child process the first that is killed where memory runs out, and limit its private memory to so many
+    bytes (0: no limit), from outside, so that none of its code has to. Without effect where the system is not Linux."""
+    if sys.platform != "linux":
+        return
+    with suppress(OSError):
+        Path(f"/proc/{process}/oom_score_adj").write_text("500")
+    with suppress(ProcessLookupError):  # it has ended already
+        if not limit:
+            return
+        _, hard = resource.prlimit(process, resource.RLIMIT_DATA)
+        lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.prlimit(process, resource.RLIMIT_DATA, (lower, lower))
