@@ -165,7 +165,7 @@ def trainer_of(server: int) -> int:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == server and b"trainer.py" in (process / "cmdline").read_bytes():
+            if parent == server and b"training.trainer" in (process / "cmdline").read_bytes():
                 return int(process.name)
     raise LookupError("no trainer runs")
 

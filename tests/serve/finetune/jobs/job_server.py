@@ -69,7 +69,7 @@ def ended(client: openai.OpenAI, id: str) -> Any:
     return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 300.0)
 
 
-def processes(store: Store, words: bytes = b"trainer.py") -> list[int]:
+def processes(store: Store, words: bytes = b"training.trainer") -> list[int]:
     """The children of this store's jobs that are alive: ``trainer.py`` or ``weights_to_version``."""
     found = []
     for process in Path("/proc").iterdir():

@@ -77,7 +77,7 @@ def answering(port: int) -> Iterator[Callable[[], int]]:
     assert not faults and count[0]
 
 
-def kill(store: Store, words: bytes = b"trainer.py") -> None:
+def kill(store: Store, words: bytes = b"training.trainer") -> None:
     pid = until(lambda: processes(store, words))[0]
     os.kill(pid, signal.SIGKILL)
     until(lambda: pid not in processes(store, words))
@@ -206,7 +206,7 @@ def _killed_twice(
                         break
                     if victim == "server":
                         break
-                    words = b"trainer.py" if victim == "trainer" else CONVERSION
+                    words = b"training.trainer" if victim == "trainer" else CONVERSION
                     for pid in processes(store, words):
                         os.kill(pid, signal.SIGKILL)
                         kills += 1
