@@ -149,7 +149,7 @@ def test_a_file_that_ends_in_a_step_is_half_or_says_what_to_do(
     channels = 1 if kind == "bool" else 3
     text = f"g (float[n,3,16,16] x) => ({kind}[n,{channels},16,16] y) {{ a = Mul(x, one) c = Conv<pads=[1,1,1,1]>(a, k) r = Relu(c) d = Conv<pads=[1,1,1,1]>(r, k2) {text} }}"
     scales = {"h": 0.5, "one": 1.0, "full": 255.0, "lo": 0.0}
-    weights = {name: np.float32(number) for name, number in scales.items()}
+    weights: dict[str, Any] = {name: np.float32(number) for name, number in scales.items()}
     weights |= {"k": normal(random, 16, 3, 3, 3) * 0.3, "k2": normal(random, channels, 16, 3, 3) * 0.03}
     onnx.save(parsed(text, weights), tmp_path / "net.onnx")
     np.savez(tmp_path / "samples.npz", x=random.random((64, 3, 16, 16), np.float32))
