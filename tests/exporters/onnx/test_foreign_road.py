@@ -117,7 +117,7 @@ def test_a_half_that_proves_nothing_once_it_was_made_is_taken_away(
 ) -> None:
     seen = list[ParityReport]()
 
-    def always(reports: Iterable[ParityReport], limits: ParityLimits) -> str:
+    def always(reports: Iterable[ParityReport], limits: ParityLimits, operations: object) -> str:
         seen.extend(reports)
         return "for a reason"
 

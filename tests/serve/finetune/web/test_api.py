@@ -465,7 +465,7 @@ def _pickled() -> bytes:
 
 BAD_FILES: dict[str, tuple[Any, list[str]]] = {
     "wrong shape": (lambda: data(x=np.zeros((ROWS, 5), np.float32)), ["tensor 'x'", "[-1,4]", "[20,5]"]),
-    "wrong datatype": (lambda: data(x=np.zeros((ROWS, 4))), ["tensor 'x'", "FP32", "FP64"]),
+    "wrong datatype": (lambda: data(x=np.zeros((ROWS, 4), np.int32)), ["tensor 'x'", "FP32", "INT32"]),
     "rows that are not numbers": (_non_finite, ["tensor 'x', rows 3, 17: expected finite numbers"]),
     "classes out of range": (_no_such_class, ["rows 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, … (17 rows)", "0..2"]),
     "no target": (lambda: save({"x": arrays()["x"]}), ["no target to learn from", "target:logits"]),
