@@ -226,7 +226,7 @@ def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> No
 def test_the_size_that_a_constant_asks_for_is_read_from_it(
     text: str, constants: dict[str, tuple[int, ...]], sizes: list[Any], tmp_path: Path
 ) -> None:
-    weights = {name: normal(np.random.default_rng(), *shape) for name, shape in constants.items()}
+    weights = {name: normal(np.random.default_rng(), *shape, scale=0.1) for name, shape in constants.items()}
     assert shapes(guessed(tmp_path, parsed(text, weights)))[0] == sizes
 
 
