@@ -206,6 +206,7 @@ def test_an_alias_that_moved_on_while_its_version_was_made_ready_is_not_obeyed(
 def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_nothing(
     store: Store, versions: Versions
 ) -> None:
+    of_others = set(threading.enumerate())  # tests in this process before this one
     with serving(store, keep_previous_seconds=0.0) as (address, roster):
         kept = weakref.WeakSet[object]()
         other = publish(store, of=spec(name="other"))
@@ -225,9 +226,8 @@ def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_n
         assert (traffic.failed, traffic.faults) == (0, [])
         assert traffic.by_version["2"] > 0
         assert attached(roster) == 2, "the batcher active and the one that checks it"
-        # Other tests' decoders of pictures left out.
-        names = [thread.name for thread in threading.enumerate()]
-        ours = sorted(n for n in names if n.startswith("halfeven") and not n.startswith("halfeven-predict"))
+        names = [thread.name for thread in threading.enumerate() if thread not in of_others]
+        ours = sorted(name for name in names if name.startswith("halfeven"))
         assert ours in (THREADS, sorted([*THREADS, "halfeven-judge_0"])), "no thread per version"
         gc.unfreeze()
         gc.collect()
