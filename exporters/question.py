@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..models.errors import BadRequest, CannotConvert, EngineFailed, NotRun
+from ..models.engines.faults import out_of_memory
+from ..models.errors import BadRequest, CannotConvert, EngineFailed, NotRun, OrderEnded
 
-# What a model raises for an input that it cannot be run with, for example one longer than its table of positions; the
-# last three are torch's.
+# The errors that a model raises for an input that it cannot be run with, for example one longer than its table of
+# positions. The last three are torch's.
 REFUSALS = (CannotConvert, EngineFailed, BadRequest, NotRun, IndexError, RuntimeError, ValueError)
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
@@ -45,27 +46,23 @@ class Question:
 
 
 def answers_or_refusal(half: Answers, inputs: Arrays) -> Arrays | Exception:
-    """The answers of a half, or the error that says why it does not run with these inputs."""
+    """The answers of a half, or the error that says why it does not run with these inputs.
+
+    An error that says that memory or time was lacking is raised: how small or busy a machine is decides no verdict.
+    """
     try:
         return half(inputs)
     except REFUSALS as error:
+        if isinstance(error, OrderEnded) or out_of_memory(error):
+            raise
         return error
-
-
-def takes(whole: Answers, inputs: Arrays) -> bool:
-    """Whether the FP32 model ``whole`` can be run with ``inputs``: False where it raises one of `REFUSALS`."""
-    try:
-        whole(inputs)
-    except REFUSALS:
-        return False
-    return True
 
 
 @dataclass(slots=True)
 class Invented:
-    """Asks the FP32 model what nobody gave: an input that it refuses is left out and counted.
+    """Asks the FP32 model ``whole`` inputs that the conversion made itself. An input that it refuses is left out.
 
-    ``made`` and ``refused``: rows so far.
+    ``made`` and ``refused`` count the rows so far.
     """
 
     whole: Answers
@@ -74,7 +71,7 @@ class Invented:
 
     @property
     def is_used(self) -> bool:
-        """False where the model refuses more than half of such inputs: the others say little of its own."""
+        """False where the model refuses more than half of these inputs: the rest are then unlike its real inputs."""
         return 2 * self.refused <= self.made
 
     def answered(self, questions: Iterable[Question]) -> Iterator[Question]:
@@ -82,6 +79,8 @@ class Invented:
         for one in questions:
             try:
                 answered = replace(one, reference=self.whole(one.inputs))
+            except OrderEnded:
+                raise
             except REFUSALS:
                 if len(one.samples) > 1:
                     yield from self.answered(one.rows())

@@ -23,7 +23,7 @@ class Batch:
     questions: tuple[Question, ...]
 
     def answers(self, half: Answers) -> Iterator[tuple[Question, Arrays | Exception]]:
-        """Where the half does not run with all of them, each is asked alone; an error stands for an answer."""
+        """Each question with the half's answers, or with the error where the half does not run with its inputs."""
         together = list[Arrays]()
         if len(self.questions) > 1:
             with suppress(*REFUSALS):

@@ -8,13 +8,18 @@ own samples, so it is converted, whatever it computes from them as an index, a l
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.question import Invented, Question
-from halfeven.models.errors import NotRun
+from halfeven.exporters.gate.judged_apart import judge_apart
+from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.plan.batched import Batch
+from halfeven.exporters.question import Invented, Question, answers_or_refusal
+from halfeven.models.errors import NotRun, OutOfTime
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 
 from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import tensor, write_folder
@@ -161,3 +166,28 @@ def test_of_invented_rows_those_that_the_model_refuses_are_left_out_and_counted(
     assert (invented.made, invented.refused, invented.is_used) == (8, 2, True)
     list(invented.answered([Question((9,), {"x": x[6:]}, {})] * 5))
     assert not invented.is_used
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("not enough memory: you tried to allocate"), OutOfTime("no time left")]
+)
+def test_a_half_that_lacked_memory_or_time_is_not_refused(error: Exception) -> None:
+    def half(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        raise error
+
+    x = np.zeros((2, 1), np.float32)
+    with pytest.raises(type(error)):
+        answers_or_refusal(half, {"x": x})
+    asked = Question((0,), {"x": x[:1]}, {"y": x[:1]})
+    for batch in (Batch((asked,)), Batch((asked, replace(asked, samples=(1,))))):
+        with pytest.raises(type(error)):
+            list(batch.answers(half))
+
+
+def test_a_half_that_refuses_a_perturbed_sample_is_refused_in_words_of_that_sample() -> None:
+    spec = ModelSpec("m", (x := TensorSpec("x", "FP32", (Dim(), Dim(1, 1))),), (replace(x, name="y"),), 8)
+    trial = Trial((3,), {"y": np.zeros((1, 1), np.float32)}, {}, refused="index 7 is out of bounds")
+    report = judge_apart(spec, "fp16", [trial], {})
+    assert report is not None and not report.passed
+    (failure,) = report.all_failures
+    assert "perturbed" in failure.message and "index 7 is out of bounds" in failure.message

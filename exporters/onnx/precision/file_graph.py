@@ -21,7 +21,7 @@ from ...inputs.synthetic import adversarial
 from ...operations import UNKNOWN, Operations
 from ...policy.weights import measure
 from ...prove import Answers, Arrays, TieTolerance
-from ...question import Invented, Question, takes
+from ...question import Invented, Question
 from ...ranges.profile import Profile
 from ...search.candidates import candidates
 from ..reading.graph import ForeignProgram, assembled, read_by, walk
@@ -197,7 +197,8 @@ def file_graph(
     graph = FileGraph(rules, spec, answers, example, operations)
     if precision.level == "O0" or not graph.has_half():
         return graph
-    odd = {name: inputs for name, inputs in adversarial(spec, some) if takes(answers, inputs)}
+    made = (Question((0,), inputs, {}, name) for name, inputs in adversarial(spec, some))
+    odd = {one.name: one.inputs for one in Invented(answers).answered(made)}
     asked = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
     asked += _perturbed(spec, some, answers)
     ranges = profile(program, measured, dtype)

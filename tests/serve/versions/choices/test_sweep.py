@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -335,6 +336,21 @@ def test_a_version_that_goes_in_a_trial_gets_its_engine_back_and_the_rival_is_cl
         for pause in steps:
             one.serve(pause)
             one.loaded.gone = one.loaded.lender is not None
+    assert one.loaded.way == PLAIN_ONE and one.world.loaded == [one.loaded.prepared.engine]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_sweep_that_is_ended_in_a_trial_gives_the_engine_back_and_closes_the_rival(
+    gone: bool, version: Version
+) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, rows=8)
+    one.busy = True
+    steps = one.sweep().steps()
+    while one.loaded.lender is None or len(one.world.loaded) < 2:
+        one.serve(next(steps))
+    one.loaded.gone = gone
+    with pytest.raises(Gone) if gone else nullcontext():
+        steps.close()
     assert one.loaded.way == PLAIN_ONE and one.world.loaded == [one.loaded.prepared.engine]
 
 
