@@ -51,7 +51,7 @@ def why_steps(operations: Iterable[Operation]) -> str:
 
 
 def named(operations: Iterable[Operation], kinds: re.Pattern[str]) -> str:
-    """Those operations by name, at most three; empty where there are none."""
+    """The nodes whose operation is one of ``kinds``, at most three of them by name; empty where there are none."""
     found = [f"'{name}' ({kind})" for name, kind in operations if kinds.fullmatch(kind)]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return f"node{'s' * (len(found) > 1)} {', '.join(found[:_NAMED])}{more}" if found else ""

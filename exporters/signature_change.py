@@ -26,7 +26,7 @@ def _changes(kind: str, old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 
 def _shown(tensor: TensorSpec) -> str:
-    """As callers see it: on the wire."""
+    """The tensor as callers see it on the wire: its datatype, sizes and batch axis."""
     sizes = ",".join(map(str, tensor.wire_shape))
     wire = "" if tensor.wire is None else f" as {tensor.wire}"
     axis = f", batch on axis {tensor.batch_axis}" if tensor.batch_axis else ""

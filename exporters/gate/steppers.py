@@ -2,7 +2,6 @@
 or a comparison, through shape and type ops and limits (clamp) alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.engines.arrays import to_torch
 from .choosers import SHAPES, TYPES
-from .divergence import SENTINEL
-from .steps import Step, distance_of, largest_of
+from .steps import VALUES, Step, Stepped, step_of
 
 aten = torch.ops.aten
 _COMPARES = {getattr(aten, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")}
@@ -21,24 +19,14 @@ _ROUNDS: dict[Any, str] = {aten.round: "round", aten.floor: "floor", aten.ceil: 
 _KEEPS_PLACES = {aten.clamp, aten.clamp_min, aten.clamp_max, aten.logical_not, *TYPES}
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """An output whose integers or booleans come from ``node``, a step of this ``kind``; ``path``: the nodes from it."""
-
-    output: str
-    node: Node
-    kind: str
-    path: tuple[Node, ...]
-
-
-def find_stepped(module: GraphModule, outputs: Sequence[str]) -> list[Stepped]:
+def find_stepped(module: GraphModule, outputs: Sequence[str]) -> list[Stepped[Node]]:
     """The outputs (by name, in the graph's order) that come from a step."""
     (result,) = module.graph.find_nodes(op="output")
     found = (_traced(name, value) for name, value in zip(outputs, result.args[0], strict=True))
     return [stepped for stepped in found if stepped is not None]
 
 
-def _traced(output: str, value: Any) -> Stepped | None:
+def _traced(output: str, value: Any) -> Stepped[Node] | None:
     path, node, cast = list[Node](), value, -1
     while isinstance(node, Node) and node.op == "call_function":
         packet = getattr(node.target, "overloadpacket", None)
@@ -64,7 +52,7 @@ def _is_whole(node: Node) -> bool:
 
 
 def steps_of(
-    module: GraphModule, stepped: Sequence[Stepped], inputs: Sequence[np.ndarray]
+    module: GraphModule, stepped: Sequence[Stepped[Node]], inputs: Sequence[np.ndarray]
 ) -> dict[str, Step]:
     """Run the whole once; how far the values of each of these outputs are from their step, by name."""
     watching = _Watching(module, stepped)
@@ -76,7 +64,7 @@ def steps_of(
 class _Watching(Interpreter):
     """The whole, noting at every step how far the values are from it; the distances travel the output's shape ops."""
 
-    def __init__(self, module: GraphModule, stepped: Sequence[Stepped]) -> None:
+    def __init__(self, module: GraphModule, stepped: Sequence[Stepped[Node]]) -> None:
         super().__init__(module)
         self.steps: dict[str, Step] = {}
         self._stepped = stepped
@@ -96,21 +84,15 @@ class _Watching(Interpreter):
                 )
         return result
 
-    def _begin(self, each: Stepped) -> None:
+    def _begin(self, each: Stepped[Node]) -> None:
         args, _ = self.fetch_args_kwargs_from_env(each.node)
-        values = [np.asarray(to_array(value)) for value in args[: 2 if each.kind == "compare" else 1]]
-        whole = values[0].dtype.kind != "f"  # whole numbers do not come near a step
-        distances = np.full(0, np.inf) if whole else distance_of(each.kind, values)
-        self._largest[each.output] = largest_of(values, SENTINEL)
-        self._distances[each.output, each.node] = torch.from_numpy(np.ascontiguousarray(distances))
+        step = step_of(each.kind, [np.asarray(value) for value in args[: VALUES[each.kind]]])
+        self._largest[each.output] = step.largest
+        self._distances[each.output, each.node] = torch.from_numpy(np.ascontiguousarray(step.distances))
 
-    def _follow(self, each: Stepped, node: Node) -> None:
+    def _follow(self, each: Stepped[Node], node: Node) -> None:
         distances = self._distances[each.output, node.args[0]]  # type: ignore[index]
         if node.target.overloadpacket in SHAPES and distances.numel():  # type: ignore[union-attr]
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             distances = node.target(distances, *args[1:], **kwargs)  # type: ignore[operator]
         self._distances[each.output, node] = distances
-
-
-def to_array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else value

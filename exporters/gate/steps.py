@@ -7,18 +7,35 @@ elements are counted, and their share has a limit (``max_flips``).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
+from .divergence import SENTINEL
 from .ties import MARGIN_U, Ties
 
 Arrays = Mapping[str, np.ndarray]
+N = TypeVar("N")  # a node of a captured program or of an ONNX file
+VALUES = {"compare": 2, "round": 1, "floor": 1}  # by the kind of a step: how many values it takes
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped(Generic[N]):
+    """An output whose integers or booleans come from ``node``, a step of this ``kind``; ``path``: the nodes from there
+    to the output."""
+
+    output: str
+    node: N
+    kind: str
+    path: tuple[N, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one run of the whole tells of an output: for each element how far its value is from the step, in FP64, and
-    the largest magnitude of what was compared."""
+    """How far the values of one output are from their step, in one run of the FP32 model.
+
+    ``distances``: of each element, FP64. ``largest``: the largest magnitude of the numbers that were compared.
+    """
 
     distances: np.ndarray
     largest: float
@@ -39,7 +56,7 @@ class Steps:
     scales: dict[str, float] = field(default_factory=dict)
 
     def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
-        """By output, where the candidate may differ: by one integer at most, or in a boolean."""
+        """For each output the elements in which the candidate may differ, by one at most: what ``Trial.ties`` takes."""
         odd = [name for name in self.outputs if _differs(reference[name], candidate.get(name))]
         if not odd:
             return {}
@@ -63,14 +80,15 @@ def _differs(mine: np.ndarray, other: np.ndarray | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NearTies:
-    """What may differ of integer outputs (`question.TieTolerance`): by choices, and by ``steps``."""
+    """Says which elements of integer and boolean outputs a half may answer otherwise (`question.TieTolerance`): those
+    that a comparison of scores chose (``choices``), and those that come from a step (``steps``)."""
 
     choices: Ties | None
     steps: Steps | None
 
     @property
     def stepped(self) -> frozenset[str]:
-        """The outputs of which near ties have a limit."""
+        """The outputs that come from a step. The share of their near ties has a limit."""
         return frozenset(self.steps.outputs if self.steps else ())
 
     def __call__(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
@@ -79,8 +97,15 @@ class NearTies:
 
 
 def near_ties(choices: Ties | None, steps: Steps | None) -> NearTies | None:
-    """None where no output can differ by a near tie."""
+    """The near ties of a model; None where no output can differ by one."""
     return NearTies(choices, steps) if choices or steps else None
+
+
+def step_of(kind: str, values: Sequence[np.ndarray]) -> Step:
+    """The step of an operation of this ``kind`` on these values. Whole numbers lie near no step: no distances."""
+    if values[0].dtype.kind != "f":
+        return Step(np.zeros(0), 0.0)
+    return Step(np.asarray(distance_of(kind, values)), _largest(values))
 
 
 def distance_of(kind: str, values: Sequence[np.ndarray]) -> np.ndarray:
@@ -95,7 +120,7 @@ def distance_of(kind: str, values: Sequence[np.ndarray]) -> np.ndarray:
         return np.abs(first - np.round(first))
 
 
-def largest_of(values: Sequence[np.ndarray], most: float) -> float:
-    """The largest magnitude below ``most``, which stands for a mask."""
+def _largest(values: Sequence[np.ndarray]) -> float:
+    """The largest magnitude of the values, without those that stand for a mask."""
     sizes = [np.abs(value[np.isfinite(value)].astype(np.float64)) for value in values]
-    return max((float(size[size < most].max(initial=0.0)) for size in sizes), default=0.0)
+    return max((float(size[size < SENTINEL].max(initial=0.0)) for size in sizes), default=0.0)

@@ -84,7 +84,7 @@ def _with_noise(array: np.ndarray, samples: np.ndarray, random: np.random.Genera
 
 
 def _deviation(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
-    """Of the finite numbers along the axes, 0 where there are none: a bias may have minus infinity."""
+    """The standard deviation along the axes of the finite numbers (a bias may have minus infinity); 0 of none."""
     finite = np.isfinite(array)
     if finite.all():
         return array.std(axis=axes, keepdims=axes is not None)

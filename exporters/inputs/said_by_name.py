@@ -1,4 +1,4 @@
-"""What the name of an input says of its numbers, by whole words: ``masked_image`` is no mask."""
+"""Tells masks, types and positions by the name of an input, word by word: an input ``masked_image`` is not a mask."""
 
 import re
 
@@ -19,10 +19,10 @@ def is_mask(tensor: TensorSpec) -> bool:
 
 
 def has_types(tensor: TensorSpec) -> bool:
-    """As ``token_type_ids``."""
+    """Whether the input has kinds as small integers, as an input ``token_type_ids`` has."""
     return not {"type", "types"}.isdisjoint(words(tensor.name))
 
 
 def has_positions(tensor: TensorSpec) -> bool:
-    """As ``position_ids``."""
+    """Whether the input has places in a sequence, as an input ``position_ids`` has."""
     return not {"position", "positions", "pos"}.isdisjoint(words(tensor.name))

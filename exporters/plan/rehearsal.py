@@ -147,7 +147,7 @@ class Rehearsal:
         return batches(questions, self._whole, self._may_join)
 
     def _invented(self, questions: Iterable[Question]) -> Iterator[Batch]:
-        """Without perturbed samples that the whole refuses."""
+        """The questions in batches, without the perturbed samples that the whole refuses."""
         return batches(questions, self._whole, self._may_join, self._perturbed)
 
     def _unseen(self, planning: Samples) -> Iterator[Samples]:

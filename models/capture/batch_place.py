@@ -1,4 +1,4 @@
-"""Where the batch goes in a shape that says 1 for it."""
+"""Finds the axis that the batch has in a shape that an exported program writes out for one row."""
 
 from collections.abc import Sequence
 from math import prod

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,7 @@ def convert(
     A half that is not equal is an answer too: look at ``verdict``. Raises BadInput for what the caller can correct,
     CannotConvert where no half can be made.
     """
-    if not keep_io_types:
-        raise BadSetting(
-            "keep_io_types=False: inputs and outputs always keep the datatypes of the model; leave it out"
-        )
-    if None not in (dtype, low_precision_type) and dtype != low_precision_type:
-        raise BadSetting(
-            f"dtype={dtype!r} and low_precision_type={low_precision_type!r} mean the same: give one of them"
-        )
+    narrow = _dtype(dtype, low_precision_type, keep_io_types)
     patterns = (*keep, *nodes_to_exclude, *(f"op:{op}" for op in op_types_to_exclude))
     store = Path(tempfile.mkdtemp(prefix="halfeven-store-"))
     try:
@@ -86,7 +79,7 @@ def convert(
             forms, serves = _forms(form, folder)
             spec = folder.spec if serves is None else replace(folder.spec, form=serves)
             options = Options(
-                forms, level, dtype or low_precision_type, patterns, asked.samples_file, search=search,
+                forms, level, narrow, patterns, asked.samples_file, search=search,
                 device=resolve_device(device), all_forms=form == "both",
             )  # fmt: skip
             done = travel(replace(folder, spec=spec), Store(store), options, show)
@@ -94,6 +87,19 @@ def convert(
         shutil.rmtree(store, ignore_errors=True)
         raise
     return Half(done.version, Store(store), owned=True)
+
+
+def _dtype(dtype: str | None, low_precision_type: str | None, keep_io_types: bool) -> str | None:
+    """The half's datatype by either of its names. Raises BadSetting for words that halfeven has no meaning for."""
+    if not keep_io_types:
+        raise BadSetting(
+            "keep_io_types=False: inputs and outputs always keep the datatypes of the model; leave it out"
+        )
+    if None not in (dtype, low_precision_type) and dtype != low_precision_type:
+        raise BadSetting(
+            f"dtype={dtype!r} and low_precision_type={low_precision_type!r} mean the same: give one of them"
+        )
+    return dtype or low_precision_type
 
 
 def load(store: str | os.PathLike[str], name: str) -> Half:
@@ -119,41 +125,34 @@ def _forms(form: str | None, folder: ModelFolder) -> tuple[tuple[str, ...], str 
     return _ATTEMPTED[form], form
 
 
+@dataclass(eq=False)
 class _Asked:
     """What the caller gave, as a model folder. ``samples_file`` is None where the folder's own are taken."""
 
-    def __init__(
-        self,
-        model: nn.Module | str | os.PathLike[str],
-        samples: Mapping[str, Given] | str | os.PathLike[str] | None,
-        targets: Mapping[str, Given],
-        name: str | None,
-        kind: str | Mapping[str, str] | None,
-        scratch: Path,
-    ) -> None:
-        self._model, self._targets, self._name, self._kind, self._scratch = (
-            model,
-            targets,
-            name,
-            kind,
-            scratch,
-        )
-        self._inputs = samples if isinstance(samples, Mapping) else None
-        self.samples_file: Path | None = None
-        if isinstance(samples, str | os.PathLike):
-            self.samples_file = Path(samples)
-        if targets and self._inputs is None:
+    model: nn.Module | str | os.PathLike[str]
+    samples: Mapping[str, Given] | str | os.PathLike[str] | None
+    targets: Mapping[str, Given]
+    name: str | None
+    kind: str | Mapping[str, str] | None
+    scratch: Path
+    samples_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._inputs = self.samples if isinstance(self.samples, Mapping) else None
+        if isinstance(self.samples, str | os.PathLike):
+            self.samples_file = Path(self.samples)
+        if self.targets and self._inputs is None:
             raise BadSetting("targets belong to the samples: give samples={input: array} beside them")
 
     def folder(self) -> ModelFolder:
         if self._inputs is not None:
-            self.samples_file = self._scratch / "samples.safetensors"
-            self._arrays = rows_in(self.samples_file, self._inputs, self._targets)
-        if isinstance(self._model, nn.Module):
-            folder = self._of_module(self._model)
+            self.samples_file = self.scratch / "samples.safetensors"
+            self._arrays = rows_in(self.samples_file, self._inputs, self.targets)
+        if isinstance(self.model, nn.Module):
+            folder = self._of_module(self.model)
         else:
-            folder = folder_at(Path(self._model), self.samples_file, self._name, self._changed)
-        if folder.guessed is None and self._kind is not None:
+            folder = folder_at(Path(self.model), self.samples_file, self.name, self._changed)
+        if folder.guessed is None and self.kind is not None:
             raise BadSetting("kind: the model.toml of the folder says it; write it there, under [[outputs]]")
         self._name_targets(folder)
         return folder
@@ -164,12 +163,12 @@ class _Asked:
                 "what a module takes is seen from example inputs: give samples={'x': array}, one for each argument of "
                 "forward, the first axis counts the samples"
             )
-        (self._scratch / "module.py").write_text(_NO_SOURCE)
-        name = self._name or type(module).__name__.lower().strip("_") or "model"
-        guess = guess_module(self._scratch, "module.py:build", name, self._arrays, module=module)
+        (self.scratch / "module.py").write_text(_NO_SOURCE)
+        name = self.name or type(module).__name__.lower().strip("_") or "model"
+        guess = guess_module(self.scratch, "module.py:build", name, self._arrays, module=module)
         if guess.samples is not None and self.samples_file is not None:
             rows_in(self.samples_file, guess.samples, {})
-        return replace(guessed_folder(self._changed(guess), self._scratch), module=module)
+        return replace(guessed_folder(self._changed(guess), self.scratch), module=module)
 
     def _changed(self, guess: Guess) -> Guess:
         """The guess with the caller's names for the only input and the only output, and the kinds of outputs. The
@@ -180,14 +179,14 @@ class _Asked:
         names = list(self._inputs or ())
         if len(inputs) == len(names) == 1:
             inputs = (replace(inputs[0], name=names[0]),)
-        if len(outputs) == len(self._targets) == 1 and not guess.source.startswith("hf:"):
-            outputs = (replace(outputs[0], name=next(iter(self._targets))),)
+        if len(outputs) == len(self.targets) == 1 and not guess.source.startswith("hf:"):
+            outputs = (replace(outputs[0], name=next(iter(self.targets))),)
         return replace(guess, spec=replace(guess.spec, inputs=inputs, outputs=self._of_kind(outputs)))
 
     def _of_kind(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self._kind is None:
+        if self.kind is None:
             return outputs
-        kinds = self._kind if isinstance(self._kind, Mapping) else {one.name: self._kind for one in outputs}
+        kinds = self.kind if isinstance(self.kind, Mapping) else {one.name: self.kind for one in outputs}
         if wrong := [name for name in kinds if name not in {one.name for one in outputs}]:
             raise BadSetting(
                 f"kind: the model has no output '{wrong[0]}': it has {[one.name for one in outputs]}"
@@ -199,7 +198,7 @@ class _Asked:
     def _name_targets(self, folder: ModelFolder) -> None:
         """The only target of a model with one output belongs to that output, whatever it is called."""
         outputs = [tensor.name for tensor in folder.spec.outputs]
-        if len(outputs) == len(self._targets) == 1 and outputs[0] not in self._targets:
+        if len(outputs) == len(self.targets) == 1 and outputs[0] not in self.targets:
             assert self.samples_file is not None
             inputs = {key: array for key, array in self._arrays.items() if not key.startswith(TARGET)}
-            rows_in(self.samples_file, inputs, {outputs[0]: next(iter(self._targets.values()))})
+            rows_in(self.samples_file, inputs, {outputs[0]: next(iter(self.targets.values()))})

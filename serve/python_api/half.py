@@ -28,7 +28,7 @@ Verdict = Literal["equal", "fp32", "refused"]
 
 
 class Half:
-    """One version. ``owned``: its store is a temporary one, which is removed with this object.
+    """A converted version. ``owned``: its store is a temporary one, which is removed with this object.
 
     ``half(x)`` loads the model at the first call, as a server does, and gives what a server on this device answers.
     """

@@ -21,7 +21,10 @@ _PATIENCE_S = 30.0  # for a batch that is computed while the model is closed
 
 
 class InProcess:
-    """Loaded at once, on the device of ``HALFEVEN_DEVICE`` (auto by default). Any thread may call it."""
+    """A version that is loaded when this object is made, on the device of ``HALFEVEN_DEVICE`` (auto by default).
+
+    Any thread may call it.
+    """
 
     def __init__(self, version: Version) -> None:
         self._spec = version.spec().on_the_wire()

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto
 
 from ....models.spec import ModelSpec
 from ...gate.choosers import Choice
@@ -20,10 +19,9 @@ from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
 from ...prove import SEEN_AT_ONCE
 from ...question import TieTolerance
-from ..reading.graph import ONNX, attribute, element_type
-from ..reading.one_node import key_of, session
-from ..runtime import session_of
+from ..reading.graph import ONNX, attribute
 from .steps import FileSteps, find_stepped
+from .watched_run import WatchedRun
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -73,29 +71,17 @@ def _traced(output: str, made_by: Mapping[str, tuple[NodeProto, int]]) -> Tied |
     return None
 
 
-@dataclass(slots=True)
 class FileChoices:
     """Runs the FP32 model and gives, for each output whose integers a comparison chose, the values that it compared:
     the ``choices`` of `gate.ties.Ties`. ``model`` has its constants."""
 
-    model: ModelProto
-    tied: Sequence[Tied]
-    _session: onnxruntime.InferenceSession | None = None
+    def __init__(self, model: ModelProto, tied: Sequence[Tied]) -> None:
+        self._tied = tied
+        self._run = WatchedRun(model, [name for each in tied for name in each.asked])
 
     def __call__(self, inputs: Arrays) -> dict[str, Choice]:
-        if self._session is None:
-            self._session = _watching(self.model, self.tied)
-        asked = list(dict.fromkeys(name for tied in self.tied for name in tied.asked))
-        found = {name: array for name, array in self._constants().items() if name in asked}
-        names = [value.name for value in self._session.get_outputs()]
-        feed = {value.name: np.asarray(inputs[value.name]) for value in self._session.get_inputs()}
-        found |= feed | dict(zip(names, map(np.asarray, self._session.run(names, feed)), strict=True))
-        return {tied.output: self._choice(tied, found) for tied in self.tied}
-
-    def _constants(self) -> dict[str, np.ndarray]:
-        wanted = {name for tied in self.tied for name in tied.asked}
-        held = (tensor for tensor in self.model.graph.initializer if tensor.name in wanted)
-        return {tensor.name: numpy_helper.to_array(tensor) for tensor in held}
+        found = self._run(inputs)
+        return {tied.output: self._choice(tied, found) for tied in self._tied}
 
     def _choice(self, tied: Tied, found: Arrays) -> Choice:
         which, axis = _CHOOSERS[tied.chooser.op_type]
@@ -104,19 +90,10 @@ class FileChoices:
         values, indices = found[tied.chooser.input[0]], found[tied.chooser.output[which]]
         rows, lines = _lines_along(values, indices, said)
         for node, slot in tied.path:
-            indices, lines = (self._followed(node, slot, part, found) for part in (indices, lines))
+            if node.op_type != "Cast":
+                indices, lines = (self._run.moved(node, part, found, slot) for part in (indices, lines))
         integral = values.dtype.kind != "f"
         return Choice(rows.astype(np.float64), lines.reshape(-1), indices.reshape(-1), integral)
-
-    def _followed(self, node: NodeProto, slot: int, part: np.ndarray, found: Arrays) -> np.ndarray:
-        """One shape op, on indices or on the lines that they point into."""
-        if node.op_type == "Cast":
-            return part
-        arrays = [part, *(found.get(name) for name in node.input[1:])]
-        types = [TensorProto.UNDEFINED if a is None else element_type(a) for a in arrays]
-        key = key_of(node, types, self.model.opset_import, self.model.ir_version)
-        feed = {f"i{place}": array for place, array in enumerate(arrays) if array is not None}
-        return np.asarray(session(key).run([f"o{slot}"], feed)[0])
 
 
 def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
@@ -128,16 +105,6 @@ def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np
         numbers = np.expand_dims(numbers, axis)
     rows = moved.reshape(-1, moved.shape[-1])
     return rows, np.ascontiguousarray(np.broadcast_to(numbers, indices.shape))
-
-
-def _watching(model: ModelProto, tied: Sequence[Tied]) -> onnxruntime.InferenceSession:
-    """The whole with further outputs: the values that the choosers compare, and their choices."""
-    watched = ModelProto()
-    watched.CopyFrom(model)
-    known = {value.name for value in (*model.graph.output, *model.graph.input, *model.graph.initializer)}
-    asked = dict.fromkeys(name for each in tied for name in each.asked)
-    watched.graph.output.extend(ValueInfoProto(name=name) for name in asked if name not in known)
-    return session_of(watched)
 
 
 def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
@@ -155,5 +122,5 @@ def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) ->
 
 
 def may_tie(model: ModelProto) -> bool:
-    """Whether any output is chosen by a comparison, or comes from a step."""
+    """Whether a near tie can change an output: a comparison of scores chooses it, or it comes from a step."""
     return bool(find_tied(model) or find_stepped(model))

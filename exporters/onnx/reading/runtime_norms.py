@@ -84,7 +84,7 @@ def _is_root_mean_square(node: NodeProto) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A node that is written as others."""
+    """A node that other nodes take the place of."""
 
     node: NodeProto
     graph: GraphProto

@@ -23,7 +23,7 @@ _HOPELESS = 0.5  # times as fast: no second round
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was run in ``wall_s`` seconds: rows, and the seconds of their batches."""
+    """The ``rows`` that were run in ``wall_s`` seconds, and the seconds that their batches took (``busy_s``)."""
 
     rows: int
     busy_s: float
@@ -46,7 +46,7 @@ def live_gain(active: Window, rival: Window) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LiveTrial:
-    """``batches`` gives those that were run so far; ``clock`` seconds."""
+    """Compares two ways of serving by live traffic. ``batches`` gives the batches run so far, ``clock`` seconds."""
 
     batches: Callable[[], Batches]
     clock: Callable[[], float]

@@ -25,7 +25,7 @@ class Gone(Exception):
 
 @dataclass(slots=True, eq=False)
 class WhatServes:
-    """``engine`` serves, and ``taken`` has what its batches took in this sweep."""
+    """The engine that serves now (``engine``), and what its batches took in this sweep (``taken``)."""
 
     loaded: LoadedVersion
     place: Place
@@ -49,7 +49,7 @@ class WhatServes:
 
     @property
     def form(self) -> ServableForm | None:
-        """None after drift where a half was asked for: the whole that serves is no choice."""
+        """The form that serves; None after the drift of a half that was asked for: FP32 then serves without choice."""
         forms = self.prepared.forms
         now = self.way
         return next((one for one in forms if (one.form, one.precision) == (now.form, now.precision)), None)
