@@ -13,6 +13,7 @@ from ..models.errors import CannotConvert
 from ..models.opened_file import opened_inside
 from ..models.store import Draft, Version
 from .environment import environment
+from .gate.power import Power
 from .gate.refusals import accepting, without_advice
 from .gate.verdict import ParityReport
 from .gate.worst import worst_sample
@@ -57,6 +58,7 @@ def facts_of(version: Version) -> dict[str, Any]:
         "reason": version.manifest["reason"],
         "notes": version.manifest["notes"],
         "samples": version.manifest.get("samples"),
+        "power": version.manifest.get("power"),
         "forms": forms,
     }
 
@@ -84,7 +86,8 @@ class Evidence:
     """All findings of a conversion, ready to be written.
 
     ``nearest``: of a refusal, as `Maker.nearest` gives it. ``missed``: the report on the last half that the proof
-    refused before the plan of these forms was made; None where there was no such half.
+    refused before the plan of these forms was made; None where there was no such half. ``power``: of the proof, where
+    it was measured.
     """
 
     subject: Subject
@@ -94,6 +97,7 @@ class Evidence:
     further: FurtherVerdict | None = None
     nearest: str = ""
     missed: ParityReport | None = None
+    power: Power | None = None
 
     @property
     def half_nodes(self) -> int:
@@ -150,6 +154,7 @@ class Evidence:
         subject, here = self.subject, environment(self.subject.device)
         reports = {name: form.report.to_json() for name, form in self.forms.items() if form.report}
         findings = self.maker.findings(reference_run) | self._worst()
+        findings |= {"power": self.power.to_json()} if self.power else {}
         plan = self.maker.plan_json()
         draft.write_json("parity.json", {"environment": here, "forms": reports, **findings})
         draft.write_json("precision.json", plan)
@@ -202,6 +207,7 @@ class Evidence:
             "reason": self.reason,
             "notes": list(self.subject.notes),
             "samples": {"source": self.subject.samples.source, "count": self.subject.samples.count},
+            "power": self.power and self.power.summary(),
             "forms": {name: form.facts for name, form in self.forms.items()},
             "gate": self.further and dict(self.further.numbers),
             "environment": environment(self.subject.device),

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ..models.store import Draft
 from .gate.verdict import ParityReport
+from .graph.original import Original
 from .inputs.samples import Samples
 from .no_reference import Operation
 from .prove import Answers, ReferenceRun, Taken
@@ -40,6 +41,10 @@ class Maker(Protocol):
 
     def operations_by_name(self) -> Sequence[Operation]:
         """The name and the operation of each node of the whole; none where it has no graph."""
+        ...
+
+    def original(self) -> Original | None:
+        """The FP32 original as a graph whose run can be changed at a node; None where it has no graph."""
         ...
 
     def reference_run(self, judging: Samples) -> ReferenceRun:

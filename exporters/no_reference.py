@@ -1,8 +1,12 @@
-"""Why an FP32 model is no reference for a half: it draws numbers, or rounds to whole steps inside."""
+"""Why an FP32 model is no reference for a half: it draws numbers, rounds to whole steps inside, or answers far
+otherwise when it adds up in another order."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from ..models.spec import UNIT_ROUNDOFF
+from .gate.curve import divergence_curve
+from .graph.original import Original
 from .prove import SAME_IN_FP32, ReferenceRun, gap
 from .question import Answers
 
@@ -14,6 +18,8 @@ DRAWS = re.compile(
 )
 ROUNDS = re.compile("QuantizeLinear|DynamicQuantizeLinear|(fake_)?quantize_per_(tensor|channel).*")
 _NAMED = 3
+UNSTABLE_U = 64.0
+ACCEPT = "accept"  # the one value of `ParityLimits.unstable`
 _DRAWN = (
     ", and no half can be held against that; make what is drawn an input, or export the model in evaluation"
 )
@@ -30,6 +36,36 @@ def why_it_does_not_repeat(run: ReferenceRun, whole: Answers, operations: Iterab
         return ""
     cause = why_drawn(operations) or f"random numbers are drawn inside it{_DRAWN}"
     return f"the FP32 model answers the same input otherwise each time (output '{changed[0]}'): {cause}"
+
+
+def why_unstable(run: ReferenceRun, dtype: str, original: Callable[[], Original | None]) -> str:
+    """A reason where FP32's own noise in an output is so large (`UNSTABLE_U`) that nothing of a half can be promised,
+    unless the model's folder accepts it; empty otherwise."""
+    u = UNIT_ROUNDOFF[dtype]
+    noises = {name: noise.numbers["error"] / u for name, noise in run.noise.items()}
+    name = max(noises, key=noises.__getitem__, default="")
+    if run.spec.parity.unstable == ACCEPT or not name or noises[name] <= UNSTABLE_U:
+        return ""
+    graph = original()
+    born = where_noise_is_born(run, graph, u) if graph else ""
+    return (
+        f"the FP32 model is no reference for output '{name}': it answers the same samples differently by "
+        f"{noises[name]:.3g}u when it adds up in another order, and above {UNSTABLE_U:g}u nothing is promised of a half"
+        f'{born}; have it computed in FP64 or more stably there, or accept it by setting unstable = "{ACCEPT}" under '
+        "[parity]"
+    )
+
+
+def where_noise_is_born(run: ReferenceRun, original: Original, u: float) -> str:
+    """The node at which FP32's noise grows beyond what its inputs have; empty where no node does so alone."""
+    asked = run.bulk[0].first(1).inputs if run.spec.batched else run.bulk[0].inputs
+    curve = divergence_curve(
+        original.nodes(),
+        lambda tap: original.whole(tap)(asked),
+        lambda tap: original.otherwise(tap)(asked),
+        u,
+    )
+    return f" (the noise is born at node '{curve.first.node}', {curve.first.op})" if curve.first else ""
 
 
 def why_drawn(operations: Iterable[Operation]) -> str:

@@ -14,13 +14,15 @@ from ..models.errors import CannotConvert, OrderEnded
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from ..models.training_reader import net_weights
 from .evidence import Evidence, Form, copy_source
+from .gate.power import Power, why_not_shown
 from .gate.verdict import ParityReport
 from .informative import why_noise_proves_nothing, why_nothing_is_proven
 from .inputs.samples import Samples
 from .maker import Made, Maker, Notify
-from .no_reference import why_it_does_not_repeat
+from .no_reference import why_it_does_not_repeat, why_unstable
 from .plan.aims import RETREATS, SHARES
 from .plan.counterexamples import excess
+from .power import measured_power
 from .prove import ReferenceRun, judged
 from .search.delta_debugging import COMPLETE, EXHAUSTED, NOT_NEEDED
 from .subject import FurtherVerdict, Subject
@@ -58,6 +60,7 @@ class _Conversion:
     notify: Notify
     twins_after: int | None = None
     made: dict[str, Made] = field(default_factory=dict)
+    power: Power | None = None
     missed: ParityReport | None = None  # on the last half that was refused before another plan was made
 
     def go(self) -> Version:
@@ -66,8 +69,7 @@ class _Conversion:
         planning, judging = subject.samples.split()
         self.notify("answering the judging samples in FP32")
         reference_run = maker.reference_run(judging)
-        why = why_it_does_not_repeat(reference_run, maker.whole(), maker.operations_by_name())
-        if why := why or why_nothing_is_proven(reference_run):
+        if why := self._why_no_half(reference_run):
             maker.serve_whole(why)
         planning = planning if planning.count else judging
         self._write()
@@ -88,10 +90,26 @@ class _Conversion:
         nearest = maker.nearest(self.notify) if unproven else ""
         if said := reference_run.left_out:
             subject = replace(subject, notes=(*subject.notes, said))
-        evidence = Evidence(subject, maker, forms, status, further, nearest, self.missed)
+        evidence = Evidence(subject, maker, forms, status, further, nearest, self.missed, self.power)
         evidence.write(self.draft, reference_run, planning.count)
         facts = evidence.manifest(time.perf_counter() - started)
         return self.draft.publish(status, facts, self.twins_after)
+
+    def _why_no_half(self, run: ReferenceRun) -> str:
+        """A reason to make no half, found before one is planned; empty where there is none."""
+        maker = self.maker
+        why = why_it_does_not_repeat(run, maker.whole(), maker.operations_by_name())
+        why = (
+            why
+            or why_nothing_is_proven(run)
+            or why_unstable(run, self.subject.precision.dtype, maker.original)
+        )
+        original = maker.original()
+        if why or original is None or self.subject.precision.level == "O0":
+            return why
+        self.notify("planting faults in the FP32 model, to see whether the judging samples show them")
+        self.power = measured_power(run, original, self.subject.precision.dtype)
+        return why_not_shown(self.power)
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:
         """The forms under the first plan that passes, or under the last; each is stricter than the one before."""

@@ -222,7 +222,9 @@ class _Reader(TrainingReader):
             raise self.error(f"max_batch_size = {rows}: expected 0 (not batched) to 65536")
         form = self.typed({"form": "auto", **data}, "form", str)
         one_of(form, FORMS, f"{self.file}: form")
-        limits = self.table(data, "parity", dict.fromkeys(_PARITY, float))
+        limits = self.table(data, "parity", {**dict.fromkeys(_PARITY, float), "unstable": str})
+        said = {key: limits.pop(key) for key in ("unstable",) if key in limits}
+        one_of(said.get("unstable", UNSTABLE[0]), UNSTABLE, f"{self.file}: [parity] unstable")
         if bad := [key for key, value in limits.items() if not 0 <= value < math.inf]:
             raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a finite number of at least 0")
         if bad := [key for key in _SHARES if limits.get(key, 0) > 1]:
@@ -233,7 +235,7 @@ class _Reader(TrainingReader):
             outputs=self.tensors(data, "outputs", batched=rows > 0),
             max_batch_size=rows,
             form=form,
-            parity=ParityLimits(**limits, overridden=tuple(sorted(limits))),
+            parity=ParityLimits(**limits, **said, overridden=tuple(sorted({**limits, **said}))),
             batching=self.batching(data, rows),
         )
 
@@ -304,6 +306,7 @@ class _Reader(TrainingReader):
 
 _SHARES = ("max_flips", "max_ties", "max_swaps", "min_top10_overlap")
 _PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_kl_nats", *_SHARES)
+UNSTABLE = ("fp32", "accept")
 _BATCHING = {  # with the least value of each
     "max_queue_delay_us": 0, "max_queue_size": 1, "max_queue_bytes": 1, "max_queue_ms": 0,
     "max_batch_bytes": 0, "timeout_ms": 0, "max_request_rows": 0,

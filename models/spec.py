@@ -208,7 +208,9 @@ class ParityLimits:
     """The gate's limits. ``min_sqnr_db`` None means 20·log10(1/u) − 10 for the half's own u.
 
     ``max_ties``: share of the pairs that are distinct in FP32; ``max_swaps``: of those further apart than the allowed
-    error; ``min_top10_overlap``: share of the ten best (`exporters/gate/order.py`).
+    error; ``min_top10_overlap``: share of the ten best (`exporters/gate/order.py`). ``unstable``: what becomes of a
+    model whose FP32 answers are no reference (`exporters/no_reference.py`): ``fp32`` serves it so, ``accept`` makes a
+    half.
     ``overridden`` names the limits that ``model.toml`` set: the report shows them as overrides.
     """
 
@@ -220,6 +222,7 @@ class ParityLimits:
     max_ties: float = 0.001
     max_swaps: float = 1e-5
     min_top10_overlap: float = 0.9
+    unstable: str = "fp32"
     overridden: tuple[str, ...] = ()
 
 

@@ -103,6 +103,9 @@ class LiveForms:
 
         return described
 
+    def original(self) -> None:
+        """None: there is no graph to change."""
+
     def operations_by_name(self) -> Sequence[Operation]:
         return ()
 

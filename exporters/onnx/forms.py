@@ -17,6 +17,7 @@ from ...models.package import ModelFolder
 from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
+from ..graph.original import Original
 from ..graph.traffic import why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Maker, Notify
@@ -30,6 +31,7 @@ from ..subject import Subject
 from ..threads import fixed_threads
 from .as_given import difference
 from .conversion import ForeignHalf, NotPlanned, read_selected, written
+from .file_original import FileOriginal
 from .freed import read_freed
 from .precision.file_graph import FileGraph, file_graph
 from .precision.file_operations import file_operations
@@ -175,6 +177,9 @@ class FileForms:
 
     def operations_by_name(self) -> Sequence[Operation]:
         return operations_by_name(self.program.model.graph)
+
+    def original(self) -> Original:
+        return FileOriginal(self.program)
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         spec = self.subject.spec

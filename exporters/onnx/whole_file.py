@@ -90,6 +90,9 @@ class WholeFile:
     def whole(self) -> Answers:
         return self.answers
 
+    def original(self) -> None:
+        """None: there is no graph to change."""
+
     def operations_by_name(self) -> Sequence[Operation]:
         return ()
 

@@ -6,22 +6,29 @@ from typing import Any
 
 CONFIDENCE = 0.95
 PASSED = ("live", "equal")  # a version, another engine
+NOT_SHOWN = "Not shown: these samples cannot tell, so FP32 serves"
 GENERATED = "judged on generated samples"
 FEW = "judged on few samples: 64 (every second one judges) need no perturbed ones; give more with --samples FILE"
 
 
 def headline(facts: Mapping[str, Any]) -> str:
     """The verdict. Where nothing is half nothing was proven of a half (``half`` is None)."""
+    power = facts.get("power") or {}
     if facts["status"] not in PASSED:
         return str(facts["status"]).capitalize()
     if facts.get("half", "") is None:
-        return "FP32"
+        return "FP32" if power.get("shown", True) else NOT_SHOWN
     count = judged_samples(facts)
     if not count:
         return "Equal"
     whose = "generated samples" if is_generated(facts) else "of your samples"
     more = f" and {perturbed} perturbed ones" if (perturbed := perturbed_samples(facts)) else ""
-    return f"Equal on {count} {whose}{more}: {may_differ(count)}"
+    shows = (
+        f"; they show {share:.0%} of planted faults"
+        if (share := (power.get("noticed") or {}).get("8u"))
+        else ""
+    )
+    return f"Equal on {count} {whose}{more}: {may_differ(count)}{shows}"
 
 
 def may_differ(count: int) -> str:

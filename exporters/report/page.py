@@ -15,6 +15,7 @@ unless another file is named):
 - ``profile`` {nodes, batches, rows, guards}
 - ``weights`` {tensors, worst: [rows of the ledger, columns as they come]}
 - ``casts`` {count, bytes, bytes_before, rows: [{source, from, to, bytes, readers, more}]}
+- ``power`` {shown, samples, noticed, missed, nodes: [{node, op, noticed, response, why}]}: `gate.power.Power.to_json`
 - ``worst`` {output, sample, row, error_u, inputs: [{name, shape, least, largest, mean, zeros, not_finite}]}:
   `worst.worst_sample`
 
@@ -34,6 +35,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gate.gate_rows import few_pairs, gate_rows
+from ..gate.power import EXPLAINED, FAULTS
 from ..search.delta_debugging import EXHAUSTED
 from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
 from .own_noise import widened_limits
@@ -49,7 +51,7 @@ def render_html(facts: Mapping[str, Any]) -> str:
 
 def render_terminal(facts: Mapping[str, Any]) -> Group:
     """One row for each form and output, and under the table every sentence of a refusal and every note."""
-    fp32 = ", in FP32" if headline(facts) == "FP32" else ""
+    fp32 = ", in FP32" if _in_fp32(facts) else ""
     title = escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}{fp32}")
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("form", "output", "verdict"):  # with these eight more it fits 80 columns
@@ -139,8 +141,13 @@ def _findings(facts: Mapping[str, Any]) -> Iterable[str]:
     if message := (facts.get("recommendation") or {}).get("message"):
         yield message
     exhausted = any(form.get("search") == EXHAUSTED for form in facts["forms"].values())
-    if headline(facts) == "FP32" or (exhausted and facts["status"] == "live"):
+    if _in_fp32(facts) or (exhausted and facts["status"] == "live"):
         yield facts["reason"]
+
+
+def _in_fp32(facts: Mapping[str, Any]) -> bool:
+    """Whether the version is live although nothing in it is half."""
+    return facts["status"] in PASSED and facts.get("half", "") is None
 
 
 def pages_of(folder: Path) -> Environment:
@@ -159,7 +166,7 @@ def _environment() -> Environment:
     environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
     environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
-    environment.globals.update(widened_limits=widened_limits)
+    environment.globals.update(widened_limits=widened_limits, FAULTS=FAULTS, EXPLAINED=EXPLAINED)
     environment.globals.update(
         is_generated=is_generated, GENERATED=GENERATED, perturbed_samples=perturbed_samples
     )

@@ -19,6 +19,7 @@ from ...models.errors import HalfevenError
 from ...models.program import runnable, walk
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
+from ..graph.original import Original
 from ..graph.traffic import Traffic, why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
@@ -43,6 +44,7 @@ from .autocast.traffic import cast_map, saved_bytes
 from .onnx_form.export import remove_onnx, write_onnx
 from .program_graph import ProgramGraph, exact_answers, program_graph
 from .program_operations import program_operations
+from .program_original import ProgramOriginal
 
 
 @dataclass(slots=True)
@@ -77,6 +79,9 @@ class ProgramForms:
     def operations_by_name(self) -> Sequence[Operation]:
         nodes = (node for _, node in walk(runnable(self.subject.exported)) if node.op == "call_function")
         return [(node.name, getattr(node.target, "__name__", "").split(".")[0]) for node in nodes]
+
+    def original(self) -> Original:
+        return ProgramOriginal(runnable(self.subject.exported), self.subject.spec)
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         subject = self.subject

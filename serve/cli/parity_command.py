@@ -101,6 +101,7 @@ def _judge_version(version: Version, samples: Path | None, device: str, notify: 
     spec = version.spec()
     judging = load_samples(samples, spec).distinct() if samples else stored_samples(version)
     if samples:
+        facts["power"] = None  # it was measured on the version's own samples
         facts["samples"] = {"source": judging.source, "count": judging.count}
     for form in halves:
         notify(f"judging the {form} form on {where}")

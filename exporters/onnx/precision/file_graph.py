@@ -75,7 +75,7 @@ class FileGraph:
         program = self.rules.program
         if observe is None:
             return self.answers
-        return Oracle(program.model, program.weights, observe=_by_node(program.model, observe)).run
+        return Oracle(program.model, program.weights, observe=by_node(program.model, observe)).run
 
     def exact(self) -> Answers:
         return Oracle(self.rules.program.model, self.rules.program.weights).run
@@ -104,7 +104,7 @@ class FileGraph:
 
     def run(self, graph: HalfGraph, floor: bool = False, observe: Observe | None = None) -> Answers:
         rounding = to_mantissa if floor else to_half_and_back
-        seen = observe and _by_node(graph.model, observe)
+        seen = observe and by_node(graph.model, observe)
         return Oracle(graph.model, graph.weights, rounding, seen, self._widened).run
 
     def repaired(self) -> None:
@@ -149,12 +149,7 @@ class FileGraph:
         return traffic(self.written, before, sizes)
 
     def nodes(self) -> list[GraphNode]:
-        program = self.rules.program
-        makers = {output: node.name for node in program.nodes for output in node.output}
-        return [
-            GraphNode(node.name, node.op_type, tuple(makers[n] for n in sorted(read_by(node)) if n in makers))
-            for node in program.nodes
-        ]
+        return nodes_of(self.rules.program)
 
     def profile(self) -> Mapping[str, Any]:
         if self.profiled is None:  # nothing may be half
@@ -174,6 +169,14 @@ class FileGraph:
             for name in sorted({*rules.ledger.asked, *read})
         }
         return [row | {"fp32": name not in read} for name, row in rows.items()]
+
+
+def nodes_of(program: ForeignProgram) -> list[GraphNode]:
+    makers = {output: node.name for node in program.nodes for output in node.output}
+    return [
+        GraphNode(node.name, node.op_type, tuple(makers[n] for n in sorted(read_by(node)) if n in makers))
+        for node in program.nodes
+    ]
 
 
 def file_graph(
@@ -223,7 +226,7 @@ def _perturbed(spec: ModelSpec, some: Samples, answers: Answers) -> list[Arrays]
     return taken if invented.is_used else []
 
 
-def _by_node(model: ModelProto, observe: Observe) -> Any:
+def by_node(model: ModelProto, observe: Observe) -> Any:
     """An observer of values from an observer of nodes; casts that only the half has are left out."""
     makers = {output: node.name for node in walk(model.graph) for output in node.output if output}
 

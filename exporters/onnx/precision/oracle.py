@@ -7,6 +7,7 @@ before a node reads it. Bodies of If, Loop and Scan are run from here, too.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .weights import TORCH
 
 Arrays = Mapping[str, np.ndarray]
 Observe = Callable[[str, np.ndarray, int], None]  # name, value, element type in the graph
+Visit = Callable[[str, Any, Callable[[np.ndarray], dict[str, np.ndarray]]], None]  # name, value, the rest
 
 _BY_TYPE: dict[int, torch.dtype] = {type_: TORCH[name] for name, type_ in HALVES.items()}
 _DROPPED_BITS: dict[int, int] = {HALVES["fp16"]: 13, HALVES["bf16"]: 16}  # of FP32's 23 bits of mantissa
@@ -87,13 +89,34 @@ class Oracle:
         self._weights = {name: known[id(array)][1] for name, array in weights.items()}
         self._main = self._body(model.graph, frees=True)
 
-    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Raises ExportFailed naming the node where ONNX Runtime cannot run one."""
+    def run(self, inputs: Arrays, visit: Visit | None = None) -> dict[str, np.ndarray]:
+        """``visit`` sees every value of the main graph with the rest of the run.
+
+        Raises ExportFailed naming the node where ONNX Runtime cannot run one."""
         values: dict[str, Any] = dict(self._weights)
         for value in self._model.graph.input:
             values[value.name] = _wide(inputs[value.name], self._types[value.name])
             self._see(value.name, values[value.name])
-        self._run(self._main, values)
+        for place, step in enumerate(self._main.steps, 1):
+            self._advance(step, values)
+            for name in filter(None, step.node.output) if visit else ():
+                visit(name, values[name], partial(self._rest, place, values, name))
+            for name in step.frees:
+                values.pop(name, None)
+        return self._answers(values)
+
+    def _rest(
+        self, place: int, values: Mapping[str, Any], name: str, changed: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The answers where the value ``name`` is ``changed``: the steps from ``place`` on run again."""
+        again = {**values, name: changed}
+        for step in self._main.steps[place:]:
+            self._advance(step, again)
+            for dead in step.frees:
+                again.pop(dead, None)
+        return self._answers(again)
+
+    def _answers(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {
             value.name: _narrow(values[value.name], self._types[value.name])
             for value in self._model.graph.output
@@ -133,14 +156,15 @@ class Oracle:
 
     def _run(self, body: _Body, values: dict[str, Any]) -> list[Any]:
         for step in body.steps:
-            results = self._plain(step, values) if step.key else self._control(step, values)
-            for name, value, half in zip(step.node.output, results, step.half, strict=False):
-                if name:
-                    values[name] = self._rounding(value, half) if half and step.key else value
-                    self._see(name, values[name])
-            for name in step.frees:
-                values.pop(name, None)
+            self._advance(step, values)
         return [values[value.name] for value in body.graph.output]
+
+    def _advance(self, step: _Step, values: dict[str, Any]) -> None:
+        results = self._plain(step, values) if step.key else self._control(step, values)
+        for name, value, half in zip(step.node.output, results, step.half, strict=False):
+            if name:
+                values[name] = self._rounding(value, half) if half and step.key else value
+                self._see(name, values[name])
 
     def _plain(self, step: _Step, values: Mapping[str, Any]) -> list[Any]:
         assert step.key is not None

@@ -9,20 +9,27 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
+from ...graph.backend import Observe
 from .bodies import ran
 
 
 class InDouble(Interpreter):
     """Runs a whole program (`models.program.runnable`) with every FP32 tensor in FP64.
 
-    A node without a kernel for FP64 runs in FP32.
+    A node without a kernel for FP64 runs in FP32. ``observe``: sees every floating result of the graph's own nodes.
     """
 
-    def __init__(self, module: GraphModule, prefix: str = "") -> None:
+    def __init__(self, module: GraphModule, prefix: str = "", observe: Observe | None = None) -> None:
         super().__init__(module)
-        self._prefix = prefix
+        self._prefix, self._observe = prefix, observe
 
     def run_node(self, n: Node) -> Any:
+        result = self._ran(n)
+        if self._observe and n.op == "call_function" and _is(result, torch.float64):
+            self._observe(n.name, result)
+        return result
+
+    def _ran(self, n: Node) -> Any:
         if n.op != "call_function":
             return _widened(super().run_node(n)) if n.op != "output" else super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)

@@ -1,0 +1,113 @@
+"""What was found of planted faults (`exporters/power.py`), as data, and what it says of a proof."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .rule_verdicts import finite
+
+FINE, SIGN, EXPONENT = "8u", "sign", "exponent"
+FAULTS = (FINE, SIGN, EXPONENT)
+# Why a fine fault at a node is not noticed. The first three are no fault of the samples.
+DAMPED, STEP, BYPASSED, SATURATED, DEAD = "damped", "step", "bypassed", "saturated", "dead"
+MOST_BLIND = 0.5  # of the nodes
+
+_NOT_SHOWN = "not shown: these samples cannot tell"
+_HOW = "(samples.safetensors in the model's folder, or --samples FILE)"
+EXPLAINED: Mapping[str, str] = {
+    DAMPED: "the rest of the graph makes the fault smaller than the limit, whatever the sample",
+    STEP: "the answers change in steps, and no judged sample lies near one",
+    BYPASSED: "the answers depend on the samples, but not on this node",
+    SATURATED: "the rest of the graph is saturated by these samples: with smaller signals it shows the fault",
+    DEAD: "the answers to these samples depend neither on the samples nor on this node",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """One node. ``noticed``: the kinds of fault that the gate refuses; ``response``: the error of the answers that the
+    fine fault makes, as a share of the allowed one; ``why``: of a fine fault that is not noticed."""
+
+    node: str
+    op: str
+    noticed: frozenset[str]
+    response: float
+    why: str = ""
+
+    @property
+    def is_blind(self) -> bool:
+        return self.why in (SATURATED, DEAD)
+
+    def joined(self, other: "Planted") -> "Planted":
+        """The same node on other samples: what is noticed on some of them is noticed."""
+        why = "" if not (self.why and other.why) else min(self.why, other.why, key=list(EXPLAINED).index)
+        noticed = self.noticed | other.noticed
+        return Planted(self.node, self.op, noticed, max(self.response, other.response), why)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """``planted``: in the graph's order; ``samples``: on so many of the judged ones. ``answers_alike``: to every sample
+    the same answer is given, as far as the gate can tell; ``samples_alike``: all samples are the same."""
+
+    planted: tuple[Planted, ...]
+    samples: int
+    answers_alike: bool = False
+    samples_alike: bool = False
+
+    def noticed(self, kind: str) -> float:
+        """The share of the faults of this kind that the gate notices; 1 where none was planted."""
+        return sum(kind in one.noticed for one in self.planted) / max(len(self.planted), 1)
+
+    @property
+    def is_shown(self) -> bool:
+        """False where the samples are blind for most nodes before the last, whose result is the answer or close to it;
+        for any, where all answers are alike: those that depend on no input (a table of positions) depend on every node
+        all the same."""
+        most = 0 if self.answers_alike else MOST_BLIND * (len(self.planted) - 1)
+        return not self.samples_alike and sum(one.is_blind for one in self.planted) <= most
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "shown": self.is_shown,
+            "samples": self.samples,
+            "noticed": {kind: round(self.noticed(kind), 4) for kind in FAULTS},
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.summary(),
+            "missed": dict(Counter(one.why for one in self.planted if one.why)),
+            "nodes": [
+                {
+                    "node": one.node,
+                    "op": one.op,
+                    "noticed": [kind for kind in FAULTS if kind in one.noticed],
+                    "response": finite(one.response),
+                    "why": one.why,
+                }
+                for one in self.planted
+            ],
+        }
+
+
+def why_not_shown(power: Power) -> str:
+    """A reason where the judged samples cannot tell whether a half is equal; empty where they can."""
+    if power.is_shown:
+        return ""
+    if power.samples_alike:
+        return f"{_NOT_SHOWN}: all judged samples are the same; give different ones {_HOW}"
+    blind = [one for one in power.planted if one.is_blind]
+    saturated = [one for one in blind if one.why == SATURATED]
+    cause = (
+        "the answers are decided so far that an error hardly moves them; give samples between whose answers the model "
+        "hesitates, as real ones are, or give out the numbers before the last nonlinear node"
+        if 2 * len(saturated) >= len(blind)
+        else "the answers hardly depend on the samples; give samples with different answers, as real ones have"
+    )
+    return (
+        f"{_NOT_SHOWN}. Of errors of {FINE} that were planted at {len(power.planted)} nodes of the FP32 model, its "
+        f"answers to {power.samples} judged samples show {power.noticed(FINE):.0%}, and hide those at {len(blind)} of "
+        f"them ('{blind[-1].node}' is the last): {cause} {_HOW}"
+    )

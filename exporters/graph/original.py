@@ -1,0 +1,39 @@
+"""The protocol of an FP32 original whose run can be changed at a node (`Original`); both back ends have it.
+
+`torch/program_original.py` (torch.fx) and `onnx/file_original.py` (ONNX) implement it; `power.py` plants faults with
+it, and `no_reference.py` finds the node where FP32's own noise is born.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ..question import Answers, Arrays
+from .backend import GraphNode, Observe
+
+# Another result of a node → the answers of the run that goes on with it.
+Rest = Callable[[Tensor], Arrays]
+# A node, its floating result, and the rest of the run behind it.
+Visit = Callable[[str, Tensor, Rest], None]
+
+
+class Original(Protocol):
+    """An FP32 model as a graph."""
+
+    def nodes(self) -> Sequence[GraphNode]:
+        """In the order in which they run; those of bodies are left out by `watched`."""
+        ...
+
+    def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
+        """The answers of one run. ``visit`` sees every floating result when it is made; what runs before it is not run
+        again for the rest behind it."""
+        ...
+
+    def whole(self, observe: Observe) -> Answers:
+        """The graph as it is served. ``observe``: sees every floating result."""
+        ...
+
+    def otherwise(self, observe: Observe) -> Answers:
+        """The graph evaluated another way: in FP64, or with its sums in another order."""
+        ...

@@ -1,0 +1,66 @@
+"""An FP32 ONNX file whose run can be changed at a node (`graph.original.Original`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..graph.backend import GraphNode, Observe
+from ..graph.original import Visit
+from ..question import Answers, Arrays
+from .precision.file_graph import by_node, nodes_of
+from .precision.oracle import Oracle
+from .precision.watched_run import WatchedRun
+from .reading.graph import ForeignProgram, assembled, read_by
+
+
+@dataclass(frozen=True, slots=True)
+class FileOriginal:
+    """``program``: as it was read, before any mask of it is rewritten."""
+
+    program: ForeignProgram
+
+    def nodes(self) -> list[GraphNode]:
+        return nodes_of(self.program)
+
+    def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
+        graph = self.program.model.graph
+        makers = {output: node.name for node in graph.node for output in node.output}
+        read = {name for node in graph.node for name in read_by(node)} | {
+            value.name for value in graph.output
+        }
+
+        def see(name: str, value: object, rest: Callable[[np.ndarray], Arrays]) -> None:
+            if name in read and isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                visit(makers[name], _tensor(value), lambda changed: rest(_array(changed, value)))
+
+        return Oracle(self.program.model, self.program.weights).run(inputs, see)
+
+    def whole(self, observe: Observe) -> Answers:
+        model = self.program.model
+        return Oracle(model, self.program.weights, observe=by_node(model, observe)).run
+
+    def otherwise(self, observe: Observe) -> Answers:
+        """As ONNX Runtime runs the file: with its sums in another order than node by node."""
+        graph = self.program.model.graph
+        makers = {output: node.name for node in graph.node for output in node.output if output}
+        watched = WatchedRun(assembled(self.program.model, self.program.weights), list(makers))
+
+        def answer(inputs: Arrays) -> Arrays:
+            found = watched(inputs)
+            for name, node in makers.items():
+                if name in found and found[name].dtype.kind == "f":
+                    observe(node, _tensor(found[name]))
+            return {value.name: found[value.name] for value in graph.output}
+
+        return answer
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
+
+
+def _array(changed: Tensor, like: np.ndarray) -> np.ndarray:
+    return changed.numpy().astype(like.dtype).reshape(like.shape)

@@ -1,0 +1,226 @@
+"""Measures the power of a proof: the share of planted faults that the gate would notice on the judged samples.
+
+A fault of known size is added to the result of a node in a run of the FP32 original, the rest of the graph runs, and
+the gate's own rules (`gate.parity.judge`) say whether such a half would be refused. Mutation testing asks the same of a
+test suite (DeMillo, Lipton, Sayward, "Hints on test data selection", 1978).
+
+What is not noticed is explained by a second measurement. The result is made smaller, and the fault with it: a rest of
+the graph that then answers far more than before was saturated by these samples.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..models.spec import UNIT_ROUNDOFF
+from .gate.divergence import SENTINEL
+from .gate.parity import judge
+from .gate.power import BYPASSED, DAMPED, DEAD, EXPONENT, FAULTS, FINE, SATURATED, SIGN, STEP, Planted, Power
+from .gate.trial import Trial
+from .graph.backend import GraphNode
+from .graph.original import Original, Rest
+from .policy.classes import Trait, has
+from .prove import ReferenceRun, tried
+from .question import Arrays, Question, answers_or_refusal
+
+T = TypeVar("T")
+ROWS = 4  # of each run
+ALL_ROWS = 64  # of the second measurement, of a proof that looks blind on `ROWS`
+MOST_NODES, LEAST_NODES, NODES_AGAIN = 24, 6, 6
+SHARE = (
+    0.5  # of the operations that the questions of a proof need: a conversion asks them at least four times
+)
+SMALL = 1 << 32  # operations that are always granted
+SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's result
+FLIPPED = 0.01  # of the elements
+SCALES = (1 / 4, 1 / 16, 1 / 64)
+# Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
+# as soon as its signals are smaller.
+NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
+
+
+def measured_power(run: ReferenceRun, original: Original, dtype: str) -> Power:
+    """Plant faults at a seeded choice of nodes. Where the first few samples notice too little, more of them are asked
+    before the proof is called blind."""
+    plan = _Planting(run, original, dtype)
+    chosen = plan.chosen()
+    found = plan.planted(chosen, ROWS)
+    alike = _samples_alike(run)
+    power = Power(tuple(found.values()), min(ROWS, plan.samples), plan.is_constant, alike)
+    blind = [node for node in power.planted if node.is_blind]
+    if blind and not power.is_shown and plan.samples > ROWS:
+        some = {node.node for node in _spread(blind, NODES_AGAIN)}
+        found |= plan.planted([node for node in chosen if node.name in some], ALL_ROWS)
+        asked = tuple(node for node in found.values() if not node.is_blind or node.node in some)
+        power = Power(asked, min(ALL_ROWS, plan.samples), plan.is_constant, alike)
+    return power
+
+
+@dataclass(slots=True)
+class _Planting:
+    run: ReferenceRun
+    original: Original
+    dtype: str
+    alike: list[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alike = _answers_alike(self.run, self.dtype)
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.alike) and all(self.alike)
+
+    @property
+    def samples(self) -> int:
+        return sum(len(question.samples) for question in self.run.bulk)
+
+    def chosen(self) -> list[GraphNode]:
+        """Computing nodes, spread over the graph, as many as the budget allows."""
+        nodes = [node for node in self.original.nodes() if not has(node.op, Trait.MOVES, Trait.SEES_SIZES)]
+        questions = (*self.run.small, *self.run.bulk, *self.run.adversarial, *self.run.perturbed)
+        budget = max(SMALL, SHARE * sum(len(one.samples) for one in questions) * self.run.row_operations)
+        rows = min(ROWS, max(self.samples, 1))
+        of_a_node = rows * self.run.row_operations * len(FAULTS) / 2  # half of the graph lies behind a node
+        count = int(budget / max(of_a_node, 1))
+        return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, count)))
+
+    def planted(self, chosen: Sequence[GraphNode], rows: int) -> dict[str, Planted]:
+        """What became of the faults at these nodes, on so many rows."""
+        ops = {node.name: node.op for node in chosen}
+        found = dict[str, Planted]()
+        for question in _first(self.run.bulk, rows, self.run.spec.batched):
+            asked = replace(question, reference=self.original.watched(question.inputs, _see_nothing))
+            seen = set[str]()
+
+            def visit(
+                name: str, result: Tensor, rest: Rest, asked: Question = asked, seen: set[str] = seen
+            ) -> None:
+                if name in ops and name not in seen and _size(result):
+                    seen.add(name)
+                    one = _Node(self, asked, result, rest).planted(name, ops[name])
+                    found[name] = one if name not in found else found[name].joined(one)
+
+            self.original.watched(question.inputs, visit)
+        return found
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node in one run."""
+
+    planting: _Planting
+    question: Question
+    result: Tensor
+    rest: Rest
+
+    def planted(self, name: str, op: str) -> Planted:
+        answers = self.question.reference
+        faulty = dict(zip(FAULTS, _faults(self.result, UNIT_ROUNDOFF[self.planting.dtype]), strict=True))
+        asked = {kind: self._error(answers, result) for kind, result in faulty.items()}
+        noticed = frozenset(kind for kind, (_, refused) in asked.items() if refused)
+        response = asked[FINE][0]
+        why = "" if FINE in noticed else self._why(faulty[FINE], response, noticed)
+        return Planted(name, op, noticed, response, why)
+
+    def _why(self, fine: Tensor, response: float, noticed: frozenset[str]) -> str:
+        if response < SILENT and any(self._when_smaller(fine, scale) >= LOUD for scale in SCALES):
+            return SATURATED
+        if not (response > NOTHING or {SIGN, EXPONENT} <= noticed):
+            return DEAD if any(self.planting.alike) else BYPASSED
+        if self.planting.is_constant:
+            return DEAD
+        return DAMPED if response > NOTHING else STEP
+
+    def _when_smaller(self, fine: Tensor, scale: float) -> float:
+        held = self.result.abs() < SENTINEL
+        whole, half = (torch.where(held, one * scale, one) for one in (self.result, fine))
+        before = answers_or_refusal(lambda _: dict(self.rest(whole)), {})
+        if isinstance(before, Exception):
+            return 0.0
+        error, refused = self._error(before, half)
+        return error if np.isfinite(error) else LOUD * refused
+
+    def _error(self, answers: Arrays, faulty: Tensor) -> tuple[float, bool]:
+        """The error of the outputs as a share of the allowed one, and whether the gate refuses it."""
+        run = self.planting.run
+        came = answers_or_refusal(lambda _: dict(self.rest(faulty)), {})
+        trial = tried(self.question.samples, self.question.inputs, answers, came, run.tie_tolerance)
+        report = judge(run.spec, self.planting.dtype, [trial], noise=run.noise)
+        errors = [
+            output.max_error_u / max(output.limit_u, 1e-30) for output in report.outputs if output.scale
+        ]
+        return max(errors, default=0.0), not report.passed
+
+
+def _see_nothing(name: str, result: Tensor, rest: Rest) -> None:
+    """Of a run whose answers alone are wanted."""
+
+
+def _faults(result: Tensor, u: float) -> Iterator[Tensor]:
+    """The result with each kind of fault. No element becomes larger than the largest: a size that is computed from it
+    stays within reason."""
+    seeded = torch.Generator().manual_seed(result.numel())
+    held = result.abs() < SENTINEL
+    scale = _size(result)
+    signs = torch.randint(0, 2, result.shape, generator=seeded, dtype=torch.int8) * 2 - 1
+    drawn = torch.rand(result.shape, generator=seeded)
+    flipped = drawn <= max(FLIPPED, float(drawn.min())) if result.numel() else drawn > 1
+    mantissa, _ = torch.frexp(torch.where(held, result, torch.zeros_like(result)))
+    for changed in (
+        result + signs * SIZE * u * scale,
+        torch.where(flipped, -result, result),
+        mantissa * scale,
+    ):
+        yield torch.where(held, changed, result).to(result.dtype)
+
+
+def _size(result: Tensor) -> float:
+    """The largest magnitude, sentinels left out; 0 where there is none."""
+    held = result.abs().masked_fill(~(result.abs() < SENTINEL), 0.0)
+    return float(held.max()) if held.numel() else 0.0
+
+
+def _spread(several: Sequence[T], most: int) -> list[T]:
+    """At most so many: one of each stretch, by a seeded choice."""
+    drawn = np.random.default_rng(0)
+    parts = np.array_split(np.arange(len(several)), min(most, len(several)) or 1)
+    return [several[int(drawn.choice(part))] for part in parts if len(part)]
+
+
+def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[Question]:
+    for one in questions:
+        if rows <= 0:
+            return
+        yield one.first(rows) if batched else one
+        rows -= len(one.samples)
+
+
+def _answers_alike(run: ReferenceRun, dtype: str) -> list[bool]:
+    """Of each output, whether a half that gives each sample the answer of another would pass: all are the same."""
+    trials = [Trial(one.samples, *pair) for one, pair in _neighbours(run, lambda one: one.reference)]
+    return [one.passed for one in judge(run.spec, dtype, trials, noise=run.noise).outputs]
+
+
+def _samples_alike(run: ReferenceRun) -> bool:
+    """Whether there are several samples, and all are the same."""
+    pairs = list(_neighbours(run, lambda one: one.inputs))
+    return bool(pairs) and all(
+        np.array_equal(one[name], other[name]) for _, (one, other) in pairs for name in one
+    )
+
+
+def _neighbours(
+    run: ReferenceRun, side: Callable[[Question], Arrays]
+) -> Iterator[tuple[Question, tuple[Arrays, Arrays]]]:
+    """One side of every question, beside that of other samples: of the row before, or of the next question where each
+    has one row."""
+    several = [one for one in run.bulk if len(one.samples) > 1] if run.spec.batched else []
+    for one in several:
+        yield one, (side(one), {name: np.roll(array, 1, 0) for name, array in side(one).items()})
+    if not several:
+        for one, other in zip(run.bulk, run.bulk[1:], strict=False):
+            yield one, (side(one), side(other))

@@ -1,0 +1,162 @@
+"""A proof has a power: faults planted in the FP32 original are noticed, or FP32 serves and says why."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters import road
+from halfeven.exporters.evidence import facts_of
+from halfeven.exporters.gate.power import (
+    BYPASSED,
+    DAMPED,
+    DEAD,
+    FAULTS,
+    FINE,
+    SATURATED,
+    STEP,
+    Planted,
+    Power,
+)
+from halfeven.exporters.graph.original import Original
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.power import measured_power
+from halfeven.exporters.report.headline import NOT_SHOWN, headline
+from halfeven.exporters.report.page import render_html
+from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.exporters.torch.program_original import ProgramOriginal
+from halfeven.models.package import Precision
+from halfeven.models.program import runnable
+from halfeven.models.store import Store, Version
+from torch import Tensor, nn
+
+from tests.conversions import samples_of
+from tests.corpus import CORPUS, captured, cases
+from tests.corpus.case import linear, net
+from tests.exporters.blind_nets import blind_nets, usual
+from tests.programs import whole
+from tests.serve.cli.test_main import run
+
+HEALTHY = [name for name, case in CORPUS.items() if not case.trap]
+EXPLAINED = {"", DAMPED, STEP, BYPASSED}
+Make = Callable[[int], Tensor]
+
+
+def subject_of(module: nn.Module, make: Make, rows: int = 32) -> Subject:
+    made = whole(module, {"x": make(8)})
+    return Subject(
+        made.program, made.spec, Samples({"x": make(rows).numpy()}), Precision("O1"), ("torch",), Path(), {}
+    )
+
+
+def power_of(subject: Subject) -> Power:
+    maker = ProgramForms(subject)
+    _, judging = subject.samples.split()
+    return measured_power(maker.reference_run(judging), maker.original(), "fp16")
+
+
+def published(subject: Subject, path: Path) -> Version:
+    return road.travel(subject, ProgramForms(subject), Store(path), lambda _: None)
+
+
+@pytest.mark.parametrize("name", blind_nets())
+def test_saturated_or_constant_answers_show_nothing(name: str) -> None:
+    power = power_of(subject_of(*blind_nets()[name]))
+    assert not power.is_shown, power.to_json()
+
+
+@pytest.mark.parametrize("name", cases(HEALTHY))
+def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
+    model = captured(name)
+    subject = Subject(
+        model.program, model.spec, samples_of(name, 32, seed=1), Precision("O1"), ("torch",), Path(), {}
+    )
+    power = power_of(subject)
+    assert power.is_shown and {one.why for one in power.planted} <= EXPLAINED, power.to_json()
+
+
+def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers to all of these samples are the same certain letters; to others they are not."""
+    subject = subject_of(*blind_nets()["captcha"])
+    version = published(subject, tmp_path / "checked")
+    assert version.status == "live" and version.manifest["half"] is None
+    assert "not shown: these samples cannot tell" in version.manifest["reason"]
+    found = version.json("parity.json")["power"]
+    assert not found["shown"] and found["noticed"][FINE] < 0.5 and len(found["nodes"]) > 3
+    shown = facts_of(version) | found
+    assert headline(facts_of(version)) == NOT_SHOWN
+    assert NOT_SHOWN in version.bytes("report.html").decode() and "fault blind" in render_html(
+        {**shown, "power": found}
+    )
+    monkeypatch.setattr(road, "why_not_shown", lambda power: "")
+    unchecked = published(subject, tmp_path / "unchecked")
+    assert unchecked.manifest["half"] == "fp16" and unchecked.manifest["reason"].startswith("proven equal")
+
+
+def test_a_file_is_asked_as_a_program_is(tmp_path: Path) -> None:
+    for name, end in (
+        ("blind", blind_nets()["captcha"][0]),
+        ("seeing", net(sees, last=linear(32, 8, bias=True))),
+    ):
+        subject = subject_of(end, usual(32))
+        write_onnx(subject.exported, subject.spec, tmp_path / f"{name}.onnx", {})
+        np.savez(tmp_path / "samples.npz", x=subject.samples.arrays["x"])
+        words = ("--samples", tmp_path / "samples.npz", "--store", tmp_path / "store")
+        code, facts, said = run("convert", tmp_path / f"{name}.onnx", *words)
+        assert code == 0, said
+        assert facts["power"]["shown"] == (name == "seeing") == (facts["half"] is not None)
+        assert ("these samples cannot tell" in facts["reason"]) == (name == "blind")
+
+
+def sees(self: nn.Module, x: Tensor) -> Tensor:
+    return torch.softmax(self.last(torch.tanh(x)), -1)
+
+
+def test_a_run_goes_on_from_a_changed_node_as_the_whole_graph_does() -> None:
+    """Also where a later node writes into its input."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.one(x))
+        (hidden if pure else hidden.clone().add_(1.0)).sum()
+        kept = hidden * 2
+        return self.two(kept if pure else kept.mul_(3.0)) + hidden
+
+    for pure in (True, False):
+        subject = subject_of(net(forward, one=linear(32, 16), two=linear(16, 16)), usual(32))
+        original: Original = ProgramOriginal(runnable(subject.exported), subject.spec)
+        inputs = {"x": torch.randn(4, 32).numpy()}
+        answers = original.watched(inputs, lambda name, result, rest: None)
+        seen = list[str]()
+
+        def visit(name: str, result: Tensor, rest: Callable[[Tensor], dict[str, np.ndarray]]) -> None:
+            seen.append(name)
+            for _ in range(2):
+                for output, array in rest(result).items():
+                    np.testing.assert_array_equal(array, answers[output])
+            moved = rest(result + 1)
+            assert any(not np.array_equal(array, answers[output]) for output, array in moved.items())
+
+        for output, array in original.watched(inputs, visit).items():
+            np.testing.assert_array_equal(array, answers[output])
+        assert len(seen) >= 3
+
+
+def test_the_share_of_blind_nodes_decides() -> None:
+    def power(*why: str, alike: bool = False) -> Power:
+        nodes = [
+            Planted(f"n{i}", "mul", frozenset() if one else frozenset(FAULTS), 0.0, one)
+            for i, one in enumerate(why)
+        ]
+        return Power(tuple(nodes), 4, alike)
+
+    assert power("", "", SATURATED, "").is_shown and not power("", SATURATED, DEAD, "").is_shown
+    assert power(DAMPED, STEP, BYPASSED, "").is_shown and power().is_shown
+    assert not power("", "", "", "", DEAD, alike=True).is_shown and power("", "", alike=True).is_shown
+    assert power("", DAMPED).noticed(FINE) == 0.5
+    one, other = power(SATURATED).planted[0], power("").planted[0]
+    assert one.joined(other).why == other.joined(one).why == "" and one.joined(one).is_blind
