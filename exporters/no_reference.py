@@ -2,7 +2,7 @@
 otherwise when it adds up in another order."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from ..models.spec import UNIT_ROUNDOFF
 from .gate.curve import divergence_curve
@@ -38,7 +38,9 @@ def why_it_does_not_repeat(run: ReferenceRun, whole: Answers, operations: Iterab
     return f"the FP32 model answers the same input otherwise each time (output '{changed[0]}'): {cause}"
 
 
-def why_unstable(run: ReferenceRun, dtype: str, original: Callable[[], Original | None]) -> str:
+def why_unstable(
+    run: ReferenceRun, dtype: str, original: Original | None, operations: Sequence[Operation]
+) -> str:
     """A reason where FP32's own noise in an output is so large (`UNSTABLE_U`) that nothing of a half can be promised,
     unless the model's folder accepts it; empty otherwise."""
     u = UNIT_ROUNDOFF[dtype]
@@ -46,18 +48,19 @@ def why_unstable(run: ReferenceRun, dtype: str, original: Callable[[], Original 
     name = max(noises, key=noises.__getitem__, default="")
     if run.spec.parity.unstable == ACCEPT or not name or noises[name] <= UNSTABLE_U:
         return ""
-    graph = original()
-    born = where_noise_is_born(run, graph, u) if graph else ""
+    cause = why_drawn(operations) or why_steps(operations)
+    cause = cause or f"{where_noise_is_born(run, original, u)}have it computed more stably there"
     return (
         f"the FP32 model is no reference for output '{name}': it answers the same samples differently by "
-        f"{noises[name]:.3g}u when it adds up in another order, and above {UNSTABLE_U:g}u nothing is promised of a half"
-        f'{born}; have it computed in FP64 or more stably there, or accept it by setting unstable = "{ACCEPT}" under '
-        "[parity]"
+        f"{noises[name]:.3g}u when it is evaluated in FP64 or adds up in another order, and above {UNSTABLE_U:g}u "
+        f'nothing is promised of a half: {cause}, or accept it by setting unstable = "{ACCEPT}" under [parity]'
     )
 
 
-def where_noise_is_born(run: ReferenceRun, original: Original, u: float) -> str:
+def where_noise_is_born(run: ReferenceRun, original: Original | None, u: float) -> str:
     """The node at which FP32's noise grows beyond what its inputs have; empty where no node does so alone."""
+    if original is None:
+        return ""
     asked = run.bulk[0].first(1).inputs if run.spec.batched else run.bulk[0].inputs
     curve = divergence_curve(
         original.nodes(),
@@ -65,7 +68,7 @@ def where_noise_is_born(run: ReferenceRun, original: Original, u: float) -> str:
         lambda tap: original.otherwise(tap)(asked),
         u,
     )
-    return f" (the noise is born at node '{curve.first.node}', {curve.first.op})" if curve.first else ""
+    return f"the noise is born at node '{curve.first.node}' ({curve.first.op}); " if curve.first else ""
 
 
 def why_drawn(operations: Iterable[Operation]) -> str:

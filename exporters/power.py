@@ -28,9 +28,10 @@ from .prove import ReferenceRun, tried
 from .question import Arrays, Question, answers_or_refusal
 
 T = TypeVar("T")
-ROWS = 4  # of each run
+ROWS = 8  # of each run
 ALL_ROWS = 64  # of the second measurement, of a proof that looks blind on `ROWS`
-MOST_NODES, LEAST_NODES, NODES_AGAIN = 24, 6, 6
+OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answers: they bound its rows
+MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
 SHARE = (
     0.5  # of the operations that the questions of a proof need: a conversion asks them at least four times
 )
@@ -48,15 +49,16 @@ def measured_power(run: ReferenceRun, original: Original, dtype: str) -> Power:
     before the proof is called blind."""
     plan = _Planting(run, original, dtype)
     chosen = plan.chosen()
-    found = plan.planted(chosen, ROWS)
+    rows, all_rows = plan.rows(ROWS), plan.rows(ALL_ROWS)
+    found = plan.planted(chosen, rows)
     alike = _samples_alike(run)
-    power = Power(tuple(found.values()), min(ROWS, plan.samples), plan.is_constant, alike)
+    power = Power(tuple(found.values()), rows, plan.is_constant, alike)
     blind = [node for node in power.planted if node.is_blind]
-    if blind and not power.is_shown and plan.samples > ROWS:
+    if blind and not power.is_shown and all_rows > rows:
         some = {node.node for node in _spread(blind, NODES_AGAIN)}
-        found |= plan.planted([node for node in chosen if node.name in some], ALL_ROWS)
+        found |= plan.planted([node for node in chosen if node.name in some], all_rows)
         asked = tuple(node for node in found.values() if not node.is_blind or node.node in some)
-        power = Power(asked, min(ALL_ROWS, plan.samples), plan.is_constant, alike)
+        power = Power(asked, all_rows, plan.is_constant, alike)
     return power
 
 
@@ -74,17 +76,20 @@ class _Planting:
     def is_constant(self) -> bool:
         return bool(self.alike) and all(self.alike)
 
-    @property
-    def samples(self) -> int:
-        return sum(len(question.samples) for question in self.run.bulk)
+    def rows(self, most: int) -> int:
+        """How many judged samples are asked: fewer of a large model."""
+        of_a_row = max((one.nbytes // max(len(one.samples), 1) for one in self.run.bulk), default=1)
+        bound = min(OPERATIONS // max(self.run.row_operations, 1), BYTES // max(of_a_row, 1))
+        return min(most, max(bound, 1), sum(len(question.samples) for question in self.run.bulk))
 
     def chosen(self) -> list[GraphNode]:
         """Computing nodes, spread over the graph, as many as the budget allows."""
         nodes = [node for node in self.original.nodes() if not has(node.op, Trait.MOVES, Trait.SEES_SIZES)]
         questions = (*self.run.small, *self.run.bulk, *self.run.adversarial, *self.run.perturbed)
         budget = max(SMALL, SHARE * sum(len(one.samples) for one in questions) * self.run.row_operations)
-        rows = min(ROWS, max(self.samples, 1))
-        of_a_node = rows * self.run.row_operations * len(FAULTS) / 2  # half of the graph lies behind a node
+        of_a_node = (
+            self.rows(ROWS) * self.run.row_operations * len(FAULTS) / 2
+        )  # half of the graph lies behind a node
         count = int(budget / max(of_a_node, 1))
         return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, count)))
 

@@ -97,18 +97,17 @@ class _Conversion:
 
     def _why_no_half(self, run: ReferenceRun) -> str:
         """A reason to make no half, found before one is planned; empty where there is none."""
-        maker = self.maker
-        why = why_it_does_not_repeat(run, maker.whole(), maker.operations_by_name())
-        why = (
-            why
-            or why_nothing_is_proven(run)
-            or why_unstable(run, self.subject.precision.dtype, maker.original)
+        dtype, original, operations = (
+            self.subject.precision.dtype,
+            self.maker.original(),
+            self.maker.operations_by_name(),
         )
-        original = maker.original()
+        why = why_it_does_not_repeat(run, self.maker.whole(), operations)
+        why = why or why_nothing_is_proven(run) or why_unstable(run, dtype, original, operations)
         if why or original is None or self.subject.precision.level == "O0":
             return why
         self.notify("planting faults in the FP32 model, to see whether the judging samples show them")
-        self.power = measured_power(run, original, self.subject.precision.dtype)
+        self.power = measured_power(run, original, dtype)
         return why_not_shown(self.power)
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:

@@ -65,7 +65,7 @@ class Power:
         """False where the samples are blind for most nodes before the last, whose result is the answer or close to it;
         for any, where all answers are alike: those that depend on no input (a table of positions) depend on every node
         all the same."""
-        most = 0 if self.answers_alike else MOST_BLIND * (len(self.planted) - 1)
+        most = 0 if self.answers_alike else MOST_BLIND * max(len(self.planted) - 1, 0)
         return not self.samples_alike and sum(one.is_blind for one in self.planted) <= most
 
     def summary(self) -> dict[str, Any]:

@@ -2,15 +2,26 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.no_reference import DRAWS, ROUNDS, named
+from halfeven.exporters.road import travel
+from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.models.package import Precision
+from halfeven.models.store import Store
+from torch import Tensor, nn
 
+from tests.corpus.case import linear, net
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
+from tests.programs import whole
 from tests.serve.cli.test_main import run
 
 
@@ -62,6 +73,34 @@ def test_quantizers_between_layers_are_named(tmp_path: Path) -> None:
     }
     why, _ = reason(tmp_path, text, weights, (3, 16, 16))
     assert not why or "(QuantizeLinear)" in why, "a half that passes all the same is proven"
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("accepted", [False, True])
+def test_an_output_above_64u_of_fp32_s_own_noise_is_not_promised_unless_the_folder_accepts_it(
+    grows: bool, accepted: bool, tmp_path: Path
+) -> None:
+    """A sum of large numbers that cancel: what is left hangs on the order in which they are added up."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        hidden = self.one(x)
+        return self.two((hidden + far) - far)
+
+    far = 3e6 if grows else 30.0
+    made = whole(net(forward, one=linear(32, 16), two=linear(16, 8)), {"x": torch.randn(8, 32)})
+    limits = replace(made.spec.parity, unstable="accept" if accepted else "fp32")
+    spec, samples = replace(made.spec, parity=limits), Samples({"x": torch.randn(32, 32).numpy()})
+    subject = Subject(made.program, spec, samples, Precision("O1"), ("torch",), Path(), {})
+    version = travel(subject, ProgramForms(subject), Store(tmp_path), lambda _: None)
+    unstable = grows and not accepted
+    reason = version.manifest["reason"]
+    assert ("is no reference for output 'y0'" in reason) == unstable, reason
+    if unstable:
+        assert (
+            version.manifest["half"] is None
+            and "born at node 'sub'" in reason
+            and 'unstable = "accept"' in reason
+        )
 
 
 def test_at_most_three_nodes_are_named() -> None:
