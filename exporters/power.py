@@ -8,7 +8,7 @@ What is not noticed is explained by a second measurement. The result is made sma
 the graph that then answers far more than before was saturated by these samples.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -35,7 +35,8 @@ MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
 SHARE = (
     0.5  # of the operations that the questions of a proof need: a conversion asks them at least four times
 )
-SMALL = 1 << 32  # operations that are always granted
+SMALL = 1 << 33  # operations that are always granted
+_MOVES = (Trait.MOVES, Trait.SEES_SIZES)  # a fault there is one of the node before
 SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's result
 FLIPPED = 0.01  # of the elements
 SCALES = (1 / 4, 1 / 16, 1 / 64)
@@ -83,34 +84,50 @@ class _Planting:
         return min(most, max(bound, 1), sum(len(question.samples) for question in self.run.bulk))
 
     def chosen(self) -> list[GraphNode]:
-        """Computing nodes, spread over the graph, as many as the budget allows."""
-        nodes = [node for node in self.original.nodes() if not has(node.op, Trait.MOVES, Trait.SEES_SIZES)]
+        """Nodes that compute something of the first judged sample, spread over the graph, as many as the budget
+        allows."""
+        computed = set[str]()
+        for question in _first(self.run.bulk, 1, self.run.spec.batched):
+            self.original.watched(
+                question.inputs, lambda name, result, _: computed.add(name) if _size(result) else None
+            )
+        nodes = [
+            node for node in self.original.nodes() if node.name in computed and not has(node.op, *_MOVES)
+        ]
         questions = (*self.run.small, *self.run.bulk, *self.run.adversarial, *self.run.perturbed)
         budget = max(SMALL, SHARE * sum(len(one.samples) for one in questions) * self.run.row_operations)
         of_a_node = (
             self.rows(ROWS) * self.run.row_operations * len(FAULTS) / 2
         )  # half of the graph lies behind a node
-        count = int(budget / max(of_a_node, 1))
-        return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, count)))
+        return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, int(budget / max(of_a_node, 1)))))
 
     def planted(self, chosen: Sequence[GraphNode], rows: int) -> dict[str, Planted]:
         """What became of the faults at these nodes, on so many rows."""
         ops = {node.name: node.op for node in chosen}
         found = dict[str, Planted]()
         for question in _first(self.run.bulk, rows, self.run.spec.batched):
-            asked = replace(question, reference=self.original.watched(question.inputs, _see_nothing))
-            seen = set[str]()
-
-            def visit(
-                name: str, result: Tensor, rest: Rest, asked: Question = asked, seen: set[str] = seen
-            ) -> None:
-                if name in ops and name not in seen and _size(result):
-                    seen.add(name)
-                    one = _Node(self, asked, result, rest).planted(name, ops[name])
-                    found[name] = one if name not in found else found[name].joined(one)
-
-            self.original.watched(question.inputs, visit)
+            answers = self.original.watched(question.inputs, lambda name, result, rest: None)
+            self.original.watched(
+                question.inputs, _Visit(self, replace(question, reference=answers), ops, found).see
+            )
         return found
+
+
+@dataclass(slots=True)
+class _Visit:
+    """Plants faults at nodes (name → operation) of one run, and joins what it finds to that of other runs."""
+
+    planting: _Planting
+    question: Question
+    ops: Mapping[str, str]
+    found: dict[str, Planted]
+    seen: set[str] = field(default_factory=set)
+
+    def see(self, name: str, result: Tensor, rest: Rest) -> None:
+        if name in self.ops and name not in self.seen and _size(result):
+            self.seen.add(name)  # a node may have several results
+            one = _Node(self.planting, self.question, result, rest).planted(name, self.ops[name])
+            self.found[name] = self.found[name].joined(one) if name in self.found else one
 
 
 @dataclass(slots=True)
@@ -159,10 +176,6 @@ class _Node:
             output.max_error_u / max(output.limit_u, 1e-30) for output in report.outputs if output.scale
         ]
         return max(errors, default=0.0), not report.passed
-
-
-def _see_nothing(name: str, result: Tensor, rest: Rest) -> None:
-    """Of a run whose answers alone are wanted."""
 
 
 def _faults(result: Tensor, u: float) -> Iterator[Tensor]:
