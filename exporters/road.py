@@ -22,7 +22,7 @@ from .maker import Made, Maker, Notify
 from .no_reference import why_it_does_not_repeat, why_unstable
 from .plan.aims import RETREATS, SHARES
 from .plan.counterexamples import excess
-from .power import measured_power
+from .planted_faults import measured_power
 from .prove import ReferenceRun, judged
 from .search.delta_debugging import COMPLETE, EXHAUSTED, NOT_NEEDED
 from .subject import FurtherVerdict, Subject

@@ -1,4 +1,4 @@
-"""What was found of planted faults (`exporters/power.py`), as data, and what it says of a proof."""
+"""What was found of planted faults (`exporters/planted_faults.py`), as data, and what it says of a proof."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -48,7 +48,7 @@ class FileOriginal:
         makers = {output: node.name for node in graph.node for output in node.output if output}
         watched = WatchedRun(assembled(self.program.model, self.program.weights), list(makers))
 
-        def answer(inputs: Arrays) -> Arrays:
+        def answer(inputs: Arrays) -> dict[str, np.ndarray]:
             found = watched(inputs)
             for name, node in makers.items():
                 if name in found and found[name].dtype.kind == "f":

@@ -4,6 +4,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from halfeven.exporters.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.package import Precision
 from halfeven.models.store import Store
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.corpus.case import linear, net
 from tests.exporters.onnx.onnx_files import parsed
@@ -82,7 +83,7 @@ def test_an_output_above_64u_of_fp32_s_own_noise_is_not_promised_unless_the_fold
 ) -> None:
     """A sum of large numbers that cancel: what is left hangs on the order in which they are added up."""
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
         hidden = self.one(x)
         return self.two((hidden + far) - far)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from halfeven.exporters.gate.power import (
 )
 from halfeven.exporters.graph.original import Original, Rest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.power import measured_power
+from halfeven.exporters.planted_faults import measured_power
 from halfeven.exporters.report.headline import NOT_SHOWN, headline
 from halfeven.exporters.report.page import render_html
 from halfeven.exporters.subject import Subject
@@ -113,7 +114,7 @@ def test_a_file_is_asked_as_a_program_is(tmp_path: Path) -> None:
         assert ("these samples cannot tell" in facts["reason"]) == (name == "blind")
 
 
-def sees(self: nn.Module, x: Tensor) -> Tensor:
+def sees(self: Any, x: Tensor) -> Tensor:
     return torch.softmax(self.last(torch.tanh(x)), -1)
 
 
@@ -121,7 +122,7 @@ def sees(self: nn.Module, x: Tensor) -> Tensor:
 def test_a_run_goes_on_from_a_changed_node_as_the_whole_graph_does(pure: bool) -> None:
     """Also where a later node writes into its input."""
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
         hidden = torch.relu(self.one(x))
         twice = hidden * 2
         return self.two(twice * 3 if pure else twice.mul_(3.0)) + hidden

@@ -99,8 +99,9 @@ class Oracle:
             self._see(value.name, values[value.name])
         for place, step in enumerate(self._main.steps, 1):
             self._advance(step, values)
-            for name in filter(None, step.node.output) if visit else ():
-                visit(name, values[name], partial(self._rest, place, values, name))
+            for name in filter(None, step.node.output):
+                if visit:
+                    visit(name, values[name], partial(self._rest, place, values, name))
             for name in step.frees:
                 values.pop(name, None)
         return self._answers(values)

@@ -219,19 +219,19 @@ def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[
 
 def _answers_alike(run: ReferenceRun, dtype: str) -> list[bool]:
     """Of each output, whether a half that gives each sample the answer of another would pass: all are the same."""
-    trials = [Trial(one.samples, *pair) for one, pair in _neighbours(run, lambda one: one.reference)]
+    trials = [Trial(one.samples, *pair) for one, pair in _beside_others(run, lambda one: one.reference)]
     return [one.passed for one in judge(run.spec, dtype, trials, noise=run.noise).outputs]
 
 
 def _samples_alike(run: ReferenceRun) -> bool:
     """Whether there are several samples, and all are the same."""
-    pairs = list(_neighbours(run, lambda one: one.inputs))
+    pairs = list(_beside_others(run, lambda one: one.inputs))
     return bool(pairs) and all(
         np.array_equal(one[name], other[name]) for _, (one, other) in pairs for name in one
     )
 
 
-def _neighbours(
+def _beside_others(
     run: ReferenceRun, side: Callable[[Question], Arrays]
 ) -> Iterator[tuple[Question, tuple[Arrays, Arrays]]]:
     """One side of every question, beside that of other samples: of the row before, or of the next question where each
