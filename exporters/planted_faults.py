@@ -10,6 +10,7 @@ the graph that then answers far more than before was saturated by these samples.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -235,10 +236,12 @@ def _beside_others(
     run: ReferenceRun, side: Callable[[Question], Arrays]
 ) -> Iterator[tuple[Question, tuple[Arrays, Arrays]]]:
     """One side of every question, beside that of other samples: of the row before, or of the next question where each
-    has one row."""
-    several = [one for one in run.bulk if len(one.samples) > 1] if run.spec.batched else []
+    has one row. Of a single sample its perturbed copies are such others."""
+    alone = len({sample for one in run.bulk for sample in one.samples}) < 2
+    asked = run.perturbed if alone else run.bulk
+    several = [one for one in asked if len(one.samples) > 1] if run.spec.batched else []
     for one in several:
         yield one, (side(one), {name: np.roll(array, 1, 0) for name, array in side(one).items()})
     if not several:
-        for one, other in zip(run.bulk, run.bulk[1:], strict=False):
+        for one, other in pairwise(asked):
             yield one, (side(one), side(other))

@@ -143,6 +143,13 @@ def test_a_run_goes_on_from_a_changed_node_as_the_whole_graph_does(pure: bool) -
     assert len(seen) >= 4
 
 
+def test_one_sample_is_beside_its_perturbed_copies() -> None:
+    """Copies of a sample of zeros are the same sample."""
+    makes: dict[bool, Make] = {True: usual(32), False: lambda rows: torch.zeros(rows, 32)}
+    for shown, make in makes.items():
+        assert power_of(subject_of(net(sees, last=linear(32, 8, bias=True)), make, rows=1)).is_shown == shown
+
+
 def test_the_share_of_blind_nodes_decides() -> None:
     def power(*why: str, alike: bool = False) -> Power:
         nodes = [
