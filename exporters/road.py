@@ -13,6 +13,7 @@ from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import CannotConvert, OrderEnded
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from ..models.training_reader import net_weights
+from .drawn_pictures import with_pixels
 from .evidence import Evidence, Form, copy_source
 from .gate.power import Power, why_not_shown
 from .gate.verdict import ParityReport
@@ -44,6 +45,7 @@ def travel(
     """
     use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
+        subject = with_pixels(subject, maker.original(), maker.row_operations)
         version = _Conversion(subject, maker, draft, notify, twins_after).go()
     promotes = version.status == LIVE and not version.awaits_promotion
     if promotes and not store.promote_published(version, by="conversion"):

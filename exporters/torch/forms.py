@@ -17,6 +17,7 @@ from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.errors import HalfevenError
 from ...models.program import runnable, walk
+from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.original import Original
@@ -96,7 +97,7 @@ class ProgramForms:
         subject = self.subject
         if self.planner is None:
             notify("profiling")
-            graph = program_graph(subject, planning, _example(subject))
+            graph = program_graph(subject, planning, _example(subject.spec, planning))
             self.planner = Planner(graph, planning, subject.search)
         if not self.planner.settle(share, notify):
             return False
@@ -112,7 +113,7 @@ class ProgramForms:
         if self.because:
             subject = self.subject
             asked = replace(subject, precision=replace(subject.precision, level="O0"))
-            self.settled = program_graph(asked, planning, _example(subject))
+            self.settled = program_graph(asked, planning, _example(subject.spec, planning))
             self.half = self.settled.written(subject.exported)
 
     def _traffic(self) -> Traffic:
@@ -220,11 +221,10 @@ class ProgramForms:
         return answers_of(self.subject.spec, engine)
 
 
-def _example(subject: Subject) -> list[Tensor]:
+def _example(spec: ModelSpec, planning: Samples) -> list[Tensor]:
     """A batch to trace with: of at least 2 where the batch is free."""
-    spec = subject.spec
     rows = min(3, max(1, spec.max_batch_size)) if spec.batched else 0
-    _, arrays = next(iter(subject.samples.batches(rows, 1)))
+    _, arrays = next(iter(planning.batches(rows, 1)))
     return [to_torch(arrays[tensor.name]) for tensor in spec.inputs]
 
 
