@@ -1,5 +1,5 @@
-"""Generated samples of inputs that are pictures although nothing says so: pixels 0 to 1 or 0 to 255, by what the answers
-of the model show more of.
+"""Generated samples of inputs that are pictures although nothing says so: pixels 0 to 1 or 0 to 255, by what the
+answers of the model show more of.
 
 A network that was trained on pixels answers normal noise as it never answers a picture: all its units are on, or none.
 """
