@@ -11,6 +11,9 @@ from ..models.errors import BadRequest, CannotConvert, EngineFailed, NotRun, Ord
 # The errors that a model raises for an input that it cannot be run with, for example one longer than its table of
 # positions. The last three are torch's.
 REFUSALS = (CannotConvert, EngineFailed, BadRequest, NotRun, IndexError, RuntimeError, ValueError)
+# Of an output's largest number. Among other rows a product may be added up in another order; within a file in half
+# precision that shows a hundred times as much.
+SAME_AMONG_OTHERS, SAME_AMONG_OTHERS_IN_HALF = 1e-4, 1e-2
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 # Inputs, the whole's answers, a half's answers → for each output the integers that may differ: their scores tie.
@@ -56,6 +59,23 @@ def answers_or_refusal(half: Answers, inputs: Arrays) -> Arrays | Exception:
         if isinstance(error, OrderEnded) or out_of_memory(error):
             raise
         return error
+
+
+def same_among_others(
+    alone: np.ndarray, row: np.ndarray, largest: float, share: float = SAME_AMONG_OTHERS
+) -> bool:
+    """Whether a row is answered among others as it is alone: integers are equal, numbers nearly so. ``largest``: of the
+    output (`largest_of`)."""
+    if alone.shape != row.shape or alone.dtype.kind != "f":
+        return np.array_equal(alone, row)
+    return np.allclose(
+        alone.astype(np.float64), row.astype(np.float64), rtol=0.0, atol=share * largest, equal_nan=True
+    )
+
+
+def largest_of(output: np.ndarray) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    return float(np.abs(output[np.isfinite(output)]).max(initial=0.0))
 
 
 @dataclass(slots=True)

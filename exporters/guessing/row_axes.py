@@ -8,9 +8,8 @@ from onnx import GraphProto, ValueInfoProto
 
 from ...models.batch_axis import batch_first
 from ...models.capture.agreement import axis_of_rows
+from ..question import SAME_AMONG_OTHERS_IN_HALF, largest_of, same_among_others
 from .trial_sizes import Run, Tried
-
-_SAME = 1e-2  # of an output's largest number: files in FP16 add up in another order too
 
 
 def batch_of(
@@ -65,14 +64,13 @@ def are_independent(graph: GraphProto, tried: Tried, places: Sequence[int | None
         except Exception:  # ONNX Runtime has no narrower one
             return False
         for one, many, place in zip(alone, tried.outputs, places, strict=True):
-            if one.ndim == many.ndim and not _alike(one.take(0, place), many.take(row, place)):
+            if one.ndim == many.ndim and not _is_same(one.take(0, place), many.take(row, place)):
                 return False
     return True
 
 
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays are equal within `_SAME`. Integers are not compared: a near tie may choose another one."""
+def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Integers, and sizes that values decide, are not compared: a near tie may choose another one."""
     if one.shape != other.shape or one.dtype.kind != "f":
         return True
-    scale = float(np.abs(other[np.isfinite(other)]).max(initial=0.0))
-    return np.allclose(one, other, rtol=0.0, atol=_SAME * scale, equal_nan=True)
+    return same_among_others(one, other, largest_of(other), SAME_AMONG_OTHERS_IN_HALF)

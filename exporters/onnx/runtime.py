@@ -19,8 +19,7 @@ from ...models.engines.onnx_engine import DEADLY_IN_HALF
 from ...models.errors import BadFolder, CannotConvert, NotRun
 from ...models.spec import ModelSpec
 from ..inputs.samples import Samples
-from ..plan.batched import SAME_IN_FP32
-from ..question import Answers, Arrays
+from ..question import Answers, Arrays, largest_of, same_among_others
 from .reading.bounded_file import bytes_of
 from .reading.large_files import check, is_large, save, weights_as_inputs
 
@@ -180,8 +179,5 @@ def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | N
         return f"gives {len(joint)} rows for {rows}"
     if alone.shape[1:] != joint.shape[1:]:
         return "has another shape for more than one row"
-    one, other = alone[0].astype(np.float64), joint[row].astype(np.float64)
-    scale = float(np.abs(joint[np.isfinite(joint)]).max(initial=0.0)) or 1.0
-    if np.allclose(one, other, rtol=0.0, atol=SAME_IN_FP32 * scale, equal_nan=True):
-        return None
-    return "depends on the other rows of its batch"
+    same = same_among_others(alone[0], joint[row], largest_of(joint))
+    return None if same else "depends on the other rows of its batch"

@@ -10,10 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..question import REFUSALS, Answers, Arrays, Invented, Question, answers_or_refusal
+from ..question import (
+    REFUSALS,
+    Answers,
+    Arrays,
+    Invented,
+    Question,
+    answers_or_refusal,
+    largest_of,
+    same_among_others,
+)
 
 ELEMENTS = 1 << 14  # of inputs run at once; with more the work itself costs, and a failure comes late
-SAME_IN_FP32 = 1e-4  # of an output's largest number: among others a product may be added up in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,4 @@ def _shapes(one: Question) -> list[tuple[int, ...]]:
 
 
 def _same(alone: Arrays, among_others: Arrays) -> bool:
-    return all(_close(array, among_others[name]) for name, array in alone.items())
-
-
-def _close(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape or one.dtype.kind != "f":
-        return np.array_equal(one, other)
-    scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
-    return np.allclose(one, other, rtol=0.0, atol=SAME_IN_FP32 * scale, equal_nan=True)
+    return all(same_among_others(one, among_others[name], largest_of(one)) for name, one in alone.items())

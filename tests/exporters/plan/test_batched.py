@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.onnx.precision.oracle import Oracle
 from halfeven.exporters.plan.batched import ELEMENTS, batches
-from halfeven.exporters.question import Answers, Arrays, Question
+from halfeven.exporters.question import Answers, Arrays, Question, largest_of, same_among_others
 
 from tests.exporters.onnx.onnx_files import parsed
 
@@ -111,3 +111,13 @@ def test_where_the_whole_answers_otherwise_among_others_each_is_run_alone(
 ) -> None:
     several = sorted(questions(8, 8), key=lambda one: one.inputs["x"].max())  # the first alone is asked twice
     assert run(whole, several, half=whole) == [8, 8]
+
+
+def test_a_row_is_the_same_among_others_within_a_share_of_the_largest_and_integers_are_equal() -> None:
+    row = np.array([1.0, -2.0, np.nan, np.inf], np.float32)
+    assert same_among_others(row, row + np.float32(1e-4), largest_of(row)) and largest_of(row) == 2.0
+    assert not same_among_others(row, row + np.float32(3e-4), largest_of(row))
+    assert same_among_others(row, row + np.float32(3e-4), 100.0), "a share of the whole output's largest"
+    assert not same_among_others(row, -row, 100.0) and not same_among_others(row, row[:2], 1.0)
+    ids = np.array([100000, 3])
+    assert same_among_others(ids, ids, 1e5) and not same_among_others(ids, ids + 1, 1e9)
