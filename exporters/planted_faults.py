@@ -34,11 +34,12 @@ ALL_ROWS = 64  # of the second measurement, of a proof that looks blind on `ROWS
 OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answers: they bound its rows
 MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
 SHARE = (
-    0.5  # of the operations that the questions of a proof need: a conversion asks them at least four times
+    1.0  # times the operations of the questions of a proof: a conversion needs about fifteen times as many
 )
 SMALL = 1 << 33  # operations that are always granted
 _MOVES = (Trait.MOVES, Trait.SEES_SIZES)  # a fault there is one of the node before
 SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's result
+RUNS = 2  # of the whole graph for each node: four faults, of which each runs half of it
 FLIPPED = 0.01  # of the elements
 SCALES = (1 / 4, 1 / 16, 1 / 64)
 # Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
@@ -97,9 +98,7 @@ class _Planting:
         ]
         questions = (*self.run.small, *self.run.bulk, *self.run.adversarial, *self.run.perturbed)
         budget = max(SMALL, SHARE * sum(len(one.samples) for one in questions) * self.run.row_operations)
-        of_a_node = (
-            self.rows(ROWS) * self.run.row_operations * len(FAULTS) / 2
-        )  # half of the graph lies behind a node
+        of_a_node = self.rows(ROWS) * self.run.row_operations * RUNS
         return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, int(budget / max(of_a_node, 1)))))
 
     def planted(self, chosen: Sequence[GraphNode], rows: int) -> dict[str, Planted]:
@@ -141,13 +140,20 @@ class _Node:
     rest: Rest
 
     def planted(self, name: str, op: str) -> Planted:
-        answers = self.question.reference
-        faulty = dict(zip(FAULTS, _faults(self.result, UNIT_ROUNDOFF[self.planting.dtype]), strict=True))
-        asked = {kind: self._error(answers, result) for kind, result in faulty.items()}
-        noticed = frozenset(kind for kind, (_, refused) in asked.items() if refused)
-        response = asked[FINE][0]
-        why = "" if FINE in noticed else self._why(faulty[FINE], response, noticed)
-        return Planted(name, op, noticed, response, why)
+        answers, u = self.question.reference, UNIT_ROUNDOFF[self.planting.dtype]
+        loudest, (response, seen) = self.result, (0.0, False)
+        for fine in _fine_faults(self.result, u):
+            found = self._error(answers, fine)
+            if found[1] or found[0] > response:
+                loudest, (response, seen) = fine, found
+            if seen:
+                break
+        large = zip((SIGN, EXPONENT), _large_faults(self.result), strict=True)
+        noticed = {kind for kind, faulty in large if self._error(answers, faulty)[1]} | (
+            {FINE} if seen else set()
+        )
+        why = "" if seen else self._why(loudest, response, frozenset(noticed))
+        return Planted(name, op, frozenset(noticed), response, why)
 
     def _why(self, fine: Tensor, response: float, noticed: frozenset[str]) -> str:
         if response < SILENT and any(self._when_smaller(fine, scale) >= LOUD for scale in SCALES):
@@ -179,22 +185,28 @@ class _Node:
         return max(errors, default=0.0), not report.passed
 
 
-def _faults(result: Tensor, u: float) -> Iterator[Tensor]:
-    """The result with each kind of fault. No element becomes larger than the largest: a size that is computed from it
-    stays within reason."""
+def _fine_faults(result: Tensor, u: float) -> Iterator[Tensor]:
+    """The result with an error of one size, whose sign is drawn for each index of axis 1, and of the last axis: rounded
+    weights err so, by the channel."""
     seeded = torch.Generator().manual_seed(result.numel())
-    held = result.abs() < SENTINEL
-    scale = _size(result)
-    signs = torch.randint(0, 2, result.shape, generator=seeded, dtype=torch.int8) * 2 - 1
-    drawn = torch.rand(result.shape, generator=seeded)
-    flipped = drawn <= max(FLIPPED, float(drawn.min())) if result.numel() else drawn > 1
-    mantissa, _ = torch.frexp(torch.where(held, result, torch.zeros_like(result)))
-    for changed in (
-        result + signs * SIZE * u * scale,
-        torch.where(flipped, -result, result),
-        mantissa * scale,
-    ):
-        yield torch.where(held, changed, result).to(result.dtype)
+    for axis in dict.fromkeys((min(1, result.ndim - 1), result.ndim - 1)):
+        shape = [size if axis in (place, -1) else 1 for place, size in enumerate(result.shape)]
+        signs = torch.randint(0, 2, shape, generator=seeded, dtype=torch.int8) * 2 - 1
+        yield _held(result + signs * SIZE * u * _size(result), result)
+
+
+def _large_faults(result: Tensor) -> Iterator[Tensor]:
+    """The result with some signs flipped, and without its exponents. No element becomes larger than the largest: a size
+    that is computed from it stays within reason."""
+    drawn = torch.rand(result.shape, generator=torch.Generator().manual_seed(result.numel()))
+    yield _held(torch.where(drawn <= max(FLIPPED, float(drawn.min())), -result, result), result)
+    mantissa, _ = torch.frexp(result)
+    yield _held(mantissa * _size(result), result)
+
+
+def _held(changed: Tensor, result: Tensor) -> Tensor:
+    """The change, but for sentinels."""
+    return torch.where(result.abs() < SENTINEL, changed, result).to(result.dtype)
 
 
 def _size(result: Tensor) -> float:

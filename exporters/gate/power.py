@@ -61,6 +61,11 @@ class Power:
         return sum(kind in one.noticed for one in self.planted) / max(len(self.planted), 1)
 
     @property
+    def hidden(self) -> float:
+        """The share of the nodes whose fine faults these samples hide; 0 where none was planted."""
+        return sum(one.is_blind for one in self.planted) / max(len(self.planted), 1)
+
+    @property
     def is_shown(self) -> bool:
         """False where the samples are blind for most nodes before the last, whose result is the answer or close to it;
         for any, where all answers are alike: those that depend on no input (a table of positions) depend on every node
@@ -73,6 +78,7 @@ class Power:
             "shown": self.is_shown,
             "samples": self.samples,
             "noticed": {kind: round(self.noticed(kind), 4) for kind in FAULTS},
+            "hidden": round(self.hidden, 4),
         }
 
     def to_json(self) -> dict[str, Any]:
