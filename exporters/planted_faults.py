@@ -20,7 +20,7 @@ from torch import Tensor
 from ..models.spec import UNIT_ROUNDOFF
 from .gate.divergence import SENTINEL
 from .gate.parity import judge
-from .gate.power import BYPASSED, DAMPED, DEAD, EXPONENT, FAULTS, FINE, SATURATED, SIGN, STEP, Planted, Power
+from .gate.power import BYPASSED, DAMPED, DEAD, EXPONENT, FINE, SATURATED, SIGN, STEP, Planted, Power
 from .gate.trial import Trial
 from .graph.backend import GraphNode
 from .graph.original import Original, Rest

@@ -23,12 +23,14 @@ def headline(facts: Mapping[str, Any]) -> str:
         return "Equal"
     whose = "generated samples" if is_generated(facts) else "of your samples"
     more = f" and {perturbed} perturbed ones" if (perturbed := perturbed_samples(facts)) else ""
-    shows = (
-        f"; they show {share:.0%} of planted faults"
-        if (share := (power.get("noticed") or {}).get("8u"))
-        else ""
-    )
-    return f"Equal on {count} {whose}{more}: {may_differ(count)}{shows}"
+    return f"Equal on {count} {whose}{more}: {may_differ(count)}{_power(power)}"
+
+
+def _power(power: Mapping[str, Any]) -> str:
+    """What was found of planted faults; empty where none were planted."""
+    if not power:
+        return ""
+    return f"; of planted errors they show {power['noticed']['8u']:.0%} and hide {power['hidden']:.0%}"
 
 
 def may_differ(count: int) -> str:
