@@ -36,6 +36,7 @@ from .question import Answers, Arrays, Invented, Question, TieTolerance, answers
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations
 SMALL_OPERATIONS = 1 << 35  # than this for them all
+SMALL_BYTES = 1 << 30  # of their inputs and answers, in the same way
 MAX_JUDGED = 2048
 # Above this the bulk is judged by emulation. Where a CPU has no half convolutions an operation of theirs takes ten
 # times as long as in FP32 (0.7 ns against 0.07 on one core): 12 seconds.
@@ -50,10 +51,10 @@ class ReferenceRun:
     """The questions of one proof with the whole's answers; every form is then asked the same questions.
 
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
-    (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
-    allows. ``noise``: what the whole answers otherwise when it is evaluated another way, by output. ``perturbed``:
-    inputs made of few judging samples, judged apart. ``invented``: of these how many were made, and how many the whole
-    refused.
+    (`operations.py`; 0: unknown). ``is_slow``: that is so many, or the answers are so large, that every sample is asked
+    as seldom as the gate allows. ``noise``: what the whole answers otherwise when it is evaluated another way, by
+    output. ``perturbed``: inputs made of few judging samples, judged apart. ``invented``: of these how many were made,
+    and how many the whole refused.
     """
 
     spec: ModelSpec
@@ -150,7 +151,9 @@ def ask_reference(
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
     sizes = [rows for rows in sorted({1, 2, 3, *buckets_of(spec, device)}) if rows < largest]
     bulk = [ask(*batch) for batch in judging.batches(largest)]
-    is_slow = row_operations * sum(sizes) * SMALL_BATCHES > SMALL_OPERATIONS
+    rows = sum(sizes) * SMALL_BATCHES
+    of_a_row = max((one.nbytes // len(one.samples) for one in bulk), default=0)
+    is_slow = row_operations * rows > SMALL_OPERATIONS or of_a_row * rows > SMALL_BYTES
     batches = 1 if is_slow else SMALL_BATCHES
     odd = [
         Question(tuple(range(_rows(spec, inputs))), inputs, {}, name)

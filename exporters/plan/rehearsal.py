@@ -45,7 +45,7 @@ class Rehearsal:
         self.meter = Meter(graph.operations())
         self._whole = self.meter.on(graph.whole())
         self._tie_tolerance = graph.tie_tolerance(planning)
-        self._few = few(planning, graph.operations())
+        self._few = few(planning, graph.operations(), self._bytes_of_a_row(planning))
         self._rows = max(self._few.count, 1)
         self._may_join = spec.batched and spec.max_batch_size > 1
         self.own = list(self._batches(self._questions([self._few], 0)))
@@ -74,6 +74,10 @@ class Rehearsal:
             rank=ranking(spec, graph.precision.dtype),
             spent=self.meter.spent,
         )
+
+    def _bytes_of_a_row(self, planning: Samples) -> int:
+        numbers, inputs = next(planning.batches(1 if self._graph.spec.batched else 0))
+        return Question(numbers, inputs, self._graph.whole()(inputs)).nbytes  # no part of any budget
 
     def leave_room_for(self, operations: int) -> None:
         """For so many operations from now on a plan has to leave room for swaps of samples that are never tried.

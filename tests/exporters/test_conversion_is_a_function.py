@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from halfeven.exporters import prove
 from halfeven.exporters.evidence import facts_of
+from halfeven.exporters.inputs.planning import BYTES, few
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.prove import (
     SMALL_BATCHES,
@@ -173,6 +175,22 @@ def test_how_many_batches_judge_follows_from_the_operations_of_a_row() -> None:
     limit = SMALL_OPERATIONS // ((1 + 2 + 3) * SMALL_BATCHES)
     assert not reference_run_of(limit).is_slow and len(reference_run_of(limit).small) == 3 * SMALL_BATCHES
     assert reference_run_of(limit + 1).is_slow and len(reference_run_of(limit + 1).small) == 3
+
+
+def test_large_answers_are_asked_for_as_seldom_as_those_of_a_slow_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prove, "SMALL_BYTES", 32 * (1 + 2 + 3) * SMALL_BATCHES)  # a row has 32 bytes
+    assert len(reference_run_of(0).small) == 3 * SMALL_BATCHES
+    monkeypatch.setattr(prove, "SMALL_BYTES", prove.SMALL_BYTES - 1)
+    assert len(reference_run_of(0).small) == 3
+    planning = Samples({"x": np.ones((32, 4), np.float32)})
+    assert [few(planning, of_a_row=size).count for size in (0, BYTES // 16, BYTES // 4, BYTES)] == [
+        16,
+        16,
+        4,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(("row_operations", "stands_in"), [(0, False), (TRUE_KERNELS_OPERATIONS, True)])

@@ -88,7 +88,12 @@ def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
     assert version.status == "live" and version.manifest["half"] is None
     assert "not shown: these samples cannot tell" in version.manifest["reason"]
     found = version.json("parity.json")["power"]
-    assert found["hidden"] > 0.5 and not found["shown"] and found["noticed"][FINE] < 0.5 and len(found["nodes"]) > 3
+    assert (
+        found["hidden"] > 0.5
+        and not found["shown"]
+        and found["noticed"][FINE] < 0.5
+        and len(found["nodes"]) > 3
+    )
     shown = facts_of(version) | found
     assert headline(facts_of(version)) == NOT_SHOWN
     assert NOT_SHOWN in version.bytes("report.html").decode() and "fault blind" in render_html(
