@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.proof_power [NAME ...]
 
-For each model: nodes at which faults were planted, the share of the errors of 8u that its samples show and hide, why the
-others are missed, and the share of the conversion's processor time that this took. The last line has all of them.
+For each model: nodes at which faults were planted, the share of the errors of 8u that its samples show and hide, why
+the others are missed, and the share of the conversion's processor time that this took. The last line has all of them.
 """
 
 import sys
