@@ -41,7 +41,7 @@ _MOVES = (Trait.MOVES, Trait.SEES_SIZES)  # a fault there is one of the node bef
 SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's result
 RUNS = 2  # of the whole graph for each node: four faults, of which each runs half of it
 FLIPPED = 0.01  # of the elements
-SCALES = (1 / 4, 1 / 16, 1 / 64)
+SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
 # Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
 # as soon as its signals are smaller.
 NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
@@ -144,7 +144,7 @@ class _Node:
         loudest, (response, seen) = self.result, (0.0, False)
         for fine in _fine_faults(self.result, u):
             found = self._error(answers, fine)
-            if found[1] or found[0] > response:
+            if found[1] or found[0] >= response:
                 loudest, (response, seen) = fine, found
             if seen:
                 break
