@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -38,8 +39,9 @@ def measured(name: str) -> tuple[Power, float, float]:
         spent.append(time.process_time() - started)
         return found[-1]
 
+    spec = replace(model.spec, name="measured")
     subject = Subject(
-        model.program, model.spec, samples_of(name, 32, seed=1), Precision("O1"), ("torch",), Path(), {}
+        model.program, spec, samples_of(name, 32, seed=1), Precision("O1"), ("torch",), Path(), {}
     )
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(road, "measured_power", timed):
         started = time.process_time()
