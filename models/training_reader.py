@@ -1,5 +1,5 @@
-"""The ``[training]`` table of a ``model.toml``: metrics, loss, transform, and the nets, optimizers and steps of a
-training with several optimizers.
+"""The ``[training]`` table of a ``model.toml``: metrics, loss, transform, the modules that stay in FP32, and the
+nets, optimizers and steps of a training with several optimizers.
 
 The latter, as they are stored with a version (``declared_steps``)::
 
@@ -27,6 +27,7 @@ _TRAINING: Mapping[str, type] = {
     "metrics": list,
     "loss": str,
     "transform": str,
+    "fp32_modules": list,
     "nets": dict,
     "optimizers": dict,
     "steps": list,
@@ -67,6 +68,15 @@ class TrainingReader(TensorReader):
     def transform(self, data: Mapping[str, Any]) -> str | None:
         training = self.training(data)
         return self.function(training, "transform", "training") if "transform" in training else None
+
+    def fp32_modules(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        found = self.strings(self.training(data).get("fp32_modules", []), "training.fp32_modules")
+        if found and data["source"].endswith((".pt2", ".onnx")):
+            raise self.error(
+                f"[training] fp32_modules: source = {data['source']!r} has no modules that could be named. Take it "
+                "out, or convert a folder with source = 'model.py:build'"
+            )
+        return tuple(found)
 
     def declared_steps(self, data: Mapping[str, Any]) -> dict[str, Any] | None:
         """None where one optimizer and one loss train the model."""

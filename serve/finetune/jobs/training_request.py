@@ -78,6 +78,7 @@ def training_request(
         "hyperparameters": {name: hyperparameters[name] for name in read if name in hyperparameters},
         "declared_steps": steps,
         "transform": declared.get("transform"),
+        "fp32_modules": declared.get("fp32_modules", []),
         **trainable_of(parent, hyperparameters, rows.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from .loop.amp import Loop
 from .loop.batch_loop import evenly, total_steps
-from .loop.loop_state import copied, generators_untouched, put_into
+from .loop.loop_state import copied, put_into
 from .loop.passes import LossOf, PartsOf
 from .loop.patience import named_tensors
+from .loop.seeding import generators_untouched
 from .loop.setting_names import USUAL_LEARNING_RATE
 from .loop.training_terms import Settings, Stopped
 

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .loop.loop_state import generators_untouched
 from .loop.losses import own_function
-from .loop.seeding import seed_everything
+from .loop.seeding import generators_untouched, seed_everything
 from .loop.training_terms import Stopped
 
 Row = dict[str, Tensor]

@@ -58,6 +58,10 @@ class Task:
         """Inputs and targets of ``rows[batch]`` by name, on the device."""
         return self._fetched.pop(_numbers(batch), None) or self._moved(batch)
 
+    def first_inputs(self) -> Sequence[Tensor]:
+        """The inputs of the first two rows, of a model that is not batched of the first."""
+        return list(self.tensors(self.parts(torch.arange(min(2, len(self.rows))))[0])[0].values())
+
     def fetch(self, parts: Sequence[Tensor]) -> None:
         """Put these rows on their way to the device while it computes others. What fails here is said when the rows are
         asked for."""

@@ -98,6 +98,8 @@ class TrainingJob:
     ) -> None:
         self._request, self._report, self._trainee, self._parent = request, report, trainee, parent
         self._training = task = Task(request, trainee.forward)
+        if trainee.half is not None:
+            trainee.half.look(*task.first_inputs())
         settings, self.chosen = settings_of(request, task, trainee)
         held_out = request.get("held_out")
         self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None

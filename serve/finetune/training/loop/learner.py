@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LRScheduler
 
-from .half_model import norms_of
+from .norm_look import norms_of
 from .passes import is_finite
 from .patience import Patience
 from .schedules import scheduler_of

@@ -6,17 +6,16 @@ What the operator's code keeps in plain Python attributes is not among it.
 """
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .batch_loop import BatchLoop
 from .learner import Learner
 from .patience import named_tensors
+from .seeding import numpy_state, set_generators, torch_generators
 
 Tensors = dict[str, Tensor]
 MODULE, OPTIMIZER, GENERATOR, AVERAGE = "module:", "optimizer:", "generator:", "average:"
@@ -28,7 +27,7 @@ def tensors_of(loop: BatchLoop) -> Tensors:
     for owner, learner in loop.learners.items():
         for index, state in learner.optimizer.state_dict()["state"].items():
             found |= {f"{OPTIMIZER}{owner}:{index}:{key}": value for key, value in state.items()}
-    found |= {GENERATOR + name: state for name, state in _torch_generators().items()}
+    found |= {GENERATOR + name: state for name, state in torch_generators().items()}
     if loop.average is not None:
         found |= {AVERAGE + name: tensor for name, tensor in loop.average.tensors.items()}
     found |= loop.state_of_rows()
@@ -43,7 +42,7 @@ def numbers_of(loop: BatchLoop) -> dict[str, Any]:
         "scalers": {name: scaler.state_dict() for name, scaler in loop.scalers.items()},
         "averaged": 0 if loop.average is None else loop.average.taken,
         "python": random.getstate(),
-        "numpy": _numpy_state(),
+        "numpy": numpy_state(),
     }
 
 
@@ -66,7 +65,7 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
     if type(done := numbers["done"]) is not int or not 0 <= done <= loop.steps:
         raise ValueError(f"{done!r} steps of {loop.steps} are done")
     loop.done = done
-    _set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
+    set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
 
 
 def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
@@ -92,16 +91,6 @@ def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: 
     patience.taken, patience.in_a_row, patience.cause = numbers["patience"]
 
 
-@contextmanager
-def generators_untouched() -> Iterator[None]:
-    """Whatever is drawn inside, the generators are as before."""
-    before = _torch_generators(), random.getstate(), _numpy_state()
-    try:
-        yield
-    finally:
-        _set_generators(*before)
-
-
 def copied(tensor: Tensor) -> Tensor:
     """A copy on the CPU that shares memory with nothing, its elements in C order."""
     return tensor.detach().to("cpu", copy=True).contiguous()
@@ -123,25 +112,3 @@ def put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _torch_generators() -> Tensors:
-    found = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found |= {f"cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    return found
-
-
-def _numpy_state() -> list[Any]:
-    name, keys, *rest = np.random.get_state()
-    return [name, np.asarray(keys).tolist(), *rest]
-
-
-def _set_generators(of_torch: Mapping[str, Tensor], of_python: Any, of_numpy: Any) -> None:
-    torch.set_rng_state(of_torch["cpu"])
-    for index in range(len(of_torch) - 1):
-        torch.cuda.set_rng_state(of_torch[f"cuda{index}"], index)
-    version, words, gauss = of_python
-    random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = of_numpy
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))
