@@ -19,6 +19,7 @@ from .worker_process import Priority
 TRAINER = "halfeven.serve.finetune.training.trainer"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
+    "growth_factor", "backoff_factor",
     "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
     "schedule_gamma", "ema_decay", "opt_level",
 )  # fmt: skip

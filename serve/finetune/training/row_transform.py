@@ -84,8 +84,7 @@ class RowTransform:
         return f"{where.filename.rpartition('/')[2]}, line {where.lineno}"
 
     def _stopped(self, number: int, fault: str) -> Stopped:
-        for row in self.left_out:
-            number += row <= number
+        number = in_the_callers_file(number, self.left_out)
         remedy = f"Mend the function, or take {KEY} out of [training] in model.toml, and convert again"
         return Stopped("USER_CODE", f"{KEY} = {self.name!r}: row {number}: {fault}. {remedy}")
 
@@ -98,6 +97,13 @@ def outside_of_the_precision() -> Iterator[None]:
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(_disable_current_modes())
         yield
+
+
+def in_the_callers_file(number: int, left_out: Sequence[int]) -> int:
+    """The row of the caller's file that a row of the data is. ``left_out``: rows that the data are without, rising."""
+    for row in left_out:
+        number += row <= number
+    return number
 
 
 def _at(tensors: Row, place: int) -> Row:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .loop.batch_loop import evenly
 from .loop.losses import CLASS_LOSSES, Loss, class_count, losses_of
 from .loop.training_terms import Stopped
-from .row_transform import RowTransform
+from .row_transform import RowTransform, in_the_callers_file
 
 
 class Task:
@@ -61,6 +61,13 @@ class Task:
     def first_inputs(self) -> Sequence[Tensor]:
         """The inputs of the first two rows, of a model that is not batched of the first."""
         return list(self.tensors(self.parts(torch.arange(min(2, len(self.rows))))[0])[0].values())
+
+    def numbers(self, rows: Sequence[int]) -> list[int]:
+        """Rows to learn from, as the caller's file counts them."""
+        return [
+            in_the_callers_file(one, self.request.get("left_out", ()))
+            for one in self.rows[list(rows)].tolist()
+        ]
 
     def fetch(self, parts: Sequence[Tensor]) -> None:
         """Put these rows on their way to the device while it computes others. What fails here is said when the rows are

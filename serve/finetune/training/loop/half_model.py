@@ -5,7 +5,8 @@ A weight is cast anew when it has changed; the cast's own backward gives FP32 gr
 norm). Needs torch alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from .norm_look import NormLook, norms_of
 from .passes import restore, snapshot
 from .seeding import generators_untouched
-from .training_terms import Stopped
+from .training_terms import DTYPES, Stopped
 
 Answers = tuple[Tensor, ...]
 NAMED, BY_LOOK = "fp32_modules names it", "its code normalises"
@@ -73,15 +75,31 @@ class HalfModel:
                     own[name].copy_(one)
         return answers
 
-    def _spare(self, reasons: dict[int, str]) -> None:
+    @contextmanager
+    def as_if(self, precision: str, module: str | None = None) -> Iterator[None]:
+        """Inside, the model computes in another precision, or with one more module in FP32."""
+        before, hooks = (self.dtype, dict(self.in_fp32)), list[RemovableHandle]()
+        self.dtype = DTYPES[precision]
+        if module is not None:
+            hooks = self._spare({id(self._module.get_submodule(module)): NAMED})
+        try:
+            yield
+        finally:
+            self.dtype, self.in_fp32 = before
+            for hook in hooks:
+                hook.remove()
+
+    def _spare(self, reasons: dict[int, str]) -> list[RemovableHandle]:
         """Keep these modules in FP32. What is inside of one needs no casts of its own."""
+        hooks: list[RemovableHandle] = []
         for name, one in self._module.named_modules():
             if id(one) in reasons and not self._is_spared(f"{name}."):
                 self.in_fp32[name] = reasons[id(one)]
-                one.register_forward_pre_hook(
+                wide = one.register_forward_pre_hook(
                     lambda _, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True
                 )
-                one.register_forward_hook(lambda _, inputs, answer: cast(answer, self.dtype))
+                hooks += [wide, one.register_forward_hook(lambda _, inputs, answer: cast(answer, self.dtype))]
+        return hooks
 
     def _is_spared(self, name: str) -> bool:
         """Whether a tensor of this name belongs to a module that stays in FP32."""

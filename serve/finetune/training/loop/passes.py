@@ -3,8 +3,9 @@ alone."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class Passed:
 @dataclass
 class Passes:
     """Forward and backward passes over a batch, part by part; where there are several ``ranks``, over the parts of this
-    one. ``good``: rows of the last step that was taken.
+    one. ``good``: rows of the last step that was taken; ``batch``: those of the last step.
 
     ``runs_ahead``: the host runs ahead of the device, and each number that it reads makes it wait; so it reads one time
     for a batch. ``meanwhile`` is called before that, while the device computes.
@@ -60,6 +61,7 @@ class Passes:
     sound: set[str]
     ranks: Ranks = ALONE
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    batch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     meanwhile: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -73,12 +75,12 @@ class Passes:
         # Made here: this process may have no part of the first batch.
         scale = self.scaler.scale(torch.ones((), device=self.kind))
         for part in self.ranks.share(self.parts_of(batch)):
-            with autocast_of(self.settings, self.kind, self.module):
+            with self.forward_context():
                 loss = self.loss_of(part) * (part.numel() / len(batch))
             total = total + loss.detach()
             if not self.runs_ahead and not is_finite(total):
                 break
-            with emulated_context(self.settings, self.kind):
+            with self.backward_context():
                 self.scaler.scale(loss).backward()
         total, sound = self.ranks.agree(total, self.buffers_are_finite())
         self.meanwhile()
@@ -87,6 +89,16 @@ class Passes:
             return Passed(loss, scaled, NON_FINITE_LOSS)
         return Passed(loss, scaled, None if is_sound else NON_FINITE_BUFFER)
 
+    def forward_context(self, precision: str | None = None) -> AbstractContextManager[None]:
+        """Around a forward: in the precision of the training, or in another one."""
+        return autocast_of(self._settings_in(precision), self.kind, self.module)
+
+    def backward_context(self, precision: str | None = None) -> AbstractContextManager[Any]:
+        return emulated_context(self._settings_in(precision), self.kind)
+
+    def _settings_in(self, precision: str | None) -> Settings:
+        return self.settings if precision is None else replace(self.settings, precision=precision)
+
     def culprits(self, batch: Tensor) -> Tensor:
         """The rows that spoil the loss or a buffer. Parameters, buffers and random numbers are as before."""
         with torch.random.fork_rng(), torch.no_grad():
@@ -94,7 +106,7 @@ class Passes:
 
     def spoils(self, rows: Tensor) -> bool:
         before = snapshot(self.module)
-        with autocast_of(self.settings, self.kind, self.module):
+        with self.forward_context():
             losses = [self.loss_of(part) for part in self.parts_of(rows)]
         spoilt = not all(map(is_finite, losses)) or not self.buffers_are_finite()
         restore(before)

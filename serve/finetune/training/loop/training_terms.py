@@ -12,6 +12,7 @@ NON_FINITE_LOSS = "non-finite loss"
 NON_FINITE_BUFFER = "non-finite buffer"
 NO_ROWS = "no rows left"
 DATA_FAULTS = (NON_FINITE_LOSS, NON_FINITE_BUFFER)
+SMALLEST_SCALE = 2.0**-24  # half's least number: a smaller scale makes every gradient zero
 DTYPES = {"fp16": torch.float16, EMULATED: torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -44,7 +45,9 @@ class Settings:
     opt_level: str = "O1"  # O1: autocast; O2: a half model (`half_model.py`)
     init_scale: float = 65536.0
     growth_interval: int | None = None
-    scale_floor: float = 1.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    scale_floor: float = 2.0**-16
     max_floor_hits: int = 10
     bad_rows: str = "refuse"  # or quarantine: a row that spoils a step is left out from then on
     seed: int = 0
@@ -57,7 +60,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.precision not in DTYPES or self.schedule not in SCHEDULES:
             raise ValueError(f"precision {self.precision!r} or schedule {self.schedule!r} is not one of ours")
-        if not 2.0**-24 <= self.scale_floor <= self.init_scale <= 2.0**64:
+        if not self.growth_factor > 1 > self.backoff_factor > 0:
+            raise ValueError(
+                "growth_factor > 1 > backoff_factor > 0 is expected, got "
+                f"{self.growth_factor} and {self.backoff_factor}"
+            )
+        if not SMALLEST_SCALE <= self.scale_floor <= self.init_scale <= 2.0**64:
             raise ValueError(  # torch's scaler takes any number, zero and negative ones too
                 f"2^-24 <= scale_floor <= init_scale <= 2^64 is expected, got scale_floor {self.scale_floor} "
                 f"and init_scale {self.init_scale}"

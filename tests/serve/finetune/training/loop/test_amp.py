@@ -481,7 +481,16 @@ def test_a_scaler_that_switches_itself_off_is_an_error_not_a_warning(monkeypatch
         amp.grad_scaler("cpu", FINITE, 10)
 
 
-@pytest.mark.parametrize("bad", [{"scale_floor": 0.0}, {"init_scale": 0.5}, {"init_scale": math.nan}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"scale_floor": 0.0},
+        {"init_scale": 2.0**-20},
+        {"growth_factor": 1.0},
+        {"backoff_factor": 1.0},
+        {"init_scale": math.nan},
+    ],
+)
 def test_scales_that_torch_would_take_and_cannot_work_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="scale_floor"):
+    with pytest.raises(ValueError, match=r"scale_floor|growth_factor"):
         replace(FINITE, **bad)  # type: ignore[arg-type]
