@@ -3,7 +3,7 @@ alone."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from .bisection import culprits
 from .emulated_half import emulated_context
 from .ranks import ALONE, Ranks
 from .recurrent import recurrent_context
+from .saturation import Saturation
 from .setting_names import EMULATED, most_quarantined
 from .training_terms import (
     DTYPES,
@@ -66,6 +67,7 @@ class Passes:
 
     def __post_init__(self) -> None:
         self.runs_ahead = self.kind != "cpu"
+        self._saturation = Saturation()
 
     def run(self, batch: Tensor) -> Passed:
         """Gradients are added up in the parameters; those of a loss that is not finite are of no use."""
@@ -91,7 +93,7 @@ class Passes:
 
     def forward_context(self, precision: str | None = None) -> AbstractContextManager[None]:
         """Around a forward: in the precision of the training, or in another one."""
-        return autocast_of(self._settings_in(precision), self.kind, self.module)
+        return autocast_of(self._settings_in(precision), self.kind, self.module, self._saturation)
 
     def backward_context(self, precision: str | None = None) -> AbstractContextManager[Any]:
         return emulated_context(self._settings_in(precision), self.kind)
@@ -141,9 +143,11 @@ class Quarantine:
 
 
 @contextmanager
-def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[None]:
-    """The autocast of a job's precision around a forward of ``module``: off in fp32, and where the model itself is in
-    half (O2)."""
+def autocast_of(
+    settings: Settings, device: str, module: nn.Module, saturation: Saturation | None = None
+) -> Iterator[None]:
+    """The autocast of a job's precision around a forward of ``module`` and its loss: off in fp32, and where the model
+    itself is in half (O2). A sigmoid before the loss is FP32; ``saturation`` knows of the loss whether there is one."""
     precision, kind = settings.precision, torch.device(device).type
     dtype, wanted = DTYPES[precision], precision != "fp32" and settings.opt_level == "O1"
     needs_kernels = wanted and precision != EMULATED
@@ -151,6 +155,7 @@ def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[
         torch.amp.autocast(kind, dtype=dtype, enabled=wanted),
         recurrent_context(module, kind, dtype, needs_kernels),
         emulated_context(settings, kind),
+        (saturation or Saturation()).followed() if precision != "fp32" else nullcontext(),
     ):
         yield
 
