@@ -16,6 +16,7 @@ from .choices.trainable import trainable_of
 from .job_rows import HELD_OUT, ROWS, JobRows
 from .worker_process import Priority
 
+NEEDED = ("weights.safetensors", "whole.pt2")  # files of a version that can be trained
 TRAINER = "halfeven.serve.finetune.training.trainer"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
