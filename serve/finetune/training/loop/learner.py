@@ -50,6 +50,7 @@ class Learner:
 def learner_of(module: nn.Module, settings: Settings, steps: int) -> Learner:
     """AdamW for the parameters of ``module`` that learn, over a training of so many steps. On CUDA in one kernel, which
     asks the scaler's flag there: otherwise the host would have to wait for it."""
+    check_dtypes(module)
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = parameter_groups(module, settings.weight_decay)
     fused = True if weights and all(weight.is_cuda for weight in weights) else None
@@ -70,6 +71,21 @@ def parameter_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
     ]
 
 
+def check_dtypes(module: nn.Module) -> None:
+    """Raises Stopped where the optimizer would change weights in half: most of its changes would be rounded away."""
+    half = {
+        name: one.dtype for name, one in module.named_parameters() if one.requires_grad and one.itemsize < 4
+    }
+    if half:
+        name, dtype = next(iter(half.items()))
+        raise Stopped(
+            "HALF_WEIGHTS",
+            f"{len(half)} parameters that learn are in half ('{name}' is {str(dtype).removeprefix('torch.')}), and an "
+            "optimizer needs weights in FP32: most of its changes are smaller than half can add. Build the module in "
+            "FP32 (no .half(), .bfloat16() or torch_dtype=float16); the training itself computes in half",
+        )
+
+
 def gradient_norm(weights: Sequence[Tensor]) -> Tensor:
     """The global 2-norm of the gradients as they are now."""
     gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -79,4 +95,14 @@ def gradient_norm(weights: Sequence[Tensor]) -> Tensor:
             "no parameter received a gradient: the loss does not depend on them. Does forward run under no_grad, "
             "or detach what it computes?",
         )
-    return get_total_norm(gradients)
+    try:
+        return get_total_norm(gradients)
+    except NotImplementedError:  # so says torch of sparse ones
+        if all(gradient.layout == torch.strided for gradient in gradients):
+            raise
+        shapes = [list(one.shape) for one in gradients if one.layout != torch.strided]
+        raise Stopped(
+            "SPARSE_GRADIENTS",
+            f"the gradients of parameters {shapes} are sparse, and clipping and weight decay need whole ones. Build "
+            "their tables with sparse=False (nn.Embedding, nn.EmbeddingBag, functional.embedding), and convert again",
+        ) from None

@@ -29,6 +29,12 @@ LossOf = Callable[[Tensor], Tensor]
 PartsOf = Callable[[Tensor], Sequence[Tensor]]
 
 
+NO_GRADIENT = (
+    "the loss does not depend on any parameter that learns, so there is no gradient. Does forward run under torch.no_grad "
+    "or inference_mode, or detach what it computes? Take that out of the model's code, and convert again"
+)
+
+
 def whole(batch: Tensor) -> Sequence[Tensor]:
     """A batch in one part."""
     return [batch]
@@ -79,6 +85,8 @@ class Passes:
         for part in self.ranks.share(self.parts_of(batch)):
             with self.forward_context():
                 loss = self.loss_of(part) * (part.numel() / len(batch))
+            if not loss.requires_grad:
+                raise Stopped("USER_CODE", NO_GRADIENT)
             total = total + loss.detach()
             if not self.runs_ahead and not is_finite(total):
                 break

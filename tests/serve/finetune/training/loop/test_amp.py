@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -430,6 +431,37 @@ def test_a_network_whose_loss_knows_no_parameter_is_named_so() -> None:
     unrelated = torch.zeros(1, requires_grad=True)
     with pytest.raises(Stopped, match="no parameter received a gradient"):
         list(amp.train(problem.net, lambda rows: unrelated.sum(), 64, FINITE))
+
+
+@pytest.mark.parametrize("code", [nn.Embedding(9, 4, sparse=True), nn.EmbeddingBag(9, 4, sparse=True)])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_table_with_sparse_gradients_is_named_with_the_line_to_write(
+    code: nn.Module, precision: str
+) -> None:
+    net, x = nn.Sequential(code, nn.Flatten(), nn.LazyLinear(2)), torch.randint(0, 9, (16, 3))
+    net(x)
+    settings = replace(FINITE, precision=precision)
+    with pytest.raises(Stopped, match=r"parameters \[\[9, 4\]\] are sparse.*sparse=False") as stopped:
+        list(amp.train(net, lambda rows: net(x[rows]).float().square().mean(), 16, settings))
+    assert stopped.value.code == "SPARSE_GRADIENTS"
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_forward_without_gradients_is_named_with_what_to_do(without: Callable[[], Any]) -> None:
+    problem = Problem()
+    problem.net.forward = without()(problem.net.forward)
+    with pytest.raises(Stopped, match=r"no gradient. Does forward run under torch.no_grad") as stopped:
+        problem.run()
+    assert stopped.value.code == "USER_CODE"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_are_refused_before_an_optimizer_rounds_its_changes_away(dtype: torch.dtype) -> None:
+    problem = Problem()
+    problem.net[3].to(dtype)
+    with pytest.raises(Stopped, match=r"'3.weight' is (b?float16)\), and an optimizer needs") as stopped:
+        problem.run()
+    assert stopped.value.code == "HALF_WEIGHTS"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
