@@ -10,6 +10,7 @@ CLASS_LOSSES = ("cross_entropy", "nll", "multi_margin")
 VALUE_LOSSES = (
     "mse", "l1", "smooth_l1", "huber", "bce_with_logits", "bce", "kl_div", "poisson_nll", "soft_margin",
 )  # fmt: skip
+IGNORED = -100  # torch's own ignore_index: the class of a target that is not learnt
 NLL_OF_PROBABILITIES = "nll_of_probabilities"
 # Of each kind of output that can be learnt; the first is the default.
 LOSSES_OF_KIND: Mapping[str, tuple[str, ...]] = {

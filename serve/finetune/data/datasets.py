@@ -16,7 +16,7 @@ from ....exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_sam
 from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadInput, BadSamples
 from ....models.guarded_reading import guarded
-from ....models.loss_names import CLASS_LOSSES, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
+from ....models.loss_names import CLASS_LOSSES, IGNORED, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
 from ....models.spec import Dim, ModelSpec, TensorSpec
 from .row_faults import row_faults, without
 from .tables import kind_of, read_table
@@ -63,10 +63,12 @@ def read_training(
     max_bytes: int = MAX_BYTES,
     quarantine: bool = False,
     work: Path | None = None,
+    ignored: int | None = None,
 ) -> TrainingData:
     """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to, in the
     folder ``work`` or beside it. ``quarantine``: rows that cannot be learnt from are left out rather than refused
-    (`row_faults.py`).
+    (`row_faults.py`). ``ignored``: the class of a target that is not
+    learnt, which becomes `IGNORED`.
 
     Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
     came; BadInput where the model has no output that could be learnt.
@@ -78,7 +80,7 @@ def read_training(
     tensors = {} if kind else read_tensors(path, max_bytes)
     try:
         tensors = read_table(path, kind, spec, max_bytes, work) if kind else tensors
-        faults = row_faults(spec, tensors) if quarantine else {}
+        faults = row_faults(spec, tensors, ignored) if quarantine else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error
@@ -88,10 +90,21 @@ def read_training(
     for tensor in spec.outputs:
         if tensor.name in losses:
             _check_target(
-                samples.targets[tensor.name], tensor, _inner(spec, tensor), learnable[tensor.name], sizes
+                samples.targets[tensor.name],
+                tensor,
+                _inner(spec, tensor),
+                learnable[tensor.name],
+                sizes,
+                ignored,
             )
     for name, array in samples.arrays.items():
         _check_finite(name, array)
+    if ignored is not None:
+        marked = {
+            name: np.where(target == ignored, IGNORED, target) if target.dtype.kind == "i" else target
+            for name, target in samples.targets.items()
+        }
+        samples = replace(samples, targets=marked)
     return TrainingData(samples, losses, faults)
 
 
@@ -164,7 +177,12 @@ def _check_count(count: int) -> None:
 
 
 def _check_target(
-    target: np.ndarray, tensor: TensorSpec, inner: tuple[Dim, ...], loss: str, sizes: Mapping[str, int]
+    target: np.ndarray,
+    tensor: TensorSpec,
+    inner: tuple[Dim, ...],
+    loss: str,
+    sizes: Mapping[str, int],
+    ignored: int | None,
 ) -> None:
     classes = loss in (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
     if classes and not inner:
@@ -178,14 +196,16 @@ def _check_target(
         what = "one class for each decision" if classes else "the output's shape"
         raise BadSamples(f"tensor '{TARGET}{tensor.name}': {fault} ({what}; first axis = rows)")
     if classes:
-        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes))
+        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes), ignored)
     else:
         _check_finite(f"{TARGET}{tensor.name}", target)
 
 
-def _check_classes(name: str, target: np.ndarray, classes: Dim) -> None:
+def _check_classes(name: str, target: np.ndarray, classes: Dim, ignored: int | None) -> None:
     top = classes.minimum if classes.fixed else np.iinfo(np.int64).max
     wrong = (target < 0) | (target >= top)
+    if ignored is not None:
+        wrong &= target != ignored
     if wrong.any():
         rows = np.flatnonzero(wrong.reshape(len(target), -1).any(axis=1))
         bounds = f"0..{top - 1}" if classes.fixed else "0 or more"

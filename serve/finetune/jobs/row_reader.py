@@ -20,6 +20,7 @@ import numpy as np
 
 from ....models.durable import no_space_left
 from ....models.errors import BadSamples, DiskFull, HalfevenError
+from ....models.loss_names import IGNORED
 from ....models.order.ends_with_parent import die_with_the_parent
 from ....models.store import Store, Version
 from ..data.data_findings import findings_of
@@ -159,8 +160,10 @@ def _read_for_admission(request: Request, param: str, parent: Version, report: R
 
 def _read(request: Request, param: str, parent: Version, report: Report) -> TrainingData:
     report({"type": "reading", "param": param})
-    quarantine, work = request["hyperparameters"].get("bad_rows") == QUARANTINE, Path(request["folder"])
-    return read_training(Path(request["files"][param]), parent.spec(), request["max_bytes"], quarantine, work)
+    values, work = request["hyperparameters"], Path(request["folder"])
+    quarantine, ignored = values.get("bad_rows") == QUARANTINE, values.get("ignore_index", IGNORED)
+    file = Path(request["files"][param])
+    return read_training(file, parent.spec(), request["max_bytes"], quarantine, work, ignored)
 
 
 def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:

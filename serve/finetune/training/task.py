@@ -51,6 +51,7 @@ class Task:
         largest = self.request["max_batch_size"]
         if not largest:
             return list(batch)
+        largest = min(largest, self.request.get("pass_rows", largest))
         shared = max(2, -(-len(batch) // self.processes))  # BatchNorm has no variance of one row
         return evenly(batch, largest if self.processes == 1 else min(largest, shared))
 

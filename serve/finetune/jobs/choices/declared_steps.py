@@ -7,7 +7,9 @@ from .....models.store import Version
 from .bad_hyperparameter import bad
 from .hyperparameter_table import QUARANTINE
 
-OF_OPTIMIZERS = ("learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm")
+OF_OPTIMIZERS = (
+    "learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm", "optimizer", "learning_rates"
+)  # fmt: skip
 _NOT_WITH_STEPS = {"opt_level": "O2", "bad_rows": QUARANTINE}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .....models.loss_names import IGNORED
 from ...training.loop.setting_names import PRECISIONS, SCHEDULES
 
 AUTO = "auto"
@@ -35,14 +36,17 @@ class Range:
 RANGES: Mapping[str, Range] = {
     "n_epochs": Range(1, 1000, AUTO, whole=True, auto=True),
     "batch_size": Range(1, 65536, AUTO, whole=True, auto=True),
+    "accumulation": Range(1, 65536, 1, whole=True),
     "learning_rate_multiplier": Range(1e-6, 1e6, AUTO, auto=True),
     "learning_rate": Range(1e-10, 10, AUTO, auto=True),
     "warmup_ratio": Range(0, 0.9, AUTO, auto=True),
+    "warmup_steps": Range(0, 1_000_000, AUTO, whole=True, auto=True),
     "schedule_power": Range(0.1, 10, 2.0),
     "schedule_period": Range(0.001, 1, 1 / 3),
     "schedule_gamma": Range(1e-6, 1, 0.1),
     "weight_decay": Range(0, 1, 0.01),
     "label_smoothing": Range(0, 0.99, 0.0),
+    "ignore_index": Range(-(2**31), 2**31, IGNORED, whole=True),
     "ema_decay": Range(0, 0.99999, 0.0),
     "lora_rank": Range(1, 1024, 8, whole=True),
     "lora_alpha": Range(1e-3, 1e4, 16.0),

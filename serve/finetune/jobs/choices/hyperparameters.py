@@ -27,13 +27,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from .....models.nearest_name import nearest_name
+from .....models.optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
-from .loss_choice import CLASS_WEIGHTS, LOSS, read_class_weights, read_loss
+from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
-KNOWN = (*RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS)
+OPTIMIZER, LEARNING_RATES = "optimizer", "learning_rates"
+MOST_FACTOR, MOST_FACTORS = 1000.0, 64
+KNOWN = (
+    *RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS, POS_WEIGHT, OPTIMIZER, LEARNING_RATES
+)  # fmt: skip
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +63,13 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         read_loss(asked.get(LOSS)),
         read_class_weights(asked.get(CLASS_WEIGHTS)),
     )
+    values[POS_WEIGHT] = read_pos_weight(asked.get(POS_WEIGHT))
+    values[OPTIMIZER], values[LEARNING_RATES] = _optimizer(asked), _factors(asked.get(LEARNING_RATES))
+    if values[OPTIMIZER] and values[OPTIMIZER]["name"] != DEFAULT and "weight_decay" not in asked:
+        values["weight_decay"] = 0.0  # torch's default for all but AdamW
     _settle_level(values, asked)
+    if values["warmup_ratio"] != AUTO and values["warmup_steps"] != AUTO:
+        raise bad("warmup_steps", "and warmup_ratio are both given; expected one of them")
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
         raise bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
     for name, (other, words) in READ_WITH.items():
@@ -92,7 +103,7 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     if found["batch_size"] == AUTO:
         found["batch_size"] = min(32, max(2, rows // 8), max(max_batch_size, 1))
     found["batch_size"] = min(found["batch_size"], rows)
-    steps_per_epoch = math.ceil(rows / found["batch_size"])
+    steps_per_epoch = math.ceil(rows / min(found["batch_size"] * found["accumulation"], rows))
     if found["n_epochs"] == AUTO:
         found["n_epochs"] = min(50, max(3, math.ceil(300 / steps_per_epoch)))
     if found["learning_rate"] != AUTO:
@@ -100,12 +111,39 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     elif found["learning_rate_multiplier"] != AUTO:
         found["learning_rate"] = USUAL_LEARNING_RATE * found["learning_rate_multiplier"]
     steps = steps_per_epoch * found["n_epochs"]
-    if found["warmup_ratio"] == AUTO:
+    if found["warmup_steps"] != AUTO:
+        found["warmup_ratio"] = min(found["warmup_steps"] / steps, RANGES["warmup_ratio"].high)
+    elif found["warmup_ratio"] == AUTO:
         found["warmup_ratio"] = 0.3 if found["schedule"] == ONE_CYCLE else min(0.05, 100 / steps)
+    found["warmup_steps"] = round(found["warmup_ratio"] * steps)
     if found["growth_interval"] == AUTO:
         found["growth_interval"] = min(2000, max(20, steps // 10))
     if found["checkpoint_every"] == AUTO:
         found["checkpoint_every"] = math.ceil(steps / 10)
+    return found
+
+
+def _optimizer(asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``name`` and the arguments; None: AdamW, or what the model's own function makes."""
+    if (value := asked.get(OPTIMIZER)) is None:
+        return None
+    try:
+        return read_optimizer(value)
+    except ValueError as error:
+        raise bad(OPTIMIZER, str(error)) from None
+
+
+def _factors(value: Any) -> dict[str, float]:
+    """Pattern of parameters → factor of the learning rate."""
+    found = {} if value is None else value
+    if not isinstance(found, dict) or len(found) > MOST_FACTORS:
+        raise bad(LEARNING_RATES, f'expected an object such as {{"backbone.*": 0.1}}, got {shown(value)}')
+    for pattern, factor in found.items():
+        read_patterns(LEARNING_RATES, pattern)
+        number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not number or not 0 <= factor <= MOST_FACTOR:
+            fault = f"{pattern!r}: expected a factor of the learning rate from 0 to {MOST_FACTOR:g}"
+            raise bad(LEARNING_RATES, f"{fault}, got {shown(factor)}")
     return found
 
 

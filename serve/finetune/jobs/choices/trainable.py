@@ -33,14 +33,14 @@ def read_patterns(name: str, value: Any) -> list[str] | None:
     return found
 
 
-def check_patterns(patterns: Collection[str], weights: Iterable[str]) -> None:
+def check_patterns(patterns: Collection[str], weights: Iterable[str], setting: str = TRAINABLE) -> None:
     """Raises BadHyperparameter naming the pattern that fits no weight of the model."""
     names = sorted(weights)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0.0))
             raise bad(
-                TRAINABLE, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
+                setting, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
             )
 
 
@@ -52,6 +52,9 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
     asked = values.get(TRAINABLE)
     if values.get("opt_level") == "O2":
         _check_modules(parent, "opt_level", "O2")
+    if values.get("learning_rates"):
+        with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
+            check_patterns(values["learning_rates"], weights.keys(), "learning_rates")
     if asked == LORA:
         _check_modules(parent, TRAINABLE, LORA)
         if importlib.util.find_spec("peft") is None:

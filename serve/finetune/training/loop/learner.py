@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LRScheduler
 
-from .norm_look import norms_of
+from .optimizers import optimizer_of
 from .passes import is_finite
 from .patience import Patience
 from .schedules import scheduler_of
@@ -48,27 +47,12 @@ class Learner:
 
 
 def learner_of(module: nn.Module, settings: Settings, steps: int) -> Learner:
-    """AdamW for the parameters of ``module`` that learn, over a training of so many steps. On CUDA in one kernel, which
-    asks the scaler's flag there: otherwise the host would have to wait for it."""
+    """The optimizer of the parameters of ``module`` that learn, over a training of so many steps. Raises Stopped."""
     check_dtypes(module)
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = parameter_groups(module, settings.weight_decay)
-    fused = True if weights and all(weight.is_cuda for weight in weights) else None
-    optimizer = torch.optim.AdamW(groups, settings.learning_rate, settings.betas, fused=fused)
+    optimizer = optimizer_of(module, settings)
     schedule = scheduler_of(optimizer, settings, steps)
     return Learner(weights, optimizer, schedule, settings.clip_norm, Patience(settings))
-
-
-def parameter_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices and kernels; none for biases and the weights of norms, which have no size to shrink."""
-    plain = {id(parameter) for part in norms_of(module) for parameter in part.parameters(recurse=False)}
-    named = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-    spared = [one for name, one in named if one.ndim < 2 or id(one) in plain or name.endswith("bias")]
-    ids = {id(one) for one in spared}
-    return [
-        {"params": [one for _, one in named if id(one) not in ids], "weight_decay": decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
 
 
 def check_dtypes(module: nn.Module) -> None:

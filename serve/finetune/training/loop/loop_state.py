@@ -26,7 +26,8 @@ def tensors_of(loop: BatchLoop) -> Tensors:
     found = {MODULE + name: tensor for name, tensor in named_tensors(loop.module).items()}
     for owner, learner in loop.learners.items():
         for index, state in learner.optimizer.state_dict()["state"].items():
-            found |= {f"{OPTIMIZER}{owner}:{index}:{key}": value for key, value in state.items()}
+            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            found |= {f"{OPTIMIZER}{owner}:{index}:{key}": value for key, value in tensors.items()}
     found |= {GENERATOR + name: state for name, state in torch_generators().items()}
     if loop.average is not None:
         found |= {AVERAGE + name: tensor for name, tensor in loop.average.tensors.items()}
@@ -69,8 +70,14 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
 
 
 def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
-    groups, patience = learner.optimizer.state_dict()["param_groups"], learner.patience
+    state, patience = learner.optimizer.state_dict(), learner.patience
+    groups = state["param_groups"]
+    numbers = {
+        index: {key: value for key, value in of_one.items() if not isinstance(value, Tensor)}
+        for index, of_one in state["state"].items()
+    }
     return {
+        "state": {str(index): found for index, found in numbers.items() if found},
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
         "scheduler": learner.scheduler.state_dict(),
         "patience": [patience.taken, patience.in_a_row, patience.cause],
@@ -78,13 +85,16 @@ def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
 
 
 def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    state: dict[int, Tensors] = {}
+    state: dict[int, dict[str, Any]] = {int(index): dict(found) for index, found in numbers["state"].items()}
     for name, tensor in tensors.items():
         index, _, key = name.partition(":")
         state.setdefault(int(index), {})[key] = tensor
     groups = learner.optimizer.state_dict()["param_groups"]
-    for group, kept in zip(groups, numbers["groups"], strict=True):  # fused: as this device has it
-        group.update(kept, betas=tuple(kept["betas"]), fused=group["fused"])
+    for group, kept in zip(groups, numbers["groups"], strict=True):
+        pairs = {key: tuple(value) for key, value in kept.items() if isinstance(group[key], tuple)}
+        group.update(
+            kept, **pairs, **{"fused": group["fused"]} if "fused" in group else {}
+        )  # as this device has it
     learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
     learner.scheduler.load_state_dict(dict(numbers["scheduler"]))
     patience = learner.patience

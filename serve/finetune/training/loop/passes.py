@@ -30,8 +30,8 @@ PartsOf = Callable[[Tensor], Sequence[Tensor]]
 
 
 NO_GRADIENT = (
-    "the loss does not depend on any parameter that learns, so there is no gradient. Does forward run under torch.no_grad "
-    "or inference_mode, or detach what it computes? Take that out of the model's code, and convert again"
+    "the loss does not depend on any parameter that learns, so there is no gradient. Does forward run under "
+    "torch.no_grad or inference_mode, or detach what it computes? Take that out of the model's code, and convert again"
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .....models.optimizer_names import DEFAULT, OPTIMIZERS
 from .amp import fell, grad_scaler, update
 from .batch_loop import BatchLoop, alone
 from .learner import Learner, learner_of
@@ -133,7 +134,9 @@ class StepLoop(BatchLoop):
 
 def settings_of_optimizer(settings: Settings, optimizer: Mapping[str, Any]) -> Settings:
     """The settings with those that an optimizer declares for itself."""
-    own = {name: value for name, value in optimizer.items() if name != "nets"}
+    own = {"optimizer": DEFAULT, **{name: value for name, value in optimizer.items() if name != "nets"}}
+    arguments = [name for name in OPTIMIZERS[own["optimizer"]] if name in own and name != "betas"]
+    own["optimizer_args"] = {name: own.pop(name) for name in arguments}
     if "betas" in own:
         own["betas"] = tuple(own["betas"])
     return replace(settings, **own)

@@ -1,10 +1,12 @@
 """The terms of a training: its settings, what is recorded of a step, why one is skipped and why a job is stopped."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from .....models.optimizer_names import DEFAULT
 from .setting_names import EMULATED, SCHEDULES
 
 GRADIENT_OVERFLOW = "gradient overflow"
@@ -34,7 +36,13 @@ class Settings:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     clip_norm: float = 1.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    optimizer: str = DEFAULT  # of torch.optim
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
+    betas: tuple[float, float] = (0.9, 0.999)  # of an optimizer that has them
+    learning_rates: Mapping[str, float] = field(
+        default_factory=dict
+    )  # factors of the rate, by pattern of parameters
+    make_optimizer: Callable[[list[Any]], Any] | None = None  # of the operator's folder
     schedule: str = "cosine"
     warmup_ratio: float = 0.05  # of all steps
     schedule_power: float = 2.0

@@ -1,11 +1,15 @@
 """What ``auto`` becomes: a number that fits the data and the model, and the asker's own word before it."""
 
+import inspect
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from halfeven.models.errors import BadInput
+from halfeven.models.optimizer_names import OPTIMIZERS
 from halfeven.serve.finetune.jobs.choices.hyperparameter_table import AUTO, RANGES, WORDS
 from halfeven.serve.finetune.jobs.choices.hyperparameters import (
     KNOWN,
@@ -109,6 +113,57 @@ def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -
         read(opt_level="O0", precision="bf16")
     with pytest.raises(BadInput, match=r"precision: opt_level O2 trains a half model; .*, got fp32"):
         read(opt_level="O2", precision="fp32")
+
+
+def asked(**values: object) -> dict[str, Any]:
+    return dict(read_hyperparameters({"hyperparameters": values}))
+
+
+def test_optimizers_have_torch_s_names_and_arguments() -> None:
+    for name, arguments in OPTIMIZERS.items():
+        assert set(arguments) <= set(inspect.signature(getattr(torch.optim, name)).parameters), name
+        assert asked(optimizer=name.lower())["optimizer"] == {"name": name}
+    sgd = {"name": "SGD", "momentum": 0.9, "nesterov": True}
+    found = asked(optimizer=sgd, learning_rates={"backbone.*": 0.1})
+    assert (found["optimizer"], found["weight_decay"], found["learning_rates"]) == (
+        sgd,
+        0.0,
+        {"backbone.*": 0.1},
+    )
+    assert asked(optimizer="adamw_torch")["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            "lion",
+            r"expected one of AdamW, Adam, .*got 'lion'; another one is made by a function of the model folder",
+        ),
+        ({"name": "SGD", "beta": 1}, "SGD has no argument 'beta'"),
+        ({"name": "SGD", "nesterov": True}, "nesterov needs a momentum above 0"),
+        ({"name": "Adam", "betas": [0.9, 1]}, "betas: expected two numbers from 0 to below 1"),
+        ({"name": "Adam", "fused": 1}, "fused: expected true or false, got 1"),
+        (7, "expected a name such as 'SGD'"),
+    ],
+)
+def test_an_optimizer_that_torch_could_not_make_is_refused(value: object, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        asked(optimizer=value)
+
+
+@pytest.mark.parametrize("factors", [{"x": -1}, ["x"], {"x": "fast"}, {"": 1}])
+def test_factors_of_the_rate_that_are_none_are_refused(factors: object) -> None:
+    with pytest.raises(BadInput, match="learning_rates"):
+        asked(learning_rates=factors)
+
+
+def test_an_accumulation_makes_fewer_steps_and_warm_up_steps_are_a_share_of_them() -> None:
+    found = resolve(asked(batch_size=8, accumulation=4, n_epochs=10, warmup_steps=20), 640, 32)
+    assert found["warmup_ratio"] == 20 / 200 and found["batch_size"] == 8
+    assert resolve(asked(n_epochs=4, batch_size=8, warmup_ratio=0.5), 80, 32)["warmup_steps"] == 20
+    with pytest.raises(BadInput, match="warmup_steps: and warmup_ratio are both given"):
+        asked(warmup_steps=3, warmup_ratio=0.1)
 
 
 def test_the_page_has_every_setting_with_its_range_and_default() -> None:

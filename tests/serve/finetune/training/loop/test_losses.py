@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.models.loss_names import CLASS_LOSSES, LOSSES, NLL_OF_PROBABILITIES, VALUE_LOSSES
+from halfeven.models.loss_names import CLASS_LOSSES, IGNORED, LOSSES, NLL_OF_PROBABILITIES, VALUE_LOSSES
 from halfeven.serve.finetune.training.loop import losses as subject
 from halfeven.serve.finetune.training.loop.losses import ClassWeights, class_loss, losses_of, value_loss
 from torch import Tensor
@@ -45,6 +45,17 @@ def test_class_losses_agree_with_each_other_for_every_layout() -> None:
     torch.testing.assert_close(last, class_loss("nll", NONE)(logits.log_softmax(-1), classes))
     probabilities = class_loss(NLL_OF_PROBABILITIES, NONE)(logits.softmax(-1), classes)
     torch.testing.assert_close(last, probabilities, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_targets_that_are_not_learnt_have_no_part_in_the_mean_nor_a_gradient(name: str) -> None:
+    scores, target = torch.randn(6, 3, requires_grad=True), torch.tensor([0, IGNORED, 2, 1, IGNORED, 2])
+    loss = class_loss(name, ClassWeights("balanced", target))
+    kept = target != IGNORED
+    assert torch.allclose(loss(scores, target), loss(scores[kept], target[kept]))
+    loss(scores, target).backward()
+    assert scores.grad is not None and not scores.grad[~kept].any() and scores.grad[kept].any()
+    assert loss(scores, torch.full((6,), IGNORED)) == 0, "a part of a batch may have padding alone"
 
 
 def test_a_probability_of_zero_has_a_finite_loss_and_a_slope() -> None:
