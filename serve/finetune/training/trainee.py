@@ -26,6 +26,7 @@ from ....models.durable import no_space_left
 from ....models.order import lacking_memory
 from .adapters import Adapters
 from .loop.half_model import HalfModel, without_autocast
+from .loop.setting_names import HALF_LEVELS
 from .loop.training_terms import DTYPES, Stopped
 
 Request = Mapping[str, Any]
@@ -86,9 +87,9 @@ class Trainee:
 def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     """The operator's module; the captured program where there is none, or none that can be built any more."""
     found, named = _trainee_of(request, parent), request.get("fp32_modules", [])
-    if request["hyperparameters"].get("opt_level") == "O2":
-        precision = request["precision"]
-        found.forward = found.half = HalfModel(found.module, DTYPES.get(precision, torch.float16), named)
+    if (level := request["hyperparameters"].get("opt_level")) in HALF_LEVELS:
+        dtype = DTYPES.get(request["precision"], torch.float16)
+        found.forward = found.half = HalfModel(found.module, dtype, named, norms=level == "O2")
     elif named:
         found.in_fp32 = without_autocast(found.module, named, request["device"])
     return found
@@ -103,12 +104,12 @@ def _trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
             if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
                 raise
             steps, level = request.get("declared_steps"), request["hyperparameters"].get("opt_level")
-            if request.get("lora") or steps or level == "O2" or request.get("fp32_modules"):
+            if request.get("lora") or steps or level in HALF_LEVELS or request.get("fp32_modules"):
                 raise Stopped(
                     "NO_MODULES",
-                    "trainable = lora, opt_level = O2, fp32_modules and [[training.steps]] need the layers of the "
-                    f"model's code, and the module could not be built any more: {one_line(error)}. Mend the code and "
-                    "convert again, or train without them",
+                    "trainable = lora, opt_level = O2 or O3, fp32_modules and [[training.steps]] need the layers "
+                    f"of the model's code, and the module could not be built any more: {one_line(error)}. Mend the "
+                    "code and convert again, or train without them",
                 ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)

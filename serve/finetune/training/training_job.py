@@ -44,6 +44,10 @@ WITHOUT_BEST_STEP = (
     "the loss on the held-out rows was never finite, so no step is the best: the weights are those of the last one. "
     "Look for extreme values in the held-out rows, or train in bf16 or fp32"
 )
+UNSTABLE_LEVEL = (
+    "opt_level O3 computes everything in half, norms too, as Apex's O3 does to show how fast a model could be: it "
+    "often learns worse or not at all. Train with O1, or O2, unless speed is all that is asked for"
+)
 # Of a request: where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
     {"file", "source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads"}
@@ -77,6 +81,8 @@ def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line
         return {**tried, **job.costs_beside_the_steps()}
     slow = {"slow_precision": None if rank else job.slow_precision()}
     report({"type": "started", "total_steps": job.loop.steps, **slow, **trainee.facts()})
+    if job.loop.settings.opt_level == "O3":
+        report({"type": "note", "code": "UNSTABLE_LEVEL", "message": UNSTABLE_LEVEL})
     if job.chosen:
         report({"type": "chosen", **job.chosen})
     job.resume()

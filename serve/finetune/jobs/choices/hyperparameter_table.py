@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .....models.loss_names import IGNORED
-from ...training.loop.setting_names import PRECISIONS, SCHEDULES
+from ...training.loop.setting_names import HALF_LEVELS, PRECISIONS, SCHEDULES
 
 AUTO = "auto"
 REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
 WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
     "precision": (AUTO, *PRECISIONS),
-    "opt_level": ("O1", "O0", "O2"),
+    "opt_level": ("O1", "O0", *HALF_LEVELS),
     "schedule": tuple(SCHEDULES),
     "stale_parent": (REFUSE, REJUDGE, RETRAIN),
     "bad_rows": (REFUSE, QUARANTINE),

@@ -26,12 +26,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .....models.nearest_name import nearest_name
 from .....models.optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
+from .hyperparameter_table import AUTO, HALF_LEVELS, RANGES, READ_WITH, WORDS
 from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
+from .setting_aliases import known_setting, with_own_names
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
 OPTIMIZER, LEARNING_RATES = "optimizer", "learning_rates"
@@ -50,7 +50,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     asked = asked_hyperparameters(job)
     for name in asked:
         if name not in KNOWN:
-            near = nearest_name(name, KNOWN)
+            near = known_setting(name, KNOWN)
             raise bad(name, f"is unknown; the nearest known one is '{near}'")
     values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
     for name, words in WORDS.items():
@@ -84,8 +84,8 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters that a job's body has, unread."""
-    return {**_table(job, "hyperparameters"), **_of_method(job)}
+    """The hyperparameters that a job's body has, unread, by our names for them."""
+    return with_own_names({**_table(job, "hyperparameters"), **_of_method(job)})
 
 
 def held_out_share(value: float | str, rows: int) -> float:
@@ -148,14 +148,16 @@ def _factors(value: Any) -> dict[str, float]:
 
 
 def _settle_level(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
-    """O0 is fp32, and O2 is half throughout: other precisions contradict them."""
+    """O0 is fp32, and O2 and O3 are half throughout: other precisions contradict them."""
     level, precision = values["opt_level"], values["precision"]
     if level == "O0":
         if asked.get("precision", "fp32") != "fp32":
             raise bad("precision", f"opt_level O0 is fp32; expected fp32 or nothing, got {shown(precision)}")
         values["precision"], values["opt_level"] = "fp32", "O1"
-    elif level == "O2" and precision == "fp32":
-        raise bad("precision", "opt_level O2 trains a half model; expected fp16, bf16 or auto, got fp32")
+    elif level in HALF_LEVELS and precision == "fp32":
+        raise bad(
+            "precision", f"opt_level {level} trains a half model; expected fp16, bf16 or auto, got fp32"
+        )
 
 
 def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:

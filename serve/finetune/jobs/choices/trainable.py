@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from .....models.store import Version
 from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import HEAD, LORA
+from .hyperparameter_table import HALF_LEVELS, HEAD, LORA
 
 TRAINABLE, LORA_TARGETS = "trainable", "lora_targets"
 MOST_PATTERNS, LONGEST_PATTERN = 64, 256
@@ -50,8 +50,8 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
     Raises BadHyperparameter where the model has no such parameters, or no modules that could have adapters.
     """
     asked = values.get(TRAINABLE)
-    if values.get("opt_level") == "O2":
-        _check_modules(parent, "opt_level", "O2")
+    if (level := values.get("opt_level")) in HALF_LEVELS:
+        _check_modules(parent, "opt_level", str(level))
     if values.get("learning_rates"):
         with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
             check_patterns(values["learning_rates"], weights.keys(), "learning_rates")

@@ -28,23 +28,28 @@ NAMED, BY_LOOK = "fp32_modules names it", "its code normalises"
 class HalfModel:
     """The forward of ``module`` in ``dtype``, which may be changed between two passes. The modules of ``in_fp32`` get
     FP32 inputs and give half outputs: torch's norms, those whose names fit a pattern of ``fp32_modules``, and those
-    that are seen to normalise when the first rows come (`look`).
+    that are seen to normalise when the first rows come (`look`). ``norms`` False: norms compute in half too (O3).
 
     ``in_fp32``: by name, with the reason; ``mixed``: names of modules that normalise beside products, and so in half.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, fp32_modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype, fp32_modules: Sequence[str] = (), norms: bool = True
+    ) -> None:
         self.dtype, self._module = dtype, module
         self.in_fp32: dict[str, str] = {}
         self.mixed: list[str] = []
-        self._looked = False
+        self._looked = not norms
         # By the tensor: what was cast, its state then, and the half.
         self._halves: dict[int, tuple[Tensor, tuple[Any, ...], Tensor]] = {}
         named = {id(one): NAMED for _, one in named_modules(module, fp32_modules)}
-        self._spare({id(one): f"a {type(one).__name__}" for one in norms_of(module)} | named)
+        found = norms_of(module) if norms else []
+        self._spare({id(one): f"a {type(one).__name__}" for one in found} | named)
 
     def look(self, *inputs: Tensor) -> None:
-        """Follow one forward of a few rows in FP32. Buffers and generators are as before."""
+        """Follow the first forward, of a few rows, in FP32. Buffers and generators are as before."""
+        if self._looked:
+            return
         self._looked = True
         before, look, dtype = snapshot(self._module), NormLook(self._module), self.dtype
         self.dtype = torch.float32  # to which the modules that are kept already cast their answers
@@ -58,8 +63,7 @@ class HalfModel:
         self.mixed = [name for name, one in parts if id(one) in mixed and not self._is_spared(f"{name}.")]
 
     def __call__(self, *inputs: Tensor) -> Answers:
-        if not self._looked:
-            self.look(*inputs)
+        self.look(*inputs)
         module = self._module
         tensors = (
             *module.named_parameters(remove_duplicate=False),

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.models.loss_names import CLASS_LOSSES, IGNORED, LOSSES, NLL_OF_PROBABILITIES, VALUE_LOSSES
+from halfeven.models.loss_names import (
+    CLASS_LOSSES,
+    IGNORED,
+    LOSSES,
+    NLL_OF_PROBABILITIES,
+    VALUE_LOSSES,
+    short_name,
+)
 from halfeven.serve.finetune.training.loop import losses as subject
 from halfeven.serve.finetune.training.loop.losses import ClassWeights, class_loss, losses_of, value_loss
 from torch import Tensor
@@ -34,6 +41,22 @@ def test_a_loss_of_values_is_torch_s(name: str) -> None:
     assert torch.equal(value_loss(name)(answer, target), of_torch(answer, target, **kind))
     with pytest.raises(Exception, match=r"\[6, 1\] do not fit answers \[6, 5\]"):
         value_loss(name)(answer, target[:, :1])
+
+
+def test_the_classes_of_torch_name_the_same_losses() -> None:
+    x, classes = torch.rand(5, 3), torch.tensor([0, 1, 2, 1, 0])
+    named = [name for name in dir(torch.nn) if name.endswith("Loss") and short_name(name) in LOSSES]
+    assert {short_name(name) for name in named} == {*LOSSES} - {NLL_OF_PROBABILITIES}
+    for name in named:
+        own, short = getattr(torch.nn, name), short_name(name)
+        if short in CLASS_LOSSES:
+            found, expected = class_loss(short, ClassWeights(None, classes))(x, classes), own()(x, classes)
+        else:
+            found, expected = (
+                value_loss(short)(x, x.flip(0)),
+                (own(reduction="batchmean") if short == "kl_div" else own())(x, x.flip(0)),
+            )
+        assert torch.allclose(found, expected), name
 
 
 def test_class_losses_agree_with_each_other_for_every_layout() -> None:

@@ -145,6 +145,16 @@ def test_named_modules_compute_in_fp32_with_all_that_is_inside_and_others_tied_t
     assert block.seen == [torch.bfloat16]
 
 
+def test_at_o3_norms_compute_in_half_too_and_only_what_is_named_in_fp32() -> None:
+    given: list[torch.dtype] = []
+    block = Block(norm := nn.LayerNorm(8))
+    norm.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].dtype))
+    model = HalfModel(block, torch.float16, norms=False)
+    model(torch.randn(6, 4))
+    assert given == [torch.float16] and not model.in_fp32, "it is not looked at either"
+    assert HalfModel(Block(nn.LayerNorm(8)), torch.float16, ["part"], norms=False).in_fp32 == {"part": NAMED}
+
+
 def test_the_look_leaves_buffers_and_generators_as_they_were() -> None:
     block = Block(nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5)))
     before = {name: one.clone() for name, one in block.state_dict().items()}
