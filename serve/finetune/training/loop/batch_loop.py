@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from .averaging import Average
-from .diagnosis import Diagnosis, Trial, trial_under_autocast
 from .learner import Learner
 from .passes import Passes
 from .patience import finite_names, named_tensors
 from .ranks import ALONE, Ranks
+from .scale_collapse import Diagnosis, Trial, trial_under_autocast
 from .training_terms import Settings, StepRecord, Stopped
 
 
@@ -24,8 +24,8 @@ class BatchLoop:
 
     ``module``: all that learns. ``averaged``: the model, of which an average may be published. ``done``: the steps that
     were made. ``on_epoch`` is called with the epoch of each step before the step. ``ranks``: the processes that take
-    the steps together. ``trial`` and ``numbers`` are read where a training collapses (`diagnosis.py`). ``learners`` and
-    ``scalers`` are by name, and set by the subclass.
+    the steps together. ``trial`` and ``numbers`` are read where a training collapses (`scale_collapse.py`). ``learners``
+    and ``scalers`` are by name, and set by the subclass.
     """
 
     learners: Mapping[str, Learner]

@@ -86,6 +86,9 @@ def value_loss(name: str, pos_weight: float | list[float] | None = None) -> Loss
             raise Stopped("BAD_DATA", f"targets {list(target.shape)} do not fit answers {list(answer.shape)}")
         if pos_weight is not None and name == BCE_WITH_LOGITS:
             weight = torch.tensor(pos_weight, dtype=answer.dtype, device=answer.device)
+            if weight.ndim and len(weight) != answer.shape[-1]:
+                wanted = f"one number, or one for each of the {answer.shape[-1]} values"
+                raise Stopped("BAD_DATA", f"pos_weight: expected {wanted}, got {len(weight)}")
             return functional.binary_cross_entropy_with_logits(answer, target.float(), pos_weight=weight)
         return VALUE_LOSSES[name](answer, target.float())
 

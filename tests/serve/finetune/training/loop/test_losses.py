@@ -16,6 +16,7 @@ from halfeven.models.loss_names import (
 )
 from halfeven.serve.finetune.training.loop import losses as subject
 from halfeven.serve.finetune.training.loop.losses import ClassWeights, class_loss, losses_of, value_loss
+from halfeven.serve.finetune.training.loop.training_terms import Stopped
 from torch import Tensor
 from torch.nn import functional
 
@@ -110,6 +111,11 @@ def test_balanced_weights_make_every_class_count_alike() -> None:
     assert found is not None
     assert torch.allclose(found[[0, 1, 3]] * torch.tensor([30, 6, 4]), torch.tensor(40 / 3))
     assert found[2] == 1, "a class without rows"
+
+
+def test_weights_of_another_number_of_values_are_refused() -> None:
+    with pytest.raises(Stopped, match="one for each of the 3 values, got 2"):
+        value_loss("bce_with_logits", [1.0, 2.0])(torch.rand(4, 3), torch.rand(4, 3))
 
 
 def test_weights_of_another_number_of_classes_are_refused() -> None:
