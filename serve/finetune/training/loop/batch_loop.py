@@ -24,8 +24,8 @@ class BatchLoop:
 
     ``module``: all that learns. ``averaged``: the model, of which an average may be published. ``done``: the steps that
     were made. ``on_epoch`` is called with the epoch of each step before the step. ``ranks``: the processes that take
-    the steps together. ``trial`` and ``numbers`` are read where a training collapses (`scale_collapse.py`). ``learners``
-    and ``scalers`` are by name, and set by the subclass.
+    the steps together. ``trial`` and ``numbers`` are read where a training collapses (`scale_collapse.py`).
+    ``learners`` and ``scalers`` are by name, and set by the subclass.
     """
 
     learners: Mapping[str, Learner]
