@@ -92,9 +92,9 @@ def known_setting(name: str, known: Iterable[str]) -> str:
 
 def _put(found: dict[str, Any], name: str, values: Mapping[str, Any]) -> None:
     for own, value in values.items():
-        if found.setdefault(own, value) != value:
+        if (known := found.setdefault(own, value)) is not value and known != value:
             raise bad(
-                name, f"is {own}, which is given two times: {shown(found[own])} and {shown(value)}; give one"
+                name, f"is {own}, which is given two times: {shown(known)} and {shown(value)}; give one"
             )
 
 
