@@ -22,6 +22,7 @@ from .row_faults import row_faults, without
 from .tables import kind_of, read_table
 
 _NAMED = 10  # rows in a message
+SHARES_NEARLY = 1e-3  # by which the shares of soft labels may miss 1
 _CHUNK_ELEMENTS = 1 << 22  # looked at at a time
 
 
@@ -189,6 +190,9 @@ def _check_target(
         raise BadSamples(
             f"tensor '{TARGET}{tensor.name}': the output has no axis of classes, so none can be learnt"
         )
+    if loss == CLASS_LOSSES[0] and target.dtype == np.float32 and target.ndim == 1 + len(inner):
+        _check_shares(f"{TARGET}{tensor.name}", target)
+        classes = False
     datatype, shape = ("INT64", inner[:-1]) if classes else ("FP32", inner)
     shape = tuple(_known(dim, sizes) for dim in shape)
     expected = replace(tensor, shape=(Dim(), *shape), datatype=datatype)
@@ -213,6 +217,30 @@ def _check_classes(name: str, target: np.ndarray, classes: Dim, ignored: int | N
         raise BadSamples(
             f"tensor '{name}', {named_rows(rows.tolist())}: expected classes {bounds}, got {came}"
         )
+
+
+def _check_shares(name: str, target: np.ndarray) -> None:
+    """Of soft labels: each decision has a share for each class, together 1."""
+    _check_finite(name, target)
+    wrong = (target < 0).any(-1) | (np.abs(target.sum(-1) - 1) > SHARES_NEARLY)
+    if rows := np.flatnonzero(wrong.reshape(len(target), -1).any(1)).tolist():
+        raise BadSamples(
+            f"tensor '{name}', {named_rows(rows)}: expected a share of 0 or more for each class, together 1 (soft "
+            "labels), or INT64 classes"
+        )
+
+
+def with_classes(spec: ModelSpec, samples: Samples) -> Samples:
+    """The samples with the most likely class in place of soft labels: they are judged so."""
+    soft = {
+        tensor.name
+        for tensor in spec.outputs
+        if tensor.kind == "logits"
+        and tensor.name in samples.targets
+        and samples.targets[tensor.name].dtype.kind == "f"
+    }
+    hard = {name: one.argmax(-1) if name in soft else one for name, one in samples.targets.items()}
+    return replace(samples, targets=hard) if soft else samples
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:

@@ -24,7 +24,14 @@ from ....models.loss_names import IGNORED
 from ....models.order.ends_with_parent import die_with_the_parent
 from ....models.store import Store, Version
 from ..data.data_findings import findings_of
-from ..data.datasets import TrainingData, check_no_overlap, read_training, seen_in_training, split
+from ..data.datasets import (
+    TrainingData,
+    check_no_overlap,
+    read_training,
+    seen_in_training,
+    split,
+    with_classes,
+)
 from ..data.tables import IN_WORK
 from ..judging.joining import MOST_JOINED, evenly
 from .choices.hyperparameter_table import QUARANTINE
@@ -109,8 +116,9 @@ def divided(request: Request, report: Report) -> Line:
         held_out = data.samples.take(held)
     twins = seen_in_training(data, train, held)
     data.samples.save(folder / "data.safetensors")
-    held_out.save(folder / HELD_OUT)
-    evenly(data.samples.take(train), MOST_JOINED).save(folder / SEEN)
+    spec = parent.spec()
+    with_classes(spec, held_out).save(folder / HELD_OUT)
+    with_classes(spec, evenly(data.samples.take(train), MOST_JOINED)).save(folder / SEEN)
     (folder / ROWS).write_text(json.dumps(train.tolist()))
     return {
         "type": "divided",

@@ -43,7 +43,7 @@ class Task:
         self.losses = losses or losses_of(request, wanted)
         classes = [name for name, loss in request["losses"].items() if loss in CLASS_LOSSES]
         # Of the classes of each output.
-        self.largest = {name: int(wanted[name].max()) for name in classes if wanted[name].numel()}
+        self.largest = {name: int(wanted[name].max()) for name in classes if _are_classes(wanted[name])}
 
     def parts(self, batch: Tensor) -> Sequence[Tensor]:
         """A batch in parts that the model takes in one pass, one or more for each process; of a model that is not
@@ -123,6 +123,10 @@ class Task:
                     f"target:{output}: the model answers with {count} classes, so 0..{count - 1} are expected, and the "
                     f"rows have the class {largest}. Correct the file.",
                 )
+
+
+def _are_classes(target: Tensor) -> bool:
+    return bool(target.numel()) and not target.is_floating_point()
 
 
 def _numbers(batch: Tensor) -> tuple[int, ...]:

@@ -109,6 +109,11 @@ def losses_by_output(
 def check_targets(losses: Mapping[str, str], samples: Samples) -> None:
     """Raises BadSamples naming the rows whose targets the loss of their output cannot have."""
     for output, name in losses.items():
+        if name in CLASS_LOSSES[1:] and samples.targets[output].dtype.kind == "f":
+            raise BadSamples(
+                f"tensor '{TARGET}{output}': soft labels are learnt by {CLASS_LOSSES[0]}, and the loss is {name}; "
+                "choose that one, or give INT64 classes"
+            )
         if name not in _TARGETS:
             continue
         low, high = _TARGETS[name]

@@ -26,7 +26,9 @@ def losses_of(request: Mapping[str, Any], targets: Mapping[str, Tensor]) -> dict
         if ".py:" in name:
             found[output] = own_loss(name, request["source"])
         elif name in CLASS_LOSSES:
-            weights = ClassWeights(request.get("class_weights"), targets[output])
+            target = targets[output]
+            classes = target.argmax(-1) if target.is_floating_point() else target
+            weights = ClassWeights(request.get("class_weights"), classes)
             found[output] = class_loss(name, weights, request.get("label_smoothing", 0.0))
         else:
             found[output] = value_loss(name, request.get("pos_weight"))
@@ -66,9 +68,16 @@ class ClassWeights:
 
 
 def class_loss(name: str, weights: ClassWeights, smoothing: float = 0.0) -> Loss:
-    """The mean over the targets that are not `IGNORED`; 0 where all of them are."""
+    """The mean over the targets that are not `IGNORED`; 0 where all of them are. Targets that are floating point are
+    shares of the classes along the last axis (soft labels)."""
 
     def loss(scores: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            weight, (scores, target) = (
+                weights.of(scores.shape[-1], scores),
+                (scores.flatten(0, -2), target.flatten(0, -2)),
+            )
+            return functional.cross_entropy(scores, target, weight, label_smoothing=smoothing)
         weight = weights.of(class_count(scores, target), scores)
         scores, target = classes_last(scores, target)
         kept = target != IGNORED

@@ -20,6 +20,7 @@ from halfeven.serve.finetune.data.datasets import (
     read_training,
     seen_in_training,
     split,
+    with_classes,
 )
 from safetensors.numpy import save_file
 
@@ -117,6 +118,23 @@ def test_a_target_that_is_not_to_be_learnt_is_marked_and_refuses_no_row(
         targets = found.samples.targets["logits"]
         assert targets[2] == IGNORED and targets[3] == 1 and found.rows == ROWS
         assert ((targets == IGNORED) == (arrays["target:logits"] == ignored)).all()
+
+
+def test_soft_labels_are_shares_of_the_classes_and_are_judged_by_the_largest(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    scores = np.random.default_rng().random((ROWS, 3)).astype(np.float32)
+    arrays["target:logits"] = scores / scores.sum(1, keepdims=True)
+    found = read(tmp_path, arrays)
+    assert found.samples.targets["logits"].dtype == np.float32
+    assert (with_classes(SPEC, found.samples).targets["logits"] == scores.argmax(1)).all()
+    for wrong in ([0.5, 0.6, 0.0], [1.5, -0.5, 0.0]):
+        arrays["target:logits"][4] = wrong
+        assert "'target:logits', row 4: expected a share of 0 or more for each class" in fault(
+            tmp_path, arrays
+        )
+    arrays["target:logits"] = arrays["target:logits"][:, :2]
+    assert "'target:logits'" in fault(tmp_path, arrays)
 
 
 def _only_inputs(arrays: dict[str, np.ndarray]) -> None:

@@ -25,6 +25,7 @@ X = torch.randn(ROWS, 6)
 CLASSES = torch.randint(0, 4, (ROWS,))
 CLASSES[::5] = -100
 SEVERAL = (torch.rand(ROWS, 4) < 0.3).float()
+SOFT = torch.rand(ROWS, 4).softmax(-1)
 By = Callable[[Any], Any]
 
 
@@ -113,6 +114,10 @@ CASES = {
     "ignore_index": by_class("cross_entropy", functional.cross_entropy),
     "smoothed": by_class(
         "cross_entropy", lambda scores, y: functional.cross_entropy(scores, y, label_smoothing=0.1), smoothing=0.1
+    ),
+    "soft labels": Case(
+        {}, loss=lambda scores, y: functional.cross_entropy(scores, SOFT[: len(y)]),
+        ours=lambda scores, y: class_loss("cross_entropy", ClassWeights(None, CLASSES))(scores, SOFT[: len(y)]),
     ),
     "pos_weight": Case(
         {},
