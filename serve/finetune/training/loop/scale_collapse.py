@@ -42,7 +42,12 @@ class Diagnosis:
     def sentence(self) -> str:
         """Why, and what to do. Weights, buffers and generators are as before."""
         with generators_untouched():
-            return self._sentence()
+            try:
+                return self._sentence()
+            except (
+                Exception
+            ) as error:  # of the operator's code, or of the device's memory: the collapse is the fault
+                return f"Train in bf16 or fp32 (why they overflow was not found: {type(error).__name__}: {error})"
 
     def _sentence(self) -> str:
         settings, batch = self.passes.settings, self.batch

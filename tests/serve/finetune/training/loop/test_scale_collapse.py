@@ -142,6 +142,24 @@ def test_a_slope_that_is_infinite_in_every_precision_is_not_blamed_on_half(preci
     assert case.trains(replace(SETTINGS, precision=precision))
 
 
+def test_a_search_that_fails_leaves_the_collapse_as_the_reason() -> None:
+    case = Case(Root())
+    loop = case.loop(SETTINGS)
+    inner = loop.passes.loss_of
+
+    def loss(batch: Tensor) -> Tensor:
+        if loop.learner.patience.in_a_row == SETTINGS.max_floor_hits:
+            raise RuntimeError("the device is lost")
+        return inner(batch)
+
+    loop.passes.loss_of = loss
+    with pytest.raises(
+        Stopped, match="why they overflow was not found: RuntimeError: the device is lost"
+    ) as stopped:
+        list(loop.run())
+    assert stopped.value.code == "SCALE_COLLAPSE"
+
+
 def test_the_search_leaves_the_generators_as_they_were() -> None:
     case, state = Case(nn.Dropout(0.5), Root()), torch.empty(0)
     with pytest.raises(Stopped):
