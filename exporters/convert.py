@@ -130,6 +130,8 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
             "metrics": list(asked.metrics),
             "loss": asked.loss,
             "transform": asked.transform,
+            "optimizer": asked.own_optimizer,
+            "fp32_modules": list(asked.fp32_modules),
             "declared_steps": asked.declared_steps,
         },
     }

@@ -73,8 +73,10 @@ class ModelFolder:
     ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
     ``metrics``: what judges a fine-tuned version, the first that fits an output before the others. ``loss``: what it
     minimises, a name of `loss_names.py` or ``file.py:function``; None: the default of the output's kind.
-    ``transform``: ``file.py:function`` that augments a row. ``declared_steps``: of a training with several optimizers
-    (`training_reader.py`). ``module``: an ``nn.Module`` of this process, which is captured instead of ``source``.
+    ``transform``: ``file.py:function`` that augments a row. ``own_optimizer``: one that makes the optimizer of a
+    training. ``fp32_modules``: patterns of the modules that it computes in FP32. ``declared_steps``: of a training with
+    several optimizers (`training_reader.py`). ``module``: an ``nn.Module`` of this process, which is captured instead
+    of ``source``.
     """
 
     folder: Path
@@ -90,6 +92,8 @@ class ModelFolder:
     metrics: tuple[str, ...] = ()
     loss: str | None = None
     transform: str | None = None
+    own_optimizer: str | None = None
+    fp32_modules: tuple[str, ...] = ()
     declared_steps: Mapping[str, Any] | None = None
     module: Any = None
 
@@ -201,6 +205,8 @@ class _Reader(TrainingReader):
             metrics=self.metrics(data),
             loss=self.loss(data),
             transform=self.transform(data),
+            own_optimizer=self.own_optimizer(data),
+            fp32_modules=self.fp32_modules(data),
             declared_steps=self.declared_steps(data),
         )
 

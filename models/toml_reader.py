@@ -7,7 +7,9 @@ from typing import Any
 from .errors import BadFolder
 from .nearest_name import nearest_name
 
-_KINDS = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
+_KINDS = {
+    str: "a string", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a table",
+}  # fmt: skip
 
 
 class TomlReader:
@@ -33,7 +35,7 @@ class TomlReader:
         value = data[key]
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.error(f"{place} = {value!r}: expected {_KINDS[kind]}")
         return value
 

@@ -1,5 +1,5 @@
-"""The ``[training]`` table of a ``model.toml``: metrics, loss, transform, and the nets, optimizers and steps of a
-training with several optimizers.
+"""The ``[training]`` table of a ``model.toml``: metrics, loss, transform, the modules that stay in FP32, and the
+nets, optimizers and steps of a training with several optimizers.
 
 The latter, as they are stored with a version (``declared_steps``)::
 
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .loss_names import LOSSES, OWN_LOSS, short_name
+from .optimizer_names import DEFAULT, OPTIMIZERS, SWITCHES, read_optimizer
 from .tensor_reader import TensorReader
 from .toml_reader import one_of
 
@@ -27,13 +28,16 @@ _TRAINING: Mapping[str, type] = {
     "metrics": list,
     "loss": str,
     "transform": str,
+    "optimizer": str,
+    "fp32_modules": list,
     "nets": dict,
     "optimizers": dict,
     "steps": list,
 }
 _NET: Mapping[str, type] = {"build": str, "weights": str}
 _OPTIMIZER: Mapping[str, type] = {
-    "nets": list, "learning_rate": float, "betas": list, "weight_decay": float, "clip_norm": float,
+    "nets": list, "learning_rate": float, "betas": list, "weight_decay": float, "clip_norm": float, "optimizer": str,
+    **{name: bool if name in SWITCHES else float for of in OPTIMIZERS.values() for name in of if name != "betas"},
 }  # fmt: skip
 _STEP: Mapping[str, type] = {"optimizer": str, "loss": str, "scaler": str}
 _NUMBERS = {"learning_rate": (1e-10, 10.0), "weight_decay": (0.0, 1.0), "clip_norm": (1e-6, 1e6)}
@@ -67,6 +71,19 @@ class TrainingReader(TensorReader):
     def transform(self, data: Mapping[str, Any]) -> str | None:
         training = self.training(data)
         return self.function(training, "transform", "training") if "transform" in training else None
+
+    def own_optimizer(self, data: Mapping[str, Any]) -> str | None:
+        training = self.training(data)
+        return self.function(training, "optimizer", "training") if "optimizer" in training else None
+
+    def fp32_modules(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        found = self.strings(self.training(data).get("fp32_modules", []), "training.fp32_modules")
+        if found and data["source"].endswith((".pt2", ".onnx")):
+            raise self.error(
+                f"[training] fp32_modules: source = {data['source']!r} has no modules that could be named. Take it "
+                "out, or convert a folder with source = 'model.py:build'"
+            )
+        return tuple(found)
 
     def declared_steps(self, data: Mapping[str, Any]) -> dict[str, Any] | None:
         """None where one optimizer and one loss train the model."""
@@ -130,9 +147,13 @@ class TrainingReader(TensorReader):
                 raise self.error(
                     f"{where}.{key} = {found[key]:g}: expected a number from {low:g} to {high:g}"
                 )
-        betas = found.get("betas", [0.9, 0.999])
-        if len(betas) != 2 or not all(isinstance(one, float | int) and 0 <= one < 1 for one in betas):
-            raise self.error(f"{where}.betas = {betas}: expected two numbers from 0 to below 1")
+        arguments = {key: one for key, one in found.items() if key not in ("nets", "optimizer", *_NUMBERS)}
+        try:
+            name = read_optimizer({"name": found.get("optimizer", DEFAULT), **arguments})["name"]
+        except ValueError as error:
+            raise self.error(f"[{where}]: {error}") from None
+        if name != DEFAULT:
+            found |= {"optimizer": name, "weight_decay": found.get("weight_decay", 0.0)}  # torch's default
         return found
 
     def check_owners(self, optimizers: Mapping[str, Any]) -> None:

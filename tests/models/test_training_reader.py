@@ -104,6 +104,31 @@ def test_a_declaration_that_cannot_be_trained_is_refused_with_what_to_do(
     assert caught.value.code == "bad_model_folder" and str(tmp_path / "net/model.toml") in str(caught.value)
 
 
+def test_an_optimizer_of_torch_is_declared_with_its_own_arguments(tmp_path: Path) -> None:
+    new = 'optimizer = "sgd"\nmomentum = 0.9\nnesterov = true\nlearning_rate = 1e-4\nclip_norm'
+    found = read(tmp_path, "learning_rate = 1e-4\nbetas = [0.5, 0.999]\nclip_norm", new).declared_steps
+    assert found is not None and found["optimizers"]["judge"] == {
+        "nets": ["critic"], "learning_rate": 1e-4, "clip_norm": 0.5, "optimizer": "SGD", "momentum": 0.9,
+        "nesterov": True, "weight_decay": 0.0,
+    }  # fmt: skip
+    with pytest.raises(
+        BadFolder, match=r"training.optimizers.judge\]: SGD has no argument 'betas'; the nearest"
+    ):
+        read(tmp_path, "betas", 'optimizer = "SGD"\nbetas')
+
+
+def test_modules_that_stay_in_fp32_are_named_by_patterns_where_there_are_modules(tmp_path: Path) -> None:
+    def of(source: str) -> ModelFolder:
+        extra = '[training]\nfp32_modules = ["head", "blocks.*"]\n'
+        return read_folder(
+            write_folder(tmp_path / "net", source=source, files={"program.pt2": ""}, extra_toml=extra)
+        )
+
+    assert of("model.py:build").fp32_modules == ("head", "blocks.*")
+    with pytest.raises(BadFolder, match="has no modules that could be named"):
+        of("program.pt2")
+
+
 def test_a_captured_program_cannot_have_several_optimizers(tmp_path: Path) -> None:
     said = "source = 'program.pt2' has none: a captured program.* Take nets, optimizers and steps out"
     with pytest.raises(BadFolder, match=re.compile(said, re.DOTALL)):

@@ -8,7 +8,7 @@ from ....exporters.inputs.samples import Samples, stored_samples
 from ....models.spec import ModelSpec, TensorSpec
 from ....models.store import Version
 from ..judging.judging_metrics import classifies
-from .datasets import TrainingData, row_digests
+from .datasets import TrainingData, row_digests, with_classes
 
 SCALED = 30.0  # times as large or as small as the parent's samples
 _NAMED = 10
@@ -17,7 +17,8 @@ _NAMED = 10
 def findings_of(parent: Version, data: TrainingData, train: np.ndarray) -> list[str]:
     """``train``: the numbers of the rows that are trained on."""
     spec = parent.spec()
-    found = [missing_classes(tensor, data.samples.targets[tensor.name][train]) for tensor in spec.outputs
+    targets = with_classes(spec, data.samples).targets
+    found = [missing_classes(tensor, targets[tensor.name][train]) for tensor in spec.outputs
              if tensor.name in data.losses]  # fmt: skip
     if parent.manifest.get("samples", {}).get("source") == "given":
         known = stored_samples(parent)

@@ -16,12 +16,13 @@ from ....exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_sam
 from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadInput, BadSamples
 from ....models.guarded_reading import guarded
-from ....models.loss_names import CLASS_LOSSES, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
+from ....models.loss_names import CLASS_LOSSES, IGNORED, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
 from ....models.spec import Dim, ModelSpec, TensorSpec
 from .row_faults import row_faults, without
 from .tables import kind_of, read_table
 
 _NAMED = 10  # rows in a message
+SHARES_NEARLY = 1e-3  # by which the shares of soft labels may miss 1
 _CHUNK_ELEMENTS = 1 << 22  # looked at at a time
 
 
@@ -63,10 +64,12 @@ def read_training(
     max_bytes: int = MAX_BYTES,
     quarantine: bool = False,
     work: Path | None = None,
+    ignored: int | None = None,
 ) -> TrainingData:
     """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to, in the
     folder ``work`` or beside it. ``quarantine``: rows that cannot be learnt from are left out rather than refused
-    (`row_faults.py`).
+    (`row_faults.py`). ``ignored``: the class of a target that is not
+    learnt, which becomes `IGNORED`.
 
     Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
     came; BadInput where the model has no output that could be learnt.
@@ -78,7 +81,7 @@ def read_training(
     tensors = {} if kind else read_tensors(path, max_bytes)
     try:
         tensors = read_table(path, kind, spec, max_bytes, work) if kind else tensors
-        faults = row_faults(spec, tensors) if quarantine else {}
+        faults = row_faults(spec, tensors, ignored) if quarantine else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error
@@ -88,10 +91,21 @@ def read_training(
     for tensor in spec.outputs:
         if tensor.name in losses:
             _check_target(
-                samples.targets[tensor.name], tensor, _inner(spec, tensor), learnable[tensor.name], sizes
+                samples.targets[tensor.name],
+                tensor,
+                _inner(spec, tensor),
+                learnable[tensor.name],
+                sizes,
+                ignored,
             )
     for name, array in samples.arrays.items():
         _check_finite(name, array)
+    if ignored is not None:
+        marked = {
+            name: np.where(target == ignored, IGNORED, target) if target.dtype.kind == "i" else target
+            for name, target in samples.targets.items()
+        }
+        samples = replace(samples, targets=marked)
     return TrainingData(samples, losses, faults)
 
 
@@ -164,13 +178,21 @@ def _check_count(count: int) -> None:
 
 
 def _check_target(
-    target: np.ndarray, tensor: TensorSpec, inner: tuple[Dim, ...], loss: str, sizes: Mapping[str, int]
+    target: np.ndarray,
+    tensor: TensorSpec,
+    inner: tuple[Dim, ...],
+    loss: str,
+    sizes: Mapping[str, int],
+    ignored: int | None,
 ) -> None:
     classes = loss in (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
     if classes and not inner:
         raise BadSamples(
             f"tensor '{TARGET}{tensor.name}': the output has no axis of classes, so none can be learnt"
         )
+    if loss == CLASS_LOSSES[0] and target.dtype == np.float32 and target.ndim == 1 + len(inner):
+        _check_shares(f"{TARGET}{tensor.name}", target)
+        classes = False
     datatype, shape = ("INT64", inner[:-1]) if classes else ("FP32", inner)
     shape = tuple(_known(dim, sizes) for dim in shape)
     expected = replace(tensor, shape=(Dim(), *shape), datatype=datatype)
@@ -178,14 +200,16 @@ def _check_target(
         what = "one class for each decision" if classes else "the output's shape"
         raise BadSamples(f"tensor '{TARGET}{tensor.name}': {fault} ({what}; first axis = rows)")
     if classes:
-        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes))
+        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes), ignored)
     else:
         _check_finite(f"{TARGET}{tensor.name}", target)
 
 
-def _check_classes(name: str, target: np.ndarray, classes: Dim) -> None:
+def _check_classes(name: str, target: np.ndarray, classes: Dim, ignored: int | None) -> None:
     top = classes.minimum if classes.fixed else np.iinfo(np.int64).max
     wrong = (target < 0) | (target >= top)
+    if ignored is not None:
+        wrong &= target != ignored
     if wrong.any():
         rows = np.flatnonzero(wrong.reshape(len(target), -1).any(axis=1))
         bounds = f"0..{top - 1}" if classes.fixed else "0 or more"
@@ -193,6 +217,30 @@ def _check_classes(name: str, target: np.ndarray, classes: Dim) -> None:
         raise BadSamples(
             f"tensor '{name}', {named_rows(rows.tolist())}: expected classes {bounds}, got {came}"
         )
+
+
+def _check_shares(name: str, target: np.ndarray) -> None:
+    """Of soft labels: each decision has a share for each class, together 1."""
+    _check_finite(name, target)
+    wrong = (target < 0).any(-1) | (np.abs(target.sum(-1) - 1) > SHARES_NEARLY)
+    if rows := np.flatnonzero(wrong.reshape(len(target), -1).any(1)).tolist():
+        raise BadSamples(
+            f"tensor '{name}', {named_rows(rows)}: expected a share of 0 or more for each class, together 1 (soft "
+            "labels), or INT64 classes"
+        )
+
+
+def with_classes(spec: ModelSpec, samples: Samples) -> Samples:
+    """The samples with the most likely class in place of soft labels: they are judged so."""
+    soft = {
+        tensor.name
+        for tensor in spec.outputs
+        if tensor.kind == "logits"
+        and tensor.name in samples.targets
+        and samples.targets[tensor.name].dtype.kind == "f"
+    }
+    hard = {name: one.argmax(-1) if name in soft else one for name, one in samples.targets.items()}
+    return replace(samples, targets=hard) if soft else samples
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:

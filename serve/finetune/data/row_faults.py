@@ -19,13 +19,15 @@ from ..training.loop.setting_names import MOST_SHARE, most_quarantined
 LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # 1.8e19
 
 
-def row_faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> dict[int, str]:
+def row_faults(
+    spec: ModelSpec, tensors: Mapping[str, np.ndarray], ignored: int | None = None
+) -> dict[int, str]:
     """Row → what is wrong with it. Tensors that do not fit as a whole are left to the checks of the file.
 
     Raises BadSamples where more than a tenth of the rows is bad.
     """
     found: dict[int, str] = {}
-    for name, bad, words in _faults(spec, tensors):
+    for name, bad, words in _faults(spec, tensors, ignored):
         for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist() if bad.size else ():
             found.setdefault(row, f"'{name}': {words}")
     rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
@@ -54,7 +56,7 @@ def _ranges(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> list[ValueRan
     return [tensor.range for tensor in spec.inputs]
 
 
-def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]):  # type: ignore[no-untyped-def]
+def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray], ignored: int | None):  # type: ignore[no-untyped-def]
     """(tensor, its bad elements with the rows first, the fault)."""
     for name, array in tensors.items():
         known = name_of(array.dtype) in DATATYPES
@@ -73,4 +75,7 @@ def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]):  # type: ignore
             continue
         last = tensor.shape[-1] if tensor.shape else None
         most = last.minimum if last is not None and last.fixed else np.iinfo(np.int64).max
-        yield name, (array < 0) | (array >= most), f"a class outside of 0..{most - 1}"
+        bad = (array < 0) | (array >= most)
+        if ignored is not None:
+            bad &= array != ignored
+        yield name, bad, f"a class outside of 0..{most - 1}"

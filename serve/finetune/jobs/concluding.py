@@ -20,6 +20,17 @@ SWAP_SECONDS = 600.0  # another device proves again first
 FINE_TUNING = "fine-tuning"  # by whose order the version becomes active
 
 
+def ends_stale(parent: Version, live: int | None, policy: str) -> str | None:
+    """A sentence, before the training, where the result can only be published. ``live``: the active version's number;
+    ``policy``: the job's ``stale_parent``."""
+    if policy != REFUSE or live in (None, parent.number):
+        return None
+    return (
+        f"{parent} is not active, {parent.name}@{live} is: what this job makes is published and not made active. Name "
+        f'no version to train from the active one, or set stale_parent = "{REJUDGE}" to have it judged against that one'
+    )
+
+
 class JobFailed(Exception):
     """The job failed, with reason code and message. ``version``: the number of the version that was made
     nevertheless."""

@@ -14,11 +14,12 @@ from ..data.datasets import learnable_outputs
 from ..data.files import Files
 from .choices.declared_steps import check_settings
 from .choices.hyperparameters import asked_hyperparameters, read_hyperparameters, resolve
+from .concluding import ends_stale
 from .job_rows import TRAINING, VALIDATION, Asked, check
 from .records.job_store import JobStore
 from .records.job_types import FileRecord, JobRequest
+from .training_request import NEEDED
 
-_NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (
     "model", "training_file", "validation_file", "hyperparameters", "method", "seed", "suffix", "metadata",
     "integrations",
@@ -66,6 +67,8 @@ class JobAdmission:
             param: self._job_store.file(id, permit.owners) for param, id in given.items() if id is not None
         }
         rows, findings = self._check_data(parent, records, values, seed)
+        if why := ends_stale(parent, self._store.live_number(parent.name), values["stale_parent"]):
+            findings.append(why)
         return JobRequest(
             model=model,
             name=parent.name,
@@ -105,7 +108,7 @@ class JobAdmission:
                 f"{parent} came from an ONNX file, which holds no program that could be trained: fine-tune the model "
                 "that it was written from, or convert that one",
             )
-        if missing := [file for file in _NEEDED if not parent.has(file)]:
+        if missing := [file for file in NEEDED if not parent.has(file)]:
             raise _bad(
                 "model", f"{parent} has no {missing[0]}, so it cannot be trained; convert the model again"
             )

@@ -21,7 +21,15 @@ from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged,
 from . import training_request as asked
 from .child_watch import lines_of, result_of
 from .choices.hyperparameter_table import REFUSE, RETRAIN
-from .concluding import Conclusion, JobFailed, Paused, ServerStops, StaleParent, WorkerLost
+from .concluding import (
+    Conclusion,
+    JobFailed,
+    Paused,
+    ServerStops,
+    StaleParent,
+    WorkerLost,
+    ends_stale,
+)
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_rows import TRAINING, VALIDATION, Asked, JobRows, ReaderLost, divide
 from .records.job_store import JobStore
@@ -93,8 +101,7 @@ class JobRunner:
         stale = job.hyperparameters.get("stale_parent", REFUSE)
         while True:
             if (state := folder.state()) is None:
-                first = self._active.of(job.name).number if stale == RETRAIN else job.parent_version
-                folder.begin(state := JobState(1, first))
+                folder.begin(state := JobState(1, self._first_parent(job, stale)))
             version = self.published(job, state.number) or self._pass(job, folder, state)
             try:
                 self.conclude(job.id, version)
@@ -110,6 +117,23 @@ class JobRunner:
             else:
                 known = folder.state() or state
                 folder.begin(JobState(state.number + 1, state.parent, known.trained))
+
+    def _first_parent(self, job: Job, stale: str) -> int:
+        """The version to train from: the one that the job names; of a job that names none the one that is active now,
+        after it has waited, where its rows can be asked of that one and it can be trained."""
+        live = self._active.of(job.name).number if stale == RETRAIN else self._store.live_number(job.name)
+        if live in (None, job.parent_version) or (stale != RETRAIN and "@" in job.model):
+            return job.parent_version
+        parent, newest = (self._store.version(job.name, one) for one in (job.parent_version, live))
+        fits = all(map(newest.has, asked.NEEDED)) and same_signature(newest.spec(), parent.spec())
+        if stale != RETRAIN and not fits:
+            return job.parent_version
+        self._job_store.note(job.id, parent_version=live)
+        sentence = (
+            f"{newest} became active while the job waited: it is trained from that one, not from {parent}"
+        )
+        self._job_store.record(job.id, "info", sentence, {"parent_version": live})
+        return live
 
     def _pass(self, job: Job, folder: JobFolder, state: JobState) -> Version:
         """Train, where that is not done yet, and convert."""
@@ -181,11 +205,8 @@ class JobRunner:
         elif why := classes_not_judged(spec, judges):
             self._job_store.record(job.id, "warn", why)
         stale = job.hyperparameters.get("stale_parent", REFUSE)
-        if stale == REFUSE and (live := self._store.live_number(job.name)) not in (None, parent.number):
-            sentence = (
-                f"{parent} is not active, {job.name}@{live} is: what this job makes will not be made active"
-            )
-            self._job_store.record(job.id, "warn", sentence, {"code": STALE_PARENT})
+        if why := ends_stale(parent, self._store.live_number(job.name), stale):
+            self._job_store.record(job.id, "warn", why, {"code": STALE_PARENT})
 
     def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
         place = asked.Place(

@@ -20,10 +20,18 @@ import numpy as np
 
 from ....models.durable import no_space_left
 from ....models.errors import BadSamples, DiskFull, HalfevenError
+from ....models.loss_names import IGNORED
 from ....models.order.ends_with_parent import die_with_the_parent
 from ....models.store import Store, Version
 from ..data.data_findings import findings_of
-from ..data.datasets import TrainingData, check_no_overlap, read_training, seen_in_training, split
+from ..data.datasets import (
+    TrainingData,
+    check_no_overlap,
+    read_training,
+    seen_in_training,
+    split,
+    with_classes,
+)
 from ..data.tables import IN_WORK
 from ..judging.joining import MOST_JOINED, evenly
 from .choices.hyperparameter_table import QUARANTINE
@@ -108,8 +116,9 @@ def divided(request: Request, report: Report) -> Line:
         held_out = data.samples.take(held)
     twins = seen_in_training(data, train, held)
     data.samples.save(folder / "data.safetensors")
-    held_out.save(folder / HELD_OUT)
-    evenly(data.samples.take(train), MOST_JOINED).save(folder / SEEN)
+    spec = parent.spec()
+    with_classes(spec, held_out).save(folder / HELD_OUT)
+    with_classes(spec, evenly(data.samples.take(train), MOST_JOINED)).save(folder / SEEN)
     (folder / ROWS).write_text(json.dumps(train.tolist()))
     return {
         "type": "divided",
@@ -159,8 +168,10 @@ def _read_for_admission(request: Request, param: str, parent: Version, report: R
 
 def _read(request: Request, param: str, parent: Version, report: Report) -> TrainingData:
     report({"type": "reading", "param": param})
-    quarantine, work = request["hyperparameters"].get("bad_rows") == QUARANTINE, Path(request["folder"])
-    return read_training(Path(request["files"][param]), parent.spec(), request["max_bytes"], quarantine, work)
+    values, work = request["hyperparameters"], Path(request["folder"])
+    quarantine, ignored = values.get("bad_rows") == QUARANTINE, values.get("ignore_index", IGNORED)
+    file = Path(request["files"][param])
+    return read_training(file, parent.spec(), request["max_bytes"], quarantine, work, ignored)
 
 
 def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ....models.archive.archive import save_program
 from ....models.engines.load import whole_program
+from ....models.optimizer_names import DEFAULT
 from ....models.store import Version
 from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
 from .choices.hyperparameter_table import QUARANTINE
@@ -16,11 +17,13 @@ from .choices.trainable import trainable_of
 from .job_rows import HELD_OUT, ROWS, JobRows
 from .worker_process import Priority
 
+NEEDED = ("weights.safetensors", "whole.pt2")  # files of a version that can be trained
 TRAINER = "halfeven.serve.finetune.training.trainer"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
+    "growth_factor", "backoff_factor",
     "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
-    "schedule_gamma", "ema_decay", "opt_level",
+    "schedule_gamma", "ema_decay", "opt_level", "optimizer", "learning_rates",
 )  # fmt: skip
 
 
@@ -68,19 +71,33 @@ def training_request(
         "losses": losses_by_output(spec, rows.losses, declared.get("loss"), hyperparameters),
         "class_weights": hyperparameters.get("class_weights"),
         "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
+        "pos_weight": hyperparameters.get("pos_weight"),
         "max_batch_size": spec.max_batch_size,
+        "pass_rows": hyperparameters["batch_size"],
         "precision": hyperparameters["precision"],
         "device": place.device,
         "threads": place.threads,
         "priority": place.priority,
         "memory_limit_bytes": place.memory_bytes // processes,
         "processes": processes,
-        "hyperparameters": {name: hyperparameters[name] for name in read if name in hyperparameters},
+        "hyperparameters": _of_the_loop(
+            {name: hyperparameters[name] for name in read if name in hyperparameters}
+        )
+        | {"batch_size": hyperparameters["batch_size"] * hyperparameters.get("accumulation", 1)},
         "declared_steps": steps,
         "transform": declared.get("transform"),
+        "fp32_modules": declared.get("fp32_modules", []),
+        "optimizer_function": None if hyperparameters.get("optimizer") else declared.get("optimizer"),
         **trainable_of(parent, hyperparameters, rows.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
         "seed": seed,
         "out": str(folder),
     }
+
+
+def _of_the_loop(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as `Settings` has them: the optimizer's name, and its arguments apart."""
+    named = values.get("optimizer") or {"name": DEFAULT}
+    arguments = {name: value for name, value in named.items() if name != "name"}
+    return {**values, "optimizer": named["name"], "optimizer_args": arguments}

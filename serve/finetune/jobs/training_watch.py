@@ -1,7 +1,8 @@
 """Follows the lines of a job's trainer and writes them into the job store: steps, evaluations, events and progress."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from .records.job_store import JobStore
@@ -11,7 +12,8 @@ REPORT_EVERY_S = 0.25
 METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
 MOST_SKIP_EVENTS = 200  # each is a transaction, and a job may skip every second of a million steps
 FURTHER_SKIPS = "the further ones are in the job's metrics, without an event each"
-SLOW_PRECISION = "SLOW_PRECISION"
+MOST_NAMED = 20  # modules in a sentence
+SLOW_PRECISION, NORMALISES_IN_HALF = "SLOW_PRECISION", "NORMALISES_IN_HALF"
 Line = Mapping[str, Any]
 
 
@@ -47,6 +49,10 @@ class TrainingWatch:
             )
             if why := line.get("slow_precision"):
                 store.record(id, "warn", why, {"code": SLOW_PRECISION})
+            if kept := line.get("in_fp32"):
+                store.record(id, "info", _in_fp32(kept), {"in_fp32": kept})
+            if mixed := line.get("mixed"):
+                store.record(id, "warn", _mixed(mixed), {"code": NORMALISES_IN_HALF, "modules": mixed})
         elif line["type"] == "chosen":
             store.record(id, "info", _choice(line), line)
         elif line["type"] == "resumed":
@@ -119,6 +125,20 @@ def _choice(line: Line) -> str:
         losses = ", ".join(f"{rate}: {loss}" for rate, loss in found)
         words.append(f"learning rate {line['learning_rate']:g} (loss after {line['steps']} steps: {losses})")
     return "chosen by measurement: " + "; ".join(words)
+
+
+def _in_fp32(kept: Mapping[str, str]) -> str:
+    named = ", ".join(f"'{name}' ({why})" for name, why in islice(kept.items(), MOST_NAMED))
+    more = f", … ({len(kept)} modules)" if len(kept) > MOST_NAMED else ""
+    return f"these modules compute in FP32: {named}{more}"
+
+
+def _mixed(names: Sequence[str]) -> str:
+    named = ", ".join(f"'{name}'" if name else "the model itself" for name in names[:MOST_NAMED])
+    return (
+        f"these modules normalise by code of their own beside products, and compute in half: {named}. Write the norm "
+        "as a module of its own, or name the module in [training] fp32_modules"
+    )
 
 
 def _without(line: Line, key: str) -> dict[str, Any]:

@@ -168,6 +168,7 @@ def _figures(trained: Mapping[str, Any], conversion_s: float | None) -> dict[str
         "conversion_known": conversion_s is not None,
         "peak_memory_bytes": trained["peak_memory_bytes"],
         "peak_device_bytes": trained["peak_device_bytes"],
+        "memory_by_phase": trained["memory_by_phase"],
         "parameters": trained["parameters"],
         "trained": trained["trained"],
         "skipped": [cause for cause in trained["causes"] if cause is not None],

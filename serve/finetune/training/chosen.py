@@ -12,6 +12,7 @@ from torch import Tensor
 from .checkpoints import sync
 from .evaluation import loss_of_rows
 from .loop.batch_loop import BatchLoop, total_steps
+from .loop.losses import own_function
 from .loop.passes import autocast_of
 from .loop.setting_names import USUAL_LEARNING_RATE
 from .loop.training_terms import Settings
@@ -36,6 +37,8 @@ def settings_of(request: Request, task: Task, trainee: Trainee) -> tuple[Setting
         asked["learning_rate"] = USUAL_LEARNING_RATE
     open_ones = {name for name, value in asked.items() if value == AUTO}
     given = {name: value for name, value in asked.items() if name not in open_ones and value is not None}
+    if name := request.get("optimizer_function"):
+        given["make_optimizer"] = own_function(name, request["source"], "optimizer")
     settings = Settings(**given, seed=request["seed"])
     if not open_ones:
         return settings, {}

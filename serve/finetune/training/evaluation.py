@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .loop.batch_loop import BatchLoop
-from .loop.loop_state import generators_untouched
 from .loop.passes import autocast_of, restore, snapshot
+from .loop.seeding import generators_untouched
 from .task import Task
 from .trainee import Trainee
 

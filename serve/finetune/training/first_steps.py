@@ -7,15 +7,14 @@ from typing import Any
 
 from .loop.batch_loop import BatchLoop
 from .loop.training_terms import DATA_FAULTS
-from .peak_memory import peak_memory
 from .trainee import Trainee
 
 _NAMED = 10
 
 
 def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]:
-    """Take ``steps`` steps. The last line of the process: seconds of the last step, the most memory that the process
-    had, steps of the whole job, and ``idle``: parameters that are to learn and had no gradient. Raises Stopped."""
+    """Take ``steps`` steps. For the last line of the process: seconds of the last step, steps of the whole job, and
+    ``idle``: parameters that are to learn and had no gradient. Raises Stopped."""
     idle: set[str] = set()
     seconds, began = math.nan, time.monotonic()
     causes: list[str | None] = []
@@ -33,7 +32,6 @@ def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]
         "steps": len(causes),
         "total_steps": loop.steps,
         "seconds_per_step": seconds,
-        **peak_memory(loop.weights[0].device),
         "causes": causes,
         "idle": sorted(idle)[:_NAMED],
         "idle_count": len(idle),

@@ -33,7 +33,9 @@ def loop_of(
     ones of the task."""
     count = len(task.rows) if rows is None else min(rows, len(task.rows))
     loop = _loop_of(request, trainee, task, settings, ranks, count)
-    loop.on_epoch = task.begin
+    loop.on_epoch, loop.numbers = task.begin, task.numbers
+    if trainee.half is not None:
+        loop.trial = trainee.half.as_if
     if loop.kind != "cpu":
         loop.on_next = lambda batch: task.fetch(ranks.share(task.parts(batch)))
     return loop

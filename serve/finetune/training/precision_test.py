@@ -18,9 +18,10 @@ from torch import nn
 from ....models import kernel_costs
 from .loop.amp import Loop
 from .loop.batch_loop import BatchLoop, total_steps
-from .loop.loop_state import copied, generators_untouched, put_into
+from .loop.loop_state import copied, put_into
 from .loop.passes import LossOf, PartsOf
 from .loop.patience import named_tensors
+from .loop.seeding import generators_untouched
 from .loop.training_terms import Settings, Stopped
 from .step_watch import Clock, Slow, StepWatch, TooSlow, slow
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from .loop.amp import Loop
 from .loop.batch_loop import evenly, total_steps
-from .loop.loop_state import copied, generators_untouched, put_into
+from .loop.loop_state import copied, put_into
 from .loop.passes import LossOf, PartsOf
 from .loop.patience import named_tensors
+from .loop.seeding import generators_untouched
 from .loop.setting_names import USUAL_LEARNING_RATE
 from .loop.training_terms import Settings, Stopped
 
@@ -61,6 +62,7 @@ def range_test(
         with generators_untouched():
             short = replace(settings, learning_rate=rate, **_of_length(steps, len(trained), settings))
             loop = Loop(module, lambda batch: loss_of(trained[batch]), len(trained), short, device, parts_of)
+            loop.learner.patience.diagnose = lambda: ""  # nobody reads why a rate is too large
             try:
                 for _ in islice(loop.run(), steps):
                     pass

@@ -1,6 +1,9 @@
 """The ``transform`` of a model folder: a function that augments each row that is learnt from. Held-out rows are not
 given to it. Needs torch alone.
 
+A batch is read inside of the training's autocast, which is for the model's forward and the loss: the function is run
+outside of it, so that a matrix product of coordinates is one of FP32.
+
 Before each call the generators of torch, numpy and Python are seeded from the job's seed, the epoch and the row. So
 what the function draws depends neither on the batch, on its parts, on the format of the file, nor on where a training
 was interrupted, and a checkpoint need not hold any of it.
@@ -8,15 +11,16 @@ was interrupted, and a checkpoint need not hold any of it.
 
 import hashlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from .loop.loop_state import generators_untouched
 from .loop.losses import own_function
-from .loop.seeding import seed_everything
+from .loop.seeding import generators_untouched, seed_everything
 from .loop.training_terms import Stopped
 
 Row = dict[str, Tensor]
@@ -45,13 +49,13 @@ class RowTransform:
         """Several rows, whose tensors are stacked and belong to the caller alone. Raises Stopped."""
         if not numbers:
             return inputs, targets
-        with generators_untouched():
+        with generators_untouched(), outside_of_the_precision():
             found = [
                 self.row(number, _at(inputs, place), _at(targets, place))
                 for place, number in enumerate(numbers)
             ]
-        rows = [{name: torch.stack([one[part][name] for one in found]) for name in whole}
-                for part, whole in enumerate((inputs, targets))]  # fmt: skip
+            rows = [{name: torch.stack([one[part][name] for one in found]) for name in whole}
+                    for part, whole in enumerate((inputs, targets))]  # fmt: skip
         return rows[0], rows[1]
 
     def row(self, number: int, inputs: Row, targets: Row) -> tuple[Row, Row]:
@@ -80,10 +84,26 @@ class RowTransform:
         return f"{where.filename.rpartition('/')[2]}, line {where.lineno}"
 
     def _stopped(self, number: int, fault: str) -> Stopped:
-        for row in self.left_out:
-            number += row <= number
+        number = in_the_callers_file(number, self.left_out)
         remedy = f"Mend the function, or take {KEY} out of [training] in model.toml, and convert again"
         return Stopped("USER_CODE", f"{KEY} = {self.name!r}: row {number}: {fault}. {remedy}")
+
+
+@contextmanager
+def outside_of_the_precision() -> Iterator[None]:
+    """Inside, nothing of a job's precision acts: no autocast of any device, and no product that is emulated."""
+    with ExitStack() as stack:
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_disable_current_modes())
+        yield
+
+
+def in_the_callers_file(number: int, left_out: Sequence[int]) -> int:
+    """The row of the caller's file that a row of the data is. ``left_out``: rows that the data are without, rising."""
+    for row in left_out:
+        number += row <= number
+    return number
 
 
 def _at(tensors: Row, place: int) -> Row:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .loop.batch_loop import evenly
 from .loop.losses import CLASS_LOSSES, Loss, class_count, losses_of
 from .loop.training_terms import Stopped
-from .row_transform import RowTransform
+from .row_transform import RowTransform, in_the_callers_file
 
 
 class Task:
@@ -43,7 +43,7 @@ class Task:
         self.losses = losses or losses_of(request, wanted)
         classes = [name for name, loss in request["losses"].items() if loss in CLASS_LOSSES]
         # Of the classes of each output.
-        self.largest = {name: int(wanted[name].max()) for name in classes if wanted[name].numel()}
+        self.largest = {name: int(wanted[name].max()) for name in classes if _are_classes(wanted[name])}
 
     def parts(self, batch: Tensor) -> Sequence[Tensor]:
         """A batch in parts that the model takes in one pass, one or more for each process; of a model that is not
@@ -51,12 +51,24 @@ class Task:
         largest = self.request["max_batch_size"]
         if not largest:
             return list(batch)
+        largest = min(largest, self.request.get("pass_rows", largest))
         shared = max(2, -(-len(batch) // self.processes))  # BatchNorm has no variance of one row
         return evenly(batch, largest if self.processes == 1 else min(largest, shared))
 
     def tensors(self, batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Inputs and targets of ``rows[batch]`` by name, on the device."""
         return self._fetched.pop(_numbers(batch), None) or self._moved(batch)
+
+    def first_inputs(self) -> Sequence[Tensor]:
+        """The inputs of the first two rows, of a model that is not batched of the first."""
+        return list(self.tensors(self.parts(torch.arange(min(2, len(self.rows))))[0])[0].values())
+
+    def numbers(self, rows: Sequence[int]) -> list[int]:
+        """Rows to learn from, as the caller's file counts them."""
+        return [
+            in_the_callers_file(one, self.request.get("left_out", ()))
+            for one in self.rows[list(rows)].tolist()
+        ]
 
     def fetch(self, parts: Sequence[Tensor]) -> None:
         """Put these rows on their way to the device while it computes others. What fails here is said when the rows are
@@ -111,6 +123,10 @@ class Task:
                     f"target:{output}: the model answers with {count} classes, so 0..{count - 1} are expected, and the "
                     f"rows have the class {largest}. Correct the file.",
                 )
+
+
+def _are_classes(target: Tensor) -> bool:
+    return bool(target.numel()) and not target.is_floating_point()
 
 
 def _numbers(batch: Tensor) -> tuple[int, ...]:

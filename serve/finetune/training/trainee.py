@@ -25,7 +25,8 @@ from ....models.capture.failures import Refused, first_lines
 from ....models.durable import no_space_left
 from ....models.order import lacking_memory
 from .adapters import Adapters
-from .loop.half_model import HalfModel
+from .loop.half_model import HalfModel, without_autocast
+from .loop.setting_names import HALF_LEVELS
 from .loop.training_terms import DTYPES, Stopped
 
 Request = Mapping[str, Any]
@@ -35,7 +36,7 @@ Request = Mapping[str, Any]
 class Trainee:
     """The module to train. ``same_as``: names that no node reads, each with the name of the tied weight that is
     read. ``adapters``: those that learn instead of the module's own parameters. ``half``: the
-    forward of a half model (O2)."""
+    forward of a half model (O2). ``in_fp32``: the modules that compute in FP32 under autocast, with the reason."""
 
     module: nn.Module
     forward: Callable[..., tuple[Tensor, ...]]
@@ -44,6 +45,7 @@ class Trainee:
     same_as: dict[str, str] = field(default_factory=dict)
     adapters: Adapters | None = None
     half: HalfModel | None = None
+    in_fp32: Mapping[str, str] = field(default_factory=dict)
 
     def enter(self, precision: str) -> None:
         """From now on a half model (O2) computes in this precision; autocast does not need to be told before."""
@@ -52,7 +54,9 @@ class Trainee:
 
     def facts(self) -> dict[str, Any]:
         parameters = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
-        return {"parameters": parameters, "trained": self.trained, "note": self.note}
+        kept, mixed = (self.half.in_fp32, self.half.mixed) if self.half else (self.in_fp32, [])
+        kept_facts = {"in_fp32": dict(kept), "mixed": mixed}
+        return {"parameters": parameters, "trained": self.trained, "note": self.note, **kept_facts}
 
     def state(self) -> dict[str, Tensor]:
         """The weights by the names that they have in the parent."""
@@ -82,10 +86,12 @@ class Trainee:
 
 def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     """The operator's module; the captured program where there is none, or none that can be built any more."""
-    found = _trainee_of(request, parent)
-    if request["hyperparameters"].get("opt_level") == "O2":
-        precision = request["precision"]
-        found.forward = found.half = HalfModel(found.module, DTYPES.get(precision, torch.float16))
+    found, named = _trainee_of(request, parent), request.get("fp32_modules", [])
+    if (level := request["hyperparameters"].get("opt_level")) in HALF_LEVELS:
+        dtype = DTYPES.get(request["precision"], torch.float16)
+        found.forward = found.half = HalfModel(found.module, dtype, named, norms=level == "O2")
+    elif named:
+        found.in_fp32 = without_autocast(found.module, named, request["device"])
     return found
 
 
@@ -98,12 +104,12 @@ def _trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
             if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
                 raise
             steps, level = request.get("declared_steps"), request["hyperparameters"].get("opt_level")
-            if request.get("lora") or steps or level == "O2":
+            if request.get("lora") or steps or level in HALF_LEVELS or request.get("fp32_modules"):
                 raise Stopped(
                     "NO_MODULES",
-                    "trainable = lora, opt_level = O2 and [[training.steps]] need the layers of the model's code, and "
-                    f"the module could not be built any more: {one_line(error)}. Mend the code and convert again, or "
-                    "train without them",
+                    "trainable = lora, opt_level = O2 or O3, fp32_modules and [[training.steps]] need the layers "
+                    f"of the model's code, and the module could not be built any more: {one_line(error)}. Mend the "
+                    "code and convert again, or train without them",
                 ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)

@@ -30,7 +30,7 @@ from .loop.ranks import ranks_of
 from .loop.seeding import seed_everything
 from .loop.training_terms import StepRecord, Stopped
 from .nets import loop_of
-from .peak_memory import peak_memory
+from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
 from .precision_warning import slow_precision
 from .range_test import RATES, judged_rows, short_steps
 from .task import Task
@@ -43,6 +43,10 @@ NO_BEST_STEP = "NO_BEST_STEP"
 WITHOUT_BEST_STEP = (
     "the loss on the held-out rows was never finite, so no step is the best: the weights are those of the last one. "
     "Look for extreme values in the held-out rows, or train in bf16 or fp32"
+)
+UNSTABLE_LEVEL = (
+    "opt_level O3 computes everything in half, norms too, as Apex's O3 does to show how fast a model could be: it "
+    "often learns worse or not at all. Train with O1, or O2, unless speed is all that is asked for"
 )
 # Of a request: where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
@@ -68,12 +72,17 @@ def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line
     ``followed``. Raises Stopped, RankLost."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
+    memory = PeakMemory(request["device"])
     trainee = trainee_of(request, parent)
-    job = TrainingJob(request, report, trainee, parent, rank)
+    job = TrainingJob(request, report, trainee, parent, memory, rank)
     if request.get("trial_steps"):
-        return {**first_steps(job.loop, trainee, request["trial_steps"]), **job.costs_beside_the_steps()}
+        memory.enter(STEPS)
+        tried = first_steps(job.loop, trainee, request["trial_steps"]) | memory.facts()
+        return {**tried, **job.costs_beside_the_steps()}
     slow = {"slow_precision": None if rank else job.slow_precision()}
     report({"type": "started", "total_steps": job.loop.steps, **slow, **trainee.facts()})
+    if job.loop.settings.opt_level == "O3":
+        report({"type": "note", "code": "UNSTABLE_LEVEL", "message": UNSTABLE_LEVEL})
     if job.chosen:
         report({"type": "chosen", **job.chosen})
     job.resume()
@@ -82,10 +91,10 @@ def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line
         return {"type": "followed"}
     if not job.ends and (stopped := job.train(orders)) is not None:
         return stopped
+    memory.enter(PUBLISHING)
     weights = job.publish()
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    used_memory = peak_memory(job.loop.weights[0].device)
-    facts = {**asdict(job.summary), "seconds": round(time.monotonic() - started, 3), **used_memory}
+    facts = {**asdict(job.summary), "seconds": round(time.monotonic() - started, 3), **memory.facts()}
     used = trained_with(request["device"], job.loop.ranks.count)
     return {"type": "done", "weights": str(weights), "digest": digest, "summary": facts, "trained_with": used}
 
@@ -94,11 +103,17 @@ class TrainingJob:
     """``checkpoint_every`` of the request: steps between two evaluations, each with a checkpoint; 0: none of both."""
 
     def __init__(
-        self, request: Request, report: Report, trainee: Trainee, parent: Mapping[str, Tensor], rank: int = 0
-    ) -> None:
+        self, request: Request, report: Report, trainee: Trainee, parent: Mapping[str, Tensor],
+        memory: PeakMemory, rank: int = 0,
+    ) -> None:  # fmt: skip
+        self._memory = memory
         self._request, self._report, self._trainee, self._parent = request, report, trainee, parent
         self._training = task = Task(request, trainee.forward)
+        if trainee.half is not None:
+            trainee.half.look(*task.first_inputs())
+        memory.enter(CHOOSING)
         settings, self.chosen = settings_of(request, task, trainee)
+        memory.enter(LOADING)
         held_out = request.get("held_out")
         self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None
         for name, largest in self._held_out.largest.items() if self._held_out else ():
@@ -191,15 +206,19 @@ class TrainingJob:
 
     def train(self, orders: Orders) -> Line | None:
         """The steps that are left; a last line where the server ended them."""
+        self._memory.enter(STEPS)
         for record in self.loop.run():
             self._log(self._line(record))
             due = self.loop.done == self.loop.steps or (self._every and self.loop.done % self._every == 0)
             if due:
+                self._memory.enter(EVALUATION)
                 self._evaluate()
             if orders.cancelled:
                 return {"type": "cancelled"}
             if due or orders.paused:
+                self._memory.enter(CHECKPOINT)
                 self._save()
+                self._memory.enter(STEPS)
             if orders.paused:
                 return {"type": "paused", "step": self._saved}
             if self.ends:

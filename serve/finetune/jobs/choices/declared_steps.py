@@ -5,10 +5,12 @@ from typing import Any
 
 from .....models.store import Version
 from .bad_hyperparameter import bad
-from .hyperparameter_table import QUARANTINE
+from .hyperparameter_table import HALF_LEVELS, QUARANTINE
 
-OF_OPTIMIZERS = ("learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm")
-_NOT_WITH_STEPS = {"opt_level": "O2", "bad_rows": QUARANTINE}
+OF_OPTIMIZERS = (
+    "learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm", "optimizer", "learning_rates"
+)  # fmt: skip
+_NOT_WITH_STEPS = (*(("opt_level", level) for level in HALF_LEVELS), ("bad_rows", QUARANTINE))
 
 
 def declared_steps(parent: Version) -> Mapping[str, Any] | None:
@@ -28,7 +30,7 @@ def check_settings(parent: Version, asked: Collection[str], values: Mapping[str,
                 f"each optimizer of {parent} has its own in model.toml; change it there "
                 "([training.optimizers.NAME]) and convert again",
             )
-    for name, word in _NOT_WITH_STEPS.items():
+    for name, word in _NOT_WITH_STEPS:
         if values[name] == word:
             raise bad(
                 name,

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...training.loop.setting_names import PRECISIONS, SCHEDULES
+from .....models.loss_names import IGNORED
+from ...training.loop.setting_names import HALF_LEVELS, PRECISIONS, SCHEDULES
 
 AUTO = "auto"
 REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
 WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
     "precision": (AUTO, *PRECISIONS),
-    "opt_level": ("O1", "O0", "O2"),
+    "opt_level": ("O1", "O0", *HALF_LEVELS),
     "schedule": tuple(SCHEDULES),
     "stale_parent": (REFUSE, REJUDGE, RETRAIN),
     "bad_rows": (REFUSE, QUARANTINE),
@@ -35,22 +36,27 @@ class Range:
 RANGES: Mapping[str, Range] = {
     "n_epochs": Range(1, 1000, AUTO, whole=True, auto=True),
     "batch_size": Range(1, 65536, AUTO, whole=True, auto=True),
+    "accumulation": Range(1, 65536, 1, whole=True),
     "learning_rate_multiplier": Range(1e-6, 1e6, AUTO, auto=True),
     "learning_rate": Range(1e-10, 10, AUTO, auto=True),
     "warmup_ratio": Range(0, 0.9, AUTO, auto=True),
+    "warmup_steps": Range(0, 1_000_000, AUTO, whole=True, auto=True),
     "schedule_power": Range(0.1, 10, 2.0),
     "schedule_period": Range(0.001, 1, 1 / 3),
     "schedule_gamma": Range(1e-6, 1, 0.1),
     "weight_decay": Range(0, 1, 0.01),
     "label_smoothing": Range(0, 0.99, 0.0),
+    "ignore_index": Range(-(2**31), 2**31, IGNORED, whole=True),
     "ema_decay": Range(0, 0.99999, 0.0),
     "lora_rank": Range(1, 1024, 8, whole=True),
     "lora_alpha": Range(1e-3, 1e4, 16.0),
     "lora_dropout": Range(0, 0.9, 0.0),
     "clip_norm": Range(1e-6, 1e6, 1.0),
-    "init_scale": Range(1, 2**32, 2**16),
+    "init_scale": Range(2**-24, 2**32, 2**16),
+    "growth_factor": Range(1.0001, 65536, 2.0),
+    "backoff_factor": Range(0.0001, 0.9999, 0.5),
     "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
-    "scale_floor": Range(2**-24, 2**16, 1.0),
+    "scale_floor": Range(2**-24, 2**16, 2**-16),
     "max_floor_hits": Range(1, 1000, 8, whole=True),
     "checkpoint_every": Range(1, 1_000_000, AUTO, whole=True, auto=True),
     "early_stopping_patience": Range(0, 1000, 0, whole=True),

@@ -26,14 +26,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .....models.nearest_name import nearest_name
+from .....models.optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
-from .loss_choice import CLASS_WEIGHTS, LOSS, read_class_weights, read_loss
+from .hyperparameter_table import AUTO, HALF_LEVELS, RANGES, READ_WITH, WORDS
+from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
+from .setting_aliases import known_setting, with_own_names
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
-KNOWN = (*RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS)
+OPTIMIZER, LEARNING_RATES = "optimizer", "learning_rates"
+MOST_FACTOR, MOST_FACTORS = 1000.0, 64
+KNOWN = (
+    *RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS, POS_WEIGHT, OPTIMIZER, LEARNING_RATES
+)  # fmt: skip
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +50,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     asked = asked_hyperparameters(job)
     for name in asked:
         if name not in KNOWN:
-            near = nearest_name(name, KNOWN)
+            near = known_setting(name, KNOWN)
             raise bad(name, f"is unknown; the nearest known one is '{near}'")
     values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
     for name, words in WORDS.items():
@@ -58,7 +63,13 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         read_loss(asked.get(LOSS)),
         read_class_weights(asked.get(CLASS_WEIGHTS)),
     )
+    values[POS_WEIGHT] = read_pos_weight(asked.get(POS_WEIGHT))
+    values[OPTIMIZER], values[LEARNING_RATES] = _optimizer(asked), _factors(asked.get(LEARNING_RATES))
+    if values[OPTIMIZER] and values[OPTIMIZER]["name"] != DEFAULT and "weight_decay" not in asked:
+        values["weight_decay"] = 0.0  # torch's default for all but AdamW
     _settle_level(values, asked)
+    if values["warmup_ratio"] != AUTO and values["warmup_steps"] != AUTO:
+        raise bad("warmup_steps", "and warmup_ratio are both given; expected one of them")
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
         raise bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
     for name, (other, words) in READ_WITH.items():
@@ -73,8 +84,8 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters that a job's body has, unread."""
-    return {**_table(job, "hyperparameters"), **_of_method(job)}
+    """The hyperparameters that a job's body has, unread, by our names for them."""
+    return with_own_names({**_table(job, "hyperparameters"), **_of_method(job)})
 
 
 def held_out_share(value: float | str, rows: int) -> float:
@@ -92,7 +103,7 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     if found["batch_size"] == AUTO:
         found["batch_size"] = min(32, max(2, rows // 8), max(max_batch_size, 1))
     found["batch_size"] = min(found["batch_size"], rows)
-    steps_per_epoch = math.ceil(rows / found["batch_size"])
+    steps_per_epoch = math.ceil(rows / min(found["batch_size"] * found["accumulation"], rows))
     if found["n_epochs"] == AUTO:
         found["n_epochs"] = min(50, max(3, math.ceil(300 / steps_per_epoch)))
     if found["learning_rate"] != AUTO:
@@ -100,8 +111,11 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     elif found["learning_rate_multiplier"] != AUTO:
         found["learning_rate"] = USUAL_LEARNING_RATE * found["learning_rate_multiplier"]
     steps = steps_per_epoch * found["n_epochs"]
-    if found["warmup_ratio"] == AUTO:
+    if found["warmup_steps"] != AUTO:
+        found["warmup_ratio"] = min(found["warmup_steps"] / steps, RANGES["warmup_ratio"].high)
+    elif found["warmup_ratio"] == AUTO:
         found["warmup_ratio"] = 0.3 if found["schedule"] == ONE_CYCLE else min(0.05, 100 / steps)
+    found["warmup_steps"] = round(found["warmup_ratio"] * steps)
     if found["growth_interval"] == AUTO:
         found["growth_interval"] = min(2000, max(20, steps // 10))
     if found["checkpoint_every"] == AUTO:
@@ -109,15 +123,41 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     return found
 
 
+def _optimizer(asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``name`` and the arguments; None: AdamW, or what the model's own function makes."""
+    if (value := asked.get(OPTIMIZER)) is None:
+        return None
+    try:
+        return read_optimizer(value)
+    except ValueError as error:
+        raise bad(OPTIMIZER, str(error)) from None
+
+
+def _factors(value: Any) -> dict[str, float]:
+    """Pattern of parameters → factor of the learning rate."""
+    found = {} if value is None else value
+    if not isinstance(found, dict) or len(found) > MOST_FACTORS:
+        raise bad(LEARNING_RATES, f'expected an object such as {{"backbone.*": 0.1}}, got {shown(value)}')
+    for pattern, factor in found.items():
+        read_patterns(LEARNING_RATES, pattern)
+        number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not number or not 0 <= factor <= MOST_FACTOR:
+            fault = f"{pattern!r}: expected a factor of the learning rate from 0 to {MOST_FACTOR:g}"
+            raise bad(LEARNING_RATES, f"{fault}, got {shown(factor)}")
+    return found
+
+
 def _settle_level(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
-    """O0 is fp32, and O2 is half throughout: other precisions contradict them."""
+    """O0 is fp32, and O2 and O3 are half throughout: other precisions contradict them."""
     level, precision = values["opt_level"], values["precision"]
     if level == "O0":
         if asked.get("precision", "fp32") != "fp32":
             raise bad("precision", f"opt_level O0 is fp32; expected fp32 or nothing, got {shown(precision)}")
         values["precision"], values["opt_level"] = "fp32", "O1"
-    elif level == "O2" and precision == "fp32":
-        raise bad("precision", "opt_level O2 trains a half model; expected fp16, bf16 or auto, got fp32")
+    elif level in HALF_LEVELS and precision == "fp32":
+        raise bad(
+            "precision", f"opt_level {level} trains a half model; expected fp16, bf16 or auto, got fp32"
+        )
 
 
 def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from ...data.datasets import named_rows
 from .bad_hyperparameter import bad, shown
 
 BALANCED = "balanced"
-LOSS, CLASS_WEIGHTS, LABEL_SMOOTHING = "loss", "class_weights", "label_smoothing"
+LOSS, CLASS_WEIGHTS, LABEL_SMOOTHING, POS_WEIGHT = "loss", "class_weights", "label_smoothing", "pos_weight"
 MOST_CLASSES, MOST_WEIGHT = 65536, 1e6
 _TARGETS = {  # of these losses, the values that a target may have
     "bce_with_logits": (0.0, 1.0), "bce": (0.0, 1.0), "kl_div": (0.0, 1.0), "poisson_nll": (0.0, np.inf),
@@ -58,6 +58,22 @@ def read_class_weights(value: Any) -> list[float] | str | None:
     return [float(one) for one in value]
 
 
+def read_pos_weight(value: Any) -> float | list[float] | None:
+    """A number above 0 for all values, or one for each."""
+    numbers = value if isinstance(value, list) else [value]
+    if value is None:
+        return None
+    if not 0 < len(numbers) <= MOST_CLASSES or not all(
+        isinstance(one, int | float) and not isinstance(one, bool) and 0 < one <= MOST_WEIGHT
+        for one in numbers
+    ):
+        raise bad(
+            POS_WEIGHT,
+            f"expected a number above 0 and at most {MOST_WEIGHT:g}, or one for each value, got {shown(value)}",
+        )
+    return value
+
+
 def losses_by_output(
     spec: ModelSpec, learnt: Mapping[str, str], declared: str | None, values: Mapping[str, Any]
 ) -> dict[str, str]:
@@ -93,6 +109,11 @@ def losses_by_output(
 def check_targets(losses: Mapping[str, str], samples: Samples) -> None:
     """Raises BadSamples naming the rows whose targets the loss of their output cannot have."""
     for output, name in losses.items():
+        if name in CLASS_LOSSES[1:] and samples.targets[output].dtype.kind == "f":
+            raise BadSamples(
+                f"tensor '{TARGET}{output}': soft labels are learnt by {CLASS_LOSSES[0]}, and the loss is {name}; "
+                "choose that one, or give INT64 classes"
+            )
         if name not in _TARGETS:
             continue
         low, high = _TARGETS[name]
@@ -109,6 +130,8 @@ def check_targets(losses: Mapping[str, str], samples: Samples) -> None:
 def _check_class_settings(spec: ModelSpec, losses: Mapping[str, str], values: Mapping[str, Any]) -> None:
     if values.get(LABEL_SMOOTHING) and "cross_entropy" not in losses.values():
         raise bad(LABEL_SMOOTHING, f"is read by loss cross_entropy only, and the losses are {losses}")
+    if values.get(POS_WEIGHT) is not None and "bce_with_logits" not in losses.values():
+        raise bad(POS_WEIGHT, f"is read by loss bce_with_logits only, and the losses are {losses}")
     weights, classed = values.get(CLASS_WEIGHTS), (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
     if weights is None:
         return

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from .....models.store import Version
 from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import HEAD, LORA
+from .hyperparameter_table import HALF_LEVELS, HEAD, LORA
 
 TRAINABLE, LORA_TARGETS = "trainable", "lora_targets"
 MOST_PATTERNS, LONGEST_PATTERN = 64, 256
@@ -33,14 +33,14 @@ def read_patterns(name: str, value: Any) -> list[str] | None:
     return found
 
 
-def check_patterns(patterns: Collection[str], weights: Iterable[str]) -> None:
+def check_patterns(patterns: Collection[str], weights: Iterable[str], setting: str = TRAINABLE) -> None:
     """Raises BadHyperparameter naming the pattern that fits no weight of the model."""
     names = sorted(weights)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0.0))
             raise bad(
-                TRAINABLE, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
+                setting, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
             )
 
 
@@ -50,8 +50,11 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
     Raises BadHyperparameter where the model has no such parameters, or no modules that could have adapters.
     """
     asked = values.get(TRAINABLE)
-    if values.get("opt_level") == "O2":
-        _check_modules(parent, "opt_level", "O2")
+    if (level := values.get("opt_level")) in HALF_LEVELS:
+        _check_modules(parent, "opt_level", str(level))
+    if values.get("learning_rates"):
+        with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
+            check_patterns(values["learning_rates"], weights.keys(), "learning_rates")
     if asked == LORA:
         _check_modules(parent, TRAINABLE, LORA)
         if importlib.util.find_spec("peft") is None:

@@ -205,9 +205,11 @@ class JobStore(FileStore):
         summary: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
         estimated_finish: int | None = None,
+        parent_version: int | None = None,
     ) -> None:
         """Write the given values; ``progress`` updates the stored one. Raises IllegalMove for a finished job."""
         given = {"stage": stage, "summary": summary, "gate": gate, "estimated_finish": estimated_finish}
+        given |= {"parent_version": parent_version}
         with self._db.transaction():
             job = self.job(id)
             if job.finished:

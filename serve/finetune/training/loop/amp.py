@@ -57,6 +57,7 @@ class Loop(BatchLoop):
         self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, self.kind, self.sound, ranks)
         self.passes.meanwhile = self.fetch_next
         self.quarantine = Quarantine(rows)
+        self.diagnose(self.learner, self.passes)
 
     def state_of_rows(self) -> dict[str, Tensor]:
         return {"good": self.passes.good, "quarantined": self.quarantine.rows}
@@ -69,6 +70,7 @@ class Loop(BatchLoop):
         rate, before = learner.rate, snapshot(self.module)
         learner.clear()
         batch, found = self.quarantine.kept(batch), ()
+        passes.batch = batch
         passed = passes.run(batch)
         if passed.cause in DATA_FAULTS and self.settings.bad_rows == "quarantine":
             restore(before)
@@ -98,7 +100,12 @@ def grad_scaler(device: str, settings: Settings, steps: int) -> torch.amp.GradSc
     wanted = settings.is_fp16
     interval = settings.growth_interval or growth_interval(steps)
     scaler = torch.amp.GradScaler(
-        device, init_scale=float(settings.init_scale), growth_interval=interval, enabled=wanted
+        device,
+        float(settings.init_scale),
+        settings.growth_factor,
+        settings.backoff_factor,
+        interval,
+        enabled=wanted,
     )
     if scaler.is_enabled() != wanted:  # torch warns and switches itself off, and would train on unscaled
         raise RuntimeError(f"torch has no gradient scaler for '{device}' here: train on the CPU, or in bf16")

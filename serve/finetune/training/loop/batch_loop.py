@@ -12,17 +12,20 @@ from torch import Tensor, nn
 
 from .averaging import Average
 from .learner import Learner
+from .passes import Passes
 from .patience import finite_names, named_tensors
 from .ranks import ALONE, Ranks
+from .scale_collapse import Diagnosis, Trial, trial_under_autocast
 from .training_terms import Settings, StepRecord, Stopped
 
 
 class BatchLoop:
     """`loop_state.py` saves its state after any step and puts it into another loop over the same rows.
 
-    ``module``: all that learns. ``averaged``: the part of it of which an average may be published. ``done``: the steps
-    that were made. ``on_epoch`` is called with the epoch of each step before the step. ``ranks``: the processes that
-    take the steps together. ``learners`` and ``scalers`` are by name, and set by the subclass.
+    ``module``: all that learns. ``averaged``: the model, of which an average may be published. ``done``: the steps that
+    were made. ``on_epoch`` is called with the epoch of each step before the step. ``ranks``: the processes that take
+    the steps together. ``trial`` and ``numbers`` are read where a training collapses (`scale_collapse.py`).
+    ``learners`` and ``scalers`` are by name, and set by the subclass.
     """
 
     learners: Mapping[str, Learner]
@@ -35,8 +38,11 @@ class BatchLoop:
         self.ranks = ranks
         self.on_epoch: Callable[[int], None] = lambda epoch: None
         self.on_next: Callable[[Tensor], None] = lambda batch: None
+        self.trial: Trial = trial_under_autocast(averaged, device)
+        self.numbers: Callable[[Sequence[int]], Sequence[int]] = lambda rows: rows
         self._next: Tensor | None = None
         self.module, self.rows, self.settings, self.done = module, rows, settings, 0
+        self.model = averaged
         self.steps, self.kind = total_steps(rows, settings), torch.device(device).type
         self.sound, decay = finite_names(named_tensors(module)), settings.ema_decay
         self.average = Average(averaged, decay, finite_names(named_tensors(averaged))) if decay else None
@@ -64,6 +70,16 @@ class BatchLoop:
         if self._next is not None:
             self.on_next(self._next)
 
+    def diagnose(self, learner: Learner, passes: Passes) -> None:
+        """Where the steps of ``learner`` end in a collapse, its message says why."""
+
+        def sentence() -> str:
+            with alone(learner.weights, self.weights):
+                found = Diagnosis(passes, learner.weights, self.model, self.trial, self.numbers, passes.batch)
+                return found.sentence()
+
+        learner.patience.diagnose = sentence
+
     def step(self, epoch: int, batch: Tensor) -> StepRecord:
         """One step on the rows ``batch``."""
         raise NotImplementedError
@@ -90,6 +106,20 @@ class BatchLoop:
         for name, learner in self.learners.items():
             with naming(name):
                 learner.patience.check(self.done)
+
+
+@contextmanager
+def alone(learning: Sequence[nn.Parameter], among: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, only the parameters ``learning`` require gradients; afterwards all of ``among`` do."""
+    for weight in among:
+        weight.requires_grad_(False)
+    for weight in learning:
+        weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for weight in among:
+            weight.requires_grad_(True)
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LRScheduler
 
-from .half_model import norms_of
+from .optimizers import optimizer_of
 from .passes import is_finite
 from .patience import Patience
 from .schedules import scheduler_of
@@ -48,26 +47,27 @@ class Learner:
 
 
 def learner_of(module: nn.Module, settings: Settings, steps: int) -> Learner:
-    """AdamW for the parameters of ``module`` that learn, over a training of so many steps. On CUDA in one kernel, which
-    asks the scaler's flag there: otherwise the host would have to wait for it."""
+    """The optimizer of the parameters of ``module`` that learn, over a training of so many steps. Raises Stopped."""
+    check_dtypes(module)
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = parameter_groups(module, settings.weight_decay)
-    fused = True if weights and all(weight.is_cuda for weight in weights) else None
-    optimizer = torch.optim.AdamW(groups, settings.learning_rate, settings.betas, fused=fused)
+    optimizer = optimizer_of(module, settings)
     schedule = scheduler_of(optimizer, settings, steps)
     return Learner(weights, optimizer, schedule, settings.clip_norm, Patience(settings))
 
 
-def parameter_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices and kernels; none for biases and the weights of norms, which have no size to shrink."""
-    plain = {id(parameter) for part in norms_of(module) for parameter in part.parameters(recurse=False)}
-    named = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-    spared = [one for name, one in named if one.ndim < 2 or id(one) in plain or name.endswith("bias")]
-    ids = {id(one) for one in spared}
-    return [
-        {"params": [one for _, one in named if id(one) not in ids], "weight_decay": decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
+def check_dtypes(module: nn.Module) -> None:
+    """Raises Stopped where the optimizer would change weights in half: most of its changes would be rounded away."""
+    half = {
+        name: one.dtype for name, one in module.named_parameters() if one.requires_grad and one.itemsize < 4
+    }
+    if half:
+        name, dtype = next(iter(half.items()))
+        raise Stopped(
+            "HALF_WEIGHTS",
+            f"{len(half)} parameters that learn are in half ('{name}' is {str(dtype).removeprefix('torch.')}), and an "
+            "optimizer needs weights in FP32: most of its changes are smaller than half can add. Build the module in "
+            "FP32 (no .half(), .bfloat16() or torch_dtype=float16); the training itself computes in half",
+        )
 
 
 def gradient_norm(weights: Sequence[Tensor]) -> Tensor:
@@ -79,4 +79,14 @@ def gradient_norm(weights: Sequence[Tensor]) -> Tensor:
             "no parameter received a gradient: the loss does not depend on them. Does forward run under no_grad, "
             "or detach what it computes?",
         )
-    return get_total_norm(gradients)
+    try:
+        return get_total_norm(gradients)
+    except NotImplementedError:  # so says torch of sparse ones
+        if all(gradient.layout == torch.strided for gradient in gradients):
+            raise
+        shapes = [list(one.shape) for one in gradients if one.layout != torch.strided]
+        raise Stopped(
+            "SPARSE_GRADIENTS",
+            f"the gradients of parameters {shapes} are sparse, and clipping and weight decay need whole ones. Build "
+            "their tables with sparse=False (nn.Embedding, nn.EmbeddingBag, functional.embedding), and convert again",
+        ) from None

@@ -6,17 +6,16 @@ What the operator's code keeps in plain Python attributes is not among it.
 """
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .batch_loop import BatchLoop
 from .learner import Learner
 from .patience import named_tensors
+from .seeding import numpy_state, set_generators, torch_generators
 
 Tensors = dict[str, Tensor]
 MODULE, OPTIMIZER, GENERATOR, AVERAGE = "module:", "optimizer:", "generator:", "average:"
@@ -27,8 +26,9 @@ def tensors_of(loop: BatchLoop) -> Tensors:
     found = {MODULE + name: tensor for name, tensor in named_tensors(loop.module).items()}
     for owner, learner in loop.learners.items():
         for index, state in learner.optimizer.state_dict()["state"].items():
-            found |= {f"{OPTIMIZER}{owner}:{index}:{key}": value for key, value in state.items()}
-    found |= {GENERATOR + name: state for name, state in _torch_generators().items()}
+            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            found |= {f"{OPTIMIZER}{owner}:{index}:{key}": value for key, value in tensors.items()}
+    found |= {GENERATOR + name: state for name, state in torch_generators().items()}
     if loop.average is not None:
         found |= {AVERAGE + name: tensor for name, tensor in loop.average.tensors.items()}
     found |= loop.state_of_rows()
@@ -43,7 +43,7 @@ def numbers_of(loop: BatchLoop) -> dict[str, Any]:
         "scalers": {name: scaler.state_dict() for name, scaler in loop.scalers.items()},
         "averaged": 0 if loop.average is None else loop.average.taken,
         "python": random.getstate(),
-        "numpy": _numpy_state(),
+        "numpy": numpy_state(),
     }
 
 
@@ -66,12 +66,18 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
     if type(done := numbers["done"]) is not int or not 0 <= done <= loop.steps:
         raise ValueError(f"{done!r} steps of {loop.steps} are done")
     loop.done = done
-    _set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
+    set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
 
 
 def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
-    groups, patience = learner.optimizer.state_dict()["param_groups"], learner.patience
+    state, patience = learner.optimizer.state_dict(), learner.patience
+    groups = state["param_groups"]
+    numbers = {
+        index: {key: value for key, value in of_one.items() if not isinstance(value, Tensor)}
+        for index, of_one in state["state"].items()
+    }
     return {
+        "state": {str(index): found for index, found in numbers.items() if found},
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
         "scheduler": learner.scheduler.state_dict(),
         "patience": [patience.taken, patience.in_a_row, patience.cause],
@@ -79,27 +85,20 @@ def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
 
 
 def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    state: dict[int, Tensors] = {}
+    state: dict[int, dict[str, Any]] = {int(index): dict(found) for index, found in numbers["state"].items()}
     for name, tensor in tensors.items():
         index, _, key = name.partition(":")
         state.setdefault(int(index), {})[key] = tensor
     groups = learner.optimizer.state_dict()["param_groups"]
-    for group, kept in zip(groups, numbers["groups"], strict=True):  # fused: as this device has it
-        group.update(kept, betas=tuple(kept["betas"]), fused=group["fused"])
+    for group, kept in zip(groups, numbers["groups"], strict=True):
+        pairs = {key: tuple(value) for key, value in kept.items() if isinstance(group[key], tuple)}
+        group.update(
+            kept, **pairs, **{"fused": group["fused"]} if "fused" in group else {}
+        )  # as this device has it
     learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
     learner.scheduler.load_state_dict(dict(numbers["scheduler"]))
     patience = learner.patience
     patience.taken, patience.in_a_row, patience.cause = numbers["patience"]
-
-
-@contextmanager
-def generators_untouched() -> Iterator[None]:
-    """Whatever is drawn inside, the generators are as before."""
-    before = _torch_generators(), random.getstate(), _numpy_state()
-    try:
-        yield
-    finally:
-        _set_generators(*before)
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -123,25 +122,3 @@ def put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _torch_generators() -> Tensors:
-    found = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found |= {f"cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    return found
-
-
-def _numpy_state() -> list[Any]:
-    name, keys, *rest = np.random.get_state()
-    return [name, np.asarray(keys).tolist(), *rest]
-
-
-def _set_generators(of_torch: Mapping[str, Tensor], of_python: Any, of_numpy: Any) -> None:
-    torch.set_rng_state(of_torch["cpu"])
-    for index in range(len(of_torch) - 1):
-        torch.cuda.set_rng_state(of_torch[f"cuda{index}"], index)
-    version, words, gauss = of_python
-    random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = of_numpy
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .....models.loss_names import IGNORED
 from .training_terms import Stopped
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 BALANCED = "balanced"
+BCE_WITH_LOGITS = "bce_with_logits"
 
 
 def losses_of(request: Mapping[str, Any], targets: Mapping[str, Tensor]) -> dict[str, Loss]:
@@ -24,10 +26,12 @@ def losses_of(request: Mapping[str, Any], targets: Mapping[str, Tensor]) -> dict
         if ".py:" in name:
             found[output] = own_loss(name, request["source"])
         elif name in CLASS_LOSSES:
-            weights = ClassWeights(request.get("class_weights"), targets[output])
+            target = targets[output]
+            classes = target.argmax(-1) if target.is_floating_point() else target
+            weights = ClassWeights(request.get("class_weights"), classes)
             found[output] = class_loss(name, weights, request.get("label_smoothing", 0.0))
         else:
-            found[output] = value_loss(name)
+            found[output] = value_loss(name, request.get("pos_weight"))
     return found
 
 
@@ -49,7 +53,7 @@ class ClassWeights:
 
     def _weights(self, count: int) -> Tensor:
         """A class without rows weighs 1."""
-        rows = torch.bincount(self.classes.flatten(), minlength=count).double()
+        rows = torch.bincount(self.classes[self.classes != IGNORED], minlength=count).double()
         if self.asked == BALANCED:
             shares = rows.sum() / (int((rows > 0).sum()) * rows)
             return torch.where(rows > 0, shares, 1.0).float()
@@ -64,18 +68,37 @@ class ClassWeights:
 
 
 def class_loss(name: str, weights: ClassWeights, smoothing: float = 0.0) -> Loss:
+    """The mean over the targets that are not `IGNORED`; 0 where all of them are. Targets that are floating point are
+    shares of the classes along the last axis (soft labels)."""
+
     def loss(scores: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            weight, (scores, target) = (
+                weights.of(scores.shape[-1], scores),
+                (scores.flatten(0, -2), target.flatten(0, -2)),
+            )
+            return functional.cross_entropy(scores, target, weight, label_smoothing=smoothing)
         weight = weights.of(class_count(scores, target), scores)
         scores, target = classes_last(scores, target)
-        return CLASS_LOSSES[name](scores, target, weight, smoothing).mean()
+        kept = target != IGNORED
+        each = CLASS_LOSSES[name](scores, target.where(kept, 0), weight, smoothing)
+        return each.where(kept, 0.0).sum() / kept.sum().clamp(min=1)
 
     return loss
 
 
-def value_loss(name: str) -> Loss:
+def value_loss(name: str, pos_weight: float | list[float] | None = None) -> Loss:
+    """``pos_weight``: of ``bce_with_logits``, one number, or one for each value along the last axis."""
+
     def loss(answer: Tensor, target: Tensor) -> Tensor:
         if answer.shape != target.shape:  # torch would broadcast
             raise Stopped("BAD_DATA", f"targets {list(target.shape)} do not fit answers {list(answer.shape)}")
+        if pos_weight is not None and name == BCE_WITH_LOGITS:
+            weight = torch.tensor(pos_weight, dtype=answer.dtype, device=answer.device)
+            if weight.ndim and len(weight) != answer.shape[-1]:
+                wanted = f"one number, or one for each of the {answer.shape[-1]} values"
+                raise Stopped("BAD_DATA", f"pos_weight: expected {wanted}, got {len(weight)}")
+            return functional.binary_cross_entropy_with_logits(answer, target.float(), pos_weight=weight)
         return VALUE_LOSSES[name](answer, target.float())
 
     return loss

@@ -3,8 +3,9 @@ alone."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from .bisection import culprits
 from .emulated_half import emulated_context
 from .ranks import ALONE, Ranks
 from .recurrent import recurrent_context
+from .saturation import Saturation
 from .setting_names import EMULATED, most_quarantined
 from .training_terms import (
     DTYPES,
@@ -25,6 +27,12 @@ from .training_terms import (
 
 LossOf = Callable[[Tensor], Tensor]
 PartsOf = Callable[[Tensor], Sequence[Tensor]]
+
+
+NO_GRADIENT = (
+    "the loss does not depend on any parameter that learns, so there is no gradient. Does forward run under "
+    "torch.no_grad or inference_mode, or detach what it computes? Take that out of the model's code, and convert again"
+)
 
 
 def whole(batch: Tensor) -> Sequence[Tensor]:
@@ -45,7 +53,7 @@ class Passed:
 @dataclass
 class Passes:
     """Forward and backward passes over a batch, part by part; where there are several ``ranks``, over the parts of this
-    one. ``good``: rows of the last step that was taken.
+    one. ``good``: rows of the last step that was taken; ``batch``: those of the last step.
 
     ``runs_ahead``: the host runs ahead of the device, and each number that it reads makes it wait; so it reads one time
     for a batch. ``meanwhile`` is called before that, while the device computes.
@@ -60,10 +68,12 @@ class Passes:
     sound: set[str]
     ranks: Ranks = ALONE
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    batch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     meanwhile: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.runs_ahead = self.kind != "cpu"
+        self._saturation = Saturation()
 
     def run(self, batch: Tensor) -> Passed:
         """Gradients are added up in the parameters; those of a loss that is not finite are of no use."""
@@ -73,12 +83,14 @@ class Passes:
         # Made here: this process may have no part of the first batch.
         scale = self.scaler.scale(torch.ones((), device=self.kind))
         for part in self.ranks.share(self.parts_of(batch)):
-            with autocast_of(self.settings, self.kind, self.module):
+            with self.forward_context():
                 loss = self.loss_of(part) * (part.numel() / len(batch))
+            if not loss.requires_grad:
+                raise Stopped("USER_CODE", NO_GRADIENT)
             total = total + loss.detach()
             if not self.runs_ahead and not is_finite(total):
                 break
-            with emulated_context(self.settings, self.kind):
+            with self.backward_context():
                 self.scaler.scale(loss).backward()
         total, sound = self.ranks.agree(total, self.buffers_are_finite())
         self.meanwhile()
@@ -87,6 +99,16 @@ class Passes:
             return Passed(loss, scaled, NON_FINITE_LOSS)
         return Passed(loss, scaled, None if is_sound else NON_FINITE_BUFFER)
 
+    def forward_context(self, precision: str | None = None) -> AbstractContextManager[None]:
+        """Around a forward: in the precision of the training, or in another one."""
+        return autocast_of(self._settings_in(precision), self.kind, self.module, self._saturation)
+
+    def backward_context(self, precision: str | None = None) -> AbstractContextManager[Any]:
+        return emulated_context(self._settings_in(precision), self.kind)
+
+    def _settings_in(self, precision: str | None) -> Settings:
+        return self.settings if precision is None else replace(self.settings, precision=precision)
+
     def culprits(self, batch: Tensor) -> Tensor:
         """The rows that spoil the loss or a buffer. Parameters, buffers and random numbers are as before."""
         with torch.random.fork_rng(), torch.no_grad():
@@ -94,7 +116,7 @@ class Passes:
 
     def spoils(self, rows: Tensor) -> bool:
         before = snapshot(self.module)
-        with autocast_of(self.settings, self.kind, self.module):
+        with self.forward_context():
             losses = [self.loss_of(part) for part in self.parts_of(rows)]
         spoilt = not all(map(is_finite, losses)) or not self.buffers_are_finite()
         restore(before)
@@ -129,9 +151,11 @@ class Quarantine:
 
 
 @contextmanager
-def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[None]:
-    """The autocast of a job's precision around a forward of ``module``: off in fp32, and where the model itself is in
-    half (O2)."""
+def autocast_of(
+    settings: Settings, device: str, module: nn.Module, saturation: Saturation | None = None
+) -> Iterator[None]:
+    """The autocast of a job's precision around a forward of ``module`` and its loss: off in fp32, and where the model
+    itself is in half (O2). A sigmoid before the loss is FP32; ``saturation`` knows of the loss whether there is one."""
     precision, kind = settings.precision, torch.device(device).type
     dtype, wanted = DTYPES[precision], precision != "fp32" and settings.opt_level == "O1"
     needs_kernels = wanted and precision != EMULATED
@@ -139,6 +163,7 @@ def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[
         torch.amp.autocast(kind, dtype=dtype, enabled=wanted),
         recurrent_context(module, kind, dtype, needs_kernels),
         emulated_context(settings, kind),
+        (saturation or Saturation()).followed() if precision != "fp32" else nullcontext(),
     ):
         yield
 

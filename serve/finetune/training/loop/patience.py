@@ -1,6 +1,6 @@
 """Decides when a training that makes no progress is ended, and checks the weights that it leaves. Needs torch alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,8 @@ from .training_terms import GRADIENT_OVERFLOW, Settings, Stopped
 class Patience:
     """Ends a job that skips step after step where the loss scale cannot help: it did not fall.
 
-    That is: it is at its floor, or there is none (bf16, fp32), or the loss itself was not finite.
+    That is: it is at its floor, or there is none (bf16, fp32), or the loss itself was not finite. ``diagnose`` says why
+    gradients are not finite.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -19,6 +20,7 @@ class Patience:
         self.taken = 0
         self.in_a_row = 0
         self.cause: str | None = None
+        self.diagnose: Callable[[], str] = lambda: ""
 
     def count(self, cause: str | None, scale_fell: bool) -> None:
         """Count one step: ``cause`` says why it was skipped."""
@@ -41,7 +43,9 @@ class Patience:
     def stopped(self, what: str) -> Stopped:
         half = self.settings.is_fp16
         if self.cause == GRADIENT_OVERFLOW:
-            code, why = ("SCALE_COLLAPSE", self.collapse()) if half else ("DIVERGED", EXPLODED)
+            why = f"the gradients overflow half at every loss scale down to the floor of {self.settings.scale_floor:g}"
+            code, why = ("SCALE_COLLAPSE", why) if half else ("DIVERGED", "the gradients are not finite")
+            why += f". {self.diagnose()}."
         else:
             code, why = ("DIVERGED", LOST) if self.taken else ("BAD_DATA", POISONED)
             why += (
@@ -49,16 +53,7 @@ class Patience:
             )
         return Stopped(code, f"{what}: {why}")
 
-    def collapse(self) -> str:
-        return (
-            f"the gradients overflow half at every loss scale down to the floor of {self.settings.scale_floor:g}. "
-            "Train in bf16 or fp32, look for extreme values in the inputs or targets, or start from a lower init_scale."
-        )
 
-
-EXPLODED = (
-    "the gradients are not finite. Lower the learning rate, or look for extreme values in inputs and targets."
-)
 LOST = "the loss was finite and no longer is. Lower the learning rate, or look for extreme rows in the data."
 POISONED = "the loss was never finite. Look for non-finite or extreme values in the inputs and targets."
 

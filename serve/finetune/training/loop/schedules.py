@@ -46,7 +46,9 @@ def scheduler_of(optimizer: Optimizer, settings: Settings, steps: int) -> LRSche
         rise = (
             settings.warmup_ratio if settings.warmup_ratio * steps > 1 else 0.0
         )  # torch divides by the length of a rise of one step, which is 0
-        return OneCycleLR(optimizer, settings.learning_rate, total_steps=steps, pct_start=rise)
+        cycles = not {"momentum", "betas"}.isdisjoint(optimizer.defaults)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        return OneCycleLR(optimizer, rates, total_steps=steps, pct_start=rise, cycle_momentum=cycles)
     rising = warm_up_steps(settings, steps)
     falling = _FALLING[settings.schedule](optimizer, settings, max(1, steps - rising))
     if rising == 0:

@@ -7,6 +7,7 @@ USUAL_LEARNING_RATE = 1e-4  # AdamW's, for going on with a trained model
 MOST_SHARE, MOST_ROWS = 0.1, 10  # of the rows of a file may be quarantined, whichever is more
 ONE_CYCLE = "one_cycle"
 EMULATED = "fp16_emulated"  # half is stored, and products are computed in FP32 (`emulated_half.py`)
+HALF_LEVELS = ("O2", "O3")  # a half model: with norms in FP32, and with everything in half
 PRECISIONS = ("fp16", "bf16", "fp32", EMULATED)
 # Each schedule with the settings that it reads besides `warmup_ratio`, which all of them read.
 SCHEDULES: Mapping[str, tuple[str, ...]] = {

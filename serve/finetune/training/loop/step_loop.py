@@ -7,15 +7,15 @@ gradients are not finite is skipped alone, and its scaler is updated once, behin
 examples, "Working with Multiple Models, Losses, and Optimizers"; a scaler by itself is Apex's ``loss_id``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from .....models.optimizer_names import DEFAULT, OPTIMIZERS
 from .amp import fell, grad_scaler, update
-from .batch_loop import BatchLoop
+from .batch_loop import BatchLoop, alone
 from .learner import Learner, learner_of
 from .passes import LossOf, PartsOf, Passes, restore, snapshot, whole
 from .ranks import ALONE, Ranks
@@ -92,6 +92,8 @@ class StepLoop(BatchLoop):
             for name, scaler in scalers.items()
         ]
         self.in_order[-1].passes.meanwhile = self.fetch_next
+        for step in self.in_order:
+            self.diagnose(step.learner, step.passes)
 
     def step(self, epoch: int, batch: Tensor) -> StepRecord:
         """Every declared step once, in order, then one update of each scaler. The record's figures are those of the
@@ -118,6 +120,7 @@ class StepLoop(BatchLoop):
         scaler, norm = self.scalers[step.scaler], None
         rate, before = step.learner.rate, snapshot(self.module)
         step.learner.clear()
+        step.passes.batch = batch
         with alone(step.learner.weights, self.weights):
             passed = step.passes.run(batch)
         cause = passed.cause
@@ -131,24 +134,12 @@ class StepLoop(BatchLoop):
 
 def settings_of_optimizer(settings: Settings, optimizer: Mapping[str, Any]) -> Settings:
     """The settings with those that an optimizer declares for itself."""
-    own = {name: value for name, value in optimizer.items() if name != "nets"}
+    own = {"optimizer": DEFAULT, **{name: value for name, value in optimizer.items() if name != "nets"}}
+    arguments = [name for name in OPTIMIZERS[own["optimizer"]] if name in own and name != "betas"]
+    own["optimizer_args"] = {name: own.pop(name) for name in arguments}
     if "betas" in own:
         own["betas"] = tuple(own["betas"])
     return replace(settings, **own)
-
-
-@contextmanager
-def alone(learning: Sequence[nn.Parameter], among: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Inside, only the parameters ``learning`` require gradients; afterwards all of ``among`` do."""
-    for weight in among:
-        weight.requires_grad_(False)
-    for weight in learning:
-        weight.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for weight in among:
-            weight.requires_grad_(True)
 
 
 def check_owners(module: nn.Module, learners: Mapping[str, Learner]) -> None:

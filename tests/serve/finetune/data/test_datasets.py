@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, BadSamples
+from halfeven.models.loss_names import IGNORED
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.value_range import ValueRange
 from halfeven.serve.finetune.data.datasets import (
@@ -19,6 +20,7 @@ from halfeven.serve.finetune.data.datasets import (
     read_training,
     seen_in_training,
     split,
+    with_classes,
 )
 from safetensors.numpy import save_file
 
@@ -103,6 +105,36 @@ def test_a_class_that_there_is_not_names_its_rows_and_the_range(
 ) -> None:
     arrays["target:logits"][[2, 21]] = wrong
     assert f"'target:logits', rows 2, 21: expected classes 0..2, got {wrong}" in fault(tmp_path, arrays)
+
+
+@pytest.mark.parametrize("ignored", [-100, 255, 0])
+def test_a_target_that_is_not_to_be_learnt_is_marked_and_refuses_no_row(
+    tmp_path: Path, arrays: dict[str, np.ndarray], ignored: int
+) -> None:
+    arrays["target:logits"][2], arrays["target:logits"][3] = ignored, 1
+    save_file(arrays, tmp_path / "train.safetensors")
+    for quarantine in (False, True):
+        found = read_training(tmp_path / "train.safetensors", SPEC, quarantine=quarantine, ignored=ignored)
+        targets = found.samples.targets["logits"]
+        assert targets[2] == IGNORED and targets[3] == 1 and found.rows == ROWS
+        assert ((targets == IGNORED) == (arrays["target:logits"] == ignored)).all()
+
+
+def test_soft_labels_are_shares_of_the_classes_and_are_judged_by_the_largest(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    scores = np.random.default_rng().random((ROWS, 3)).astype(np.float32)
+    arrays["target:logits"] = scores / scores.sum(1, keepdims=True)
+    found = read(tmp_path, arrays)
+    assert found.samples.targets["logits"].dtype == np.float32
+    assert (with_classes(SPEC, found.samples).targets["logits"] == scores.argmax(1)).all()
+    for wrong in ([0.5, 0.6, 0.0], [1.5, -0.5, 0.0]):
+        arrays["target:logits"][4] = wrong
+        assert "'target:logits', row 4: expected a share of 0 or more for each class" in fault(
+            tmp_path, arrays
+        )
+    arrays["target:logits"] = arrays["target:logits"][:, :2]
+    assert "'target:logits'" in fault(tmp_path, arrays)
 
 
 def _only_inputs(arrays: dict[str, np.ndarray]) -> None:

@@ -13,13 +13,14 @@ from halfeven.models.errors import NotReady
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs import job_runner, trial_run
-from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost
+from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost, ends_stale
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState
 from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
+from halfeven.serve.finetune.jobs.training_request import NEEDED
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from safetensors import SafetensorError
 
@@ -62,9 +63,9 @@ class Runner(JobRunner):
         self.converting()
         return publish(self.store, job=job.id, **{"pass": number})
 
-    def job(self, **hyperparameters: Any) -> Job:
+    def job(self, model: str = "net", **hyperparameters: Any) -> Job:
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
-        return self.job_store.create_job(JobRequest("net", "net", 1, "file-1", hyperparameters, 3))[0]
+        return self.job_store.create_job(JobRequest(model, "net", 1, "file-1", hyperparameters, 3))[0]
 
     def again(self, job: Job) -> None:
         """As the next server does it."""
@@ -75,6 +76,8 @@ class Runner(JobRunner):
 def publish(store: Store, **lineage: Any) -> Version:
     with store.draft("net") as draft:
         draft.write_json("nonce.json", len(store.numbers("net")))
+        for name in NEEDED:
+            draft.write_json(name, {})
         return draft.publish("live", {"lineage": lineage})
 
 
@@ -242,6 +245,39 @@ def test_a_second_pass_converts_the_same_weights_once_more_whoever_dies(runner: 
     assert runner.made == ["trained", "converted", "converted", "converted"]
     assert [runner.store.version("net", number).manifest["lineage"]["pass"] for number in (2, 3)] == [1, 2]
     assert [path.name for path in (runner.store.root / "jobs" / job.id).glob("pass-*")] == ["pass-2"]
+
+
+def test_jobs_that_wait_follow_the_newest_active_version_unless_they_name_one(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alike = [True]
+    monkeypatch.setattr(Version, "spec", lambda self: None)
+    monkeypatch.setattr(job_runner, "same_signature", lambda one, other: alike[0])
+    runner.concluding = lambda version: runner.store.promote(version, "test")
+    waiting = [runner.job() for _ in range(4)]
+    named, last = runner.job("net@1"), runner.job()
+    parents: list[int] = []
+    runner.training = lambda folder: parents.append(folder.state().parent)  # type: ignore[union-attr]
+    for job in (*waiting, named):
+        runner.go(job)
+    alike[0] = False
+    runner.go(last)
+    assert parents == [1, 2, 3, 4, 1, 1], "the last one's rows cannot be asked of the version that came since"
+    assert [runner.job_store.job(job.id).parent_version for job in (*waiting, named)] == [1, 2, 3, 4, 1]
+    (event,) = (one for one in runner.job_store.events(waiting[1].id) if "became active" in one.message)
+    assert (
+        event.message
+        == "net@2 became active while the job waited: it is trained from that one, not from net@1"
+    )
+
+
+def test_a_job_that_can_only_end_stale_is_told_so_before_it_trains(runner: Runner) -> None:
+    parent = runner.store.version("net", 1)
+    assert ends_stale(parent, 1, "refuse") is ends_stale(parent, None, "refuse") is None
+    assert ends_stale(parent, 2, "rejudge") is None
+    assert (ends_stale(parent, 2, "refuse") or "").startswith(
+        "net@1 is not active, net@2 is: what this job makes"
+    )
 
 
 def test_passes_have_an_end(runner: Runner) -> None:

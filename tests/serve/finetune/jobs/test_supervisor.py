@@ -59,11 +59,13 @@ def unjudged(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def start(client: openai.OpenAI, file: Path, hyperparameters: dict[str, Any], **more: Any) -> Any:
+def start(
+    client: openai.OpenAI, file: Path, hyperparameters: dict[str, Any], model: str = "digits", **more: Any
+) -> Any:
     uploaded = client.files.create(file=file, purpose="fine-tune")
     method: Any = hyperparameters
     return client.fine_tuning.jobs.create(
-        model="digits", training_file=uploaded.id, seed=7, extra_body={"hyperparameters": method}, **more
+        model=model, training_file=uploaded.id, seed=7, extra_body={"hyperparameters": method}, **more
     )
 
 
@@ -96,7 +98,8 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
         assert accuracy(port, shifted(images), labels)[0] < 0.3
         job = start(client, new_data, QUICK, suffix="turned")
         other = start(client, new_data, LONG)
-        late = start(client, new_data, QUICK, suffix="the same data from the same parent")
+        late = start(client, new_data, QUICK, "digits@1", suffix="the same data from the same parent")
+        following = start(client, new_data, {**QUICK, "n_epochs": 1})
         assert client.fine_tuning.jobs.cancel(other.id).status in ("cancelled", "running", "queued")
         done = ended(client, job.id)
         assert done.status == "succeeded", done.error
@@ -114,6 +117,10 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
             assert words in stale.error.message
         assert (promotion(stale)["state"], stale.to_dict()["halfeven"]["version"]) == ("refused", 3)
         assert served_version(port, "digits") == "2" and store.live_number("digits") == 2
+        judged = ended(client, following.id)
+        assert (judged.status, promotion(judged)["code"]) == ("succeeded", "NOTHING_LEARNT"), judged.error
+        assert judged.to_dict()["halfeven"]["parent_version"] == 2
+        assert store.version("digits", 4).manifest["parent"] == 2, "it named no version, and waited"
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=PATIENCE_S) as http:
             assert http.post("/promote", json={"version": 3}).status_code == 200, "an operator may"
             (by_hand,) = http.get("/versions/3/lineage").json()["promotions"]
@@ -154,7 +161,9 @@ def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
     with served_to_client(store) as (_, port, client):
         first = start(client, new_data, QUICK)
         words = {"stale_parent": "rejudge", "bad_rows": "quarantine"}
-        second = start(client, tmp_path / "flipped.safetensors", {**QUICK, "n_epochs": 10, **words})
+        second = start(
+            client, tmp_path / "flipped.safetensors", {**QUICK, "n_epochs": 10, **words}, "digits@1"
+        )
         again = start(client, new_data, {**QUICK, "n_epochs": 1, "stale_parent": "retrain"})
         assert ended(client, first.id).fine_tuned_model == "digits@2"
         undone = ended(client, second.id)

@@ -21,10 +21,16 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
     lines: list[dict[str, Any]] = [
         {"type": "started", "total_steps": steps, "slow_precision": "training in fp16 is slow"}
     ]
+    lines[0] |= {"in_fp32": {f"norm{i}": "a LayerNorm" for i in range(30)}, "mixed": ["", "head"]}
     lines += [{**skipped, "step": step} for step in range(1, steps + 1)]
     TrainingWatch(job_store, job.id, lambda rows: rows).follow(child, lines)  # type: ignore[arg-type]
     events = [event.message for event in job_store.events(job.id, limit=1000)]
     assert "training in fp16 is slow" in events
+    assert any(
+        one.startswith("these modules compute in FP32: 'norm0' (a LayerNorm), 'norm1'") for one in events
+    )
+    assert any("… (30 modules)" in one for one in events)
+    assert any("compute in half: the model itself, 'head'. Write the norm" in one for one in events)
     assert sum("was skipped" in message for message in events) == MOST_SKIP_EVENTS
     assert sum(FURTHER_SKIPS in message for message in events) == 1
     assert len(job_store.steps(job.id)) == steps and job_store.job(job.id).progress["skipped"] == steps

@@ -59,8 +59,10 @@ def test_the_precision_of_a_job_is_measured_and_the_event_has_what_that_cost(
     model.write_text(
         model.read_text().replace("torch.rand(1)", "torch.rand(())")
     )  # leaves a half tensor half
-    lines, _ = run(job)
+    lines, _ = run(job | {"fp32_modules": ["la*"]})
     assert lines[-1]["type"] == "done", lines[-1]
+    named = {"last": "fp32_modules names it"}
+    assert lines[0]["in_fp32"] == (named if level == "O1" else {"norm": "a BatchNorm1d"} | named)
     chosen = next(line for line in lines if line["type"] == "chosen")
     assert chosen["precision"] == lines[-1]["summary"]["precision"] in possible
     assert chosen["seconds"].keys() | {one["precision"] for one in chosen["left_out"]} == possible

@@ -26,6 +26,11 @@ def drawn(inputs, targets):
     inputs["x"] *= noise  # the row is the function's own
     return inputs, targets
 
+def turned(inputs, targets):
+    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+    inputs["x"] = (inputs["x"].reshape(2, 2) @ turn).reshape(4)
+    return inputs, {"y": targets["y"].half() @ turn.half() + 1 / 3}
+
 def fails(inputs, targets):
     return inputs["z"], targets
 
@@ -95,8 +100,8 @@ def test_the_generators_of_the_training_are_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("fails", "row 2: KeyError in augment.py, line 12: 'z'. Mend the function, or take transform out of"),
-        ("inside_of_torch", "row 2: NotImplementedError in augment.py, line 27: "),
+        ("fails", "row 2: KeyError in augment.py, line 17: 'z'. Mend the function, or take transform out of"),
+        ("inside_of_torch", "row 2: NotImplementedError in augment.py, line 32: "),
         ("no_pair", "row 2: expected (inputs, targets), two dicts, got dict"),
         ("wider", "{'x': 'float32 [4]'}, got {'x': 'float32 [8]'}"),
         ("half", "got {'x': 'float16 [4]'}"),
@@ -117,6 +122,25 @@ def test_a_row_is_named_as_the_caller_s_file_counts_it(tmp_path: Path) -> None:
     assert one is not None
     with pytest.raises(Exception, match="row 4: expected"):
         one.rows([1], *stacked([1]))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp16_emulated"])
+def test_a_transform_computes_as_it_would_outside_of_the_training(tmp_path: Path, precision: str) -> None:
+    rows, one = [1, 2], transform(tmp_path, function="turned")
+    x, y = torch.randn(2, 4), torch.randn(2, 2)
+
+    def turned() -> tuple[Tensor, Tensor]:
+        targets = {"y": y.half()}
+        inputs, targets = one.rows(rows, {"x": x.clone()}, targets)
+        return inputs["x"], targets["y"]
+
+    plain = turned()
+    with autocast_of(Settings(precision=precision), "cpu", nn.Identity()):
+        found = turned()
+        assert torch.is_autocast_enabled("cpu"), "the model's forward is under it again"
+    for one_part, expected in zip(found, plain, strict=True):
+        assert one_part.dtype == expected.dtype and torch.equal(one_part, expected)
+    assert plain[0].dtype == torch.float32
 
 
 def test_rows_that_are_judged_are_not_transformed(tmp_path: Path) -> None:

@@ -275,7 +275,13 @@ def test_a_job_whose_data_overflow_every_gradient_fails_with_its_reason_and_writ
 ) -> None:
     data = load_file(small["data"])
     save_file(data | {"target:y": torch.full_like(data["target:y"], 1e7)}, small["data"])
-    hyperparameters = {"n_epochs": 50, "batch_size": 16, "init_scale": 8.0, "max_floor_hits": 3}
+    hyperparameters = {
+        "n_epochs": 50,
+        "batch_size": 16,
+        "init_scale": 8.0,
+        "max_floor_hits": 3,
+        "scale_floor": 1.0,
+    }
     lines, _ = run(with_code(small) | {"precision": "fp16", "hyperparameters": hyperparameters})
     assert [line["scale"] for line in lines[1:-1]] == [8.0, 4.0, 2.0, 1.0, 1.0, 1.0]
     assert {line["cause"] for line in lines[1:-1]} == {"gradient overflow"}

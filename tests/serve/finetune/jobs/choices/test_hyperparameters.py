@@ -1,11 +1,15 @@
 """What ``auto`` becomes: a number that fits the data and the model, and the asker's own word before it."""
 
+import inspect
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from halfeven.models.errors import BadInput
+from halfeven.models.optimizer_names import OPTIMIZERS
 from halfeven.serve.finetune.jobs.choices.hyperparameter_table import AUTO, RANGES, WORDS
 from halfeven.serve.finetune.jobs.choices.hyperparameters import (
     KNOWN,
@@ -13,6 +17,8 @@ from halfeven.serve.finetune.jobs.choices.hyperparameters import (
     read_hyperparameters,
     resolve,
 )
+from halfeven.serve.finetune.jobs.choices.setting_aliases import NAMES
+from halfeven.serve.finetune.jobs.choices.setting_aliases import WORDS as WORDS_OF_OTHERS
 from halfeven.serve.finetune.jobs.choices.trainable import check_patterns
 
 
@@ -109,6 +115,113 @@ def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -
         read(opt_level="O0", precision="bf16")
     with pytest.raises(BadInput, match=r"precision: opt_level O2 trains a half model; .*, got fp32"):
         read(opt_level="O2", precision="fp32")
+
+
+def asked(**values: object) -> dict[str, Any]:
+    return dict(read_hyperparameters({"hyperparameters": values}))
+
+
+def test_optimizers_have_torch_s_names_and_arguments() -> None:
+    for name, arguments in OPTIMIZERS.items():
+        assert set(arguments) <= set(inspect.signature(getattr(torch.optim, name)).parameters), name
+        assert asked(optimizer=name.lower())["optimizer"] == {"name": name}
+    sgd = {"name": "SGD", "momentum": 0.9, "nesterov": True}
+    found = asked(optimizer=sgd, learning_rates={"backbone.*": 0.1})
+    assert (found["optimizer"], found["weight_decay"], found["learning_rates"]) == (
+        sgd,
+        0.0,
+        {"backbone.*": 0.1},
+    )
+    assert asked(optimizer="adamw_torch")["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            "lion",
+            r"expected one of AdamW, Adam, .*got 'lion'; another one is made by a function of the model folder",
+        ),
+        ({"name": "SGD", "beta": 1}, "SGD has no argument 'beta'"),
+        ({"name": "SGD", "nesterov": True}, "nesterov needs a momentum above 0"),
+        ({"name": "Adam", "betas": [0.9, 1]}, "betas: expected two numbers from 0 to below 1"),
+        ({"name": "Adam", "fused": 1}, "fused: expected true or false, got 1"),
+        (7, "expected a name such as 'SGD'"),
+    ],
+)
+def test_an_optimizer_that_torch_could_not_make_is_refused(value: object, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        asked(optimizer=value)
+
+
+@pytest.mark.parametrize("factors", [{"x": -1}, ["x"], {"x": "fast"}, {"": 1}])
+def test_factors_of_the_rate_that_are_none_are_refused(factors: object) -> None:
+    with pytest.raises(BadInput, match="learning_rates"):
+        asked(learning_rates=factors)
+
+
+def test_an_accumulation_makes_fewer_steps_and_warm_up_steps_are_a_share_of_them() -> None:
+    found = resolve(asked(batch_size=8, accumulation=4, n_epochs=10, warmup_steps=20), 640, 32)
+    assert found["warmup_ratio"] == 20 / 200 and found["batch_size"] == 8
+    assert resolve(asked(n_epochs=4, batch_size=8, warmup_ratio=0.5), 80, 32)["warmup_steps"] == 20
+    with pytest.raises(BadInput, match="warmup_steps: and warmup_ratio are both given"):
+        asked(warmup_steps=3, warmup_ratio=0.1)
+
+
+def test_the_page_has_every_name_and_word_of_other_libraries() -> None:
+    page = (Path(__file__).parents[5] / "docs" / "finetune.md").read_text()
+    for name, others in NAMES.items():
+        assert name in KNOWN and not set(others) & set(KNOWN)
+        assert f"| `{name}` | {', '.join(f'`{one}`' for one in others)} |" in page
+    for name, words in WORDS_OF_OTHERS.items():
+        for word, values in words.items():
+            said = ", ".join(f"`{own} = {value}`" for own, value in values.items())
+            assert any(
+                line.startswith(f"| `{name}` | `") and f"`{word}`" in line and line.endswith(f"| {said} |")
+                for line in page.splitlines()
+            ), word
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"gradient_accumulation_steps": 4, "lr": 1e-3}, {"accumulation": 4, "learning_rate": 1e-3}),
+        ({"fp16": True, "bf16": False, "max_grad_norm": 0.5}, {"precision": "fp16", "clip_norm": 0.5}),
+        ({"precision": "bf16-mixed"}, {"precision": "bf16", "opt_level": "O1"}),
+        ({"precision": 32}, {"precision": "fp32"}),
+        ({"precision": "mixed_float16"}, {"precision": "fp16", "opt_level": "O1"}),
+        ({"precision": "16-true"}, {"precision": "fp16", "opt_level": "O3"}),
+        ({"fp16_opt_level": "O2"}, {"opt_level": "O2"}),
+        ({"lr_scheduler_type": "cosine_with_restarts"}, {"schedule": "cosine_restarts"}),
+        ({"optim": "sgd", "momentum": 0.9}, {"optimizer": {"name": "SGD", "momentum": 0.9}}),
+        ({"adam_beta2": 0.95}, {"optimizer": {"name": "AdamW", "betas": [0.9, 0.95]}}),
+        ({"num_train_epochs": 3, "per_device_train_batch_size": 8}, {"n_epochs": 3, "batch_size": 8}),
+    ],
+)
+def test_the_words_of_other_libraries_are_taken(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = asked(**given)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gradient_acumulation_step": 4}, "the nearest known one is 'accumulation'"),
+        ({"warmup_step": 4}, "the nearest known one is 'warmup_steps'"),
+        ({"optimiser": "SGD"}, "the nearest known one is 'optimizer'"),
+        ({"momentun": 0.9}, "the nearest known one is 'optimizer'"),
+        ({"max_gradient_norm": 1}, "the nearest known one is 'clip_norm'"),
+        ({"lr": 1, "learning_rate": 2}, "learning_rate, which is given two times"),
+        ({"fp16": True, "bf16": True}, "precision, which is given two times"),
+        ({"precision": "float16", "opt_level": "O1"}, "opt_level, which is given two times"),
+        ({"fp16_opt_level": "O4"}, "opt_level: expected one of O1, O0, O2, O3, got 'O4'"),
+    ],
+)
+def test_an_unknown_name_is_told_its_meaning_and_one_given_two_times_is_refused(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        asked(**given)
 
 
 def test_the_page_has_every_setting_with_its_range_and_default() -> None:

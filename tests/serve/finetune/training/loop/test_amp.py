@@ -4,10 +4,11 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, passes
+from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, optimizers, passes
 from halfeven.serve.finetune.training.loop.training_terms import (
     GRADIENT_OVERFLOW,
     NON_FINITE_BUFFER,
@@ -362,10 +363,26 @@ def test_parts_of_a_batch_need_the_memory_of_one() -> None:
 def test_biases_and_norms_do_not_decay() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LayerNorm([4, 4]), nn.Linear(4, 3))
     net[3].weight.requires_grad_(False)
-    decaying, spared = learner.parameter_groups(net, 0.1)
+    decaying, spared = optimizers.parameter_groups(net, 0.1)
     assert [one is net[0].weight for one in decaying["params"]] == [True] and decaying["weight_decay"] == 0.1
     assert len(spared["params"]) == 6 and spared["weight_decay"] == 0.0
     assert not any(one is net[3].weight for one in spared["params"]), "frozen"
+
+
+def test_tables_of_positions_and_scales_do_not_decay_and_rows_and_columns_of_layers_do() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pos_embed, self.gamma = nn.Parameter(torch.ones(1, 9, 4)), nn.Parameter(torch.ones(1, 1, 4))
+            self.weight, self.composed = nn.Parameter(torch.ones(1, 4, 1, 1)), nn.Parameter(torch.ones(4, 4))
+            self.position_embeddings, self.tokens = nn.Embedding(9, 4), nn.Embedding(7, 4)
+            self.one, self.point = nn.Linear(4, 1), nn.Conv2d(4, 1, 1)
+
+    own = Own()
+    decaying, _ = optimizers.parameter_groups(own, 0.1)
+    names = {id(one): name for name, one in own.named_parameters()}
+    found = {names[id(one)] for one in decaying["params"]}
+    assert found == {"composed", "tokens.weight", "one.weight", "point.weight"}
 
 
 def test_a_buffer_that_forward_replaces_is_put_back_too() -> None:
@@ -432,6 +449,37 @@ def test_a_network_whose_loss_knows_no_parameter_is_named_so() -> None:
         list(amp.train(problem.net, lambda rows: unrelated.sum(), 64, FINITE))
 
 
+@pytest.mark.parametrize("code", [nn.Embedding(9, 4, sparse=True), nn.EmbeddingBag(9, 4, sparse=True)])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_table_with_sparse_gradients_is_named_with_the_line_to_write(
+    code: nn.Module, precision: str
+) -> None:
+    net, x = nn.Sequential(code, nn.Flatten(), nn.LazyLinear(2)), torch.randint(0, 9, (16, 3))
+    net(x)
+    settings = replace(FINITE, precision=precision)
+    with pytest.raises(Stopped, match=r"parameters \[\[9, 4\]\] are sparse.*sparse=False") as stopped:
+        list(amp.train(net, lambda rows: net(x[rows]).float().square().mean(), 16, settings))
+    assert stopped.value.code == "SPARSE_GRADIENTS"
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_forward_without_gradients_is_named_with_what_to_do(without: Callable[[], Any]) -> None:
+    problem = Problem()
+    problem.net.forward = without()(problem.net.forward)
+    with pytest.raises(Stopped, match=r"no gradient. Does forward run under torch.no_grad") as stopped:
+        problem.run()
+    assert stopped.value.code == "USER_CODE"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_are_refused_before_an_optimizer_rounds_its_changes_away(dtype: torch.dtype) -> None:
+    problem = Problem()
+    problem.net[3].to(dtype)
+    with pytest.raises(Stopped, match=r"'3.weight' is (b?float16)\), and an optimizer needs") as stopped:
+        problem.run()
+    assert stopped.value.code == "HALF_WEIGHTS"
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_others(precision: str) -> None:
     start = Problem()
@@ -481,7 +529,16 @@ def test_a_scaler_that_switches_itself_off_is_an_error_not_a_warning(monkeypatch
         amp.grad_scaler("cpu", FINITE, 10)
 
 
-@pytest.mark.parametrize("bad", [{"scale_floor": 0.0}, {"init_scale": 0.5}, {"init_scale": math.nan}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"scale_floor": 0.0},
+        {"init_scale": 2.0**-20},
+        {"growth_factor": 1.0},
+        {"backoff_factor": 1.0},
+        {"init_scale": math.nan},
+    ],
+)
 def test_scales_that_torch_would_take_and_cannot_work_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="scale_floor"):
+    with pytest.raises(ValueError, match=r"scale_floor|growth_factor"):
         replace(FINITE, **bad)  # type: ignore[arg-type]

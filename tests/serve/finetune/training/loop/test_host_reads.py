@@ -172,7 +172,7 @@ def test_o2_casts_a_weight_one_time_in_a_step_and_learns_the_same_bits(
         next(steps)
     assert counted.casts == 4, "two linear layers with a bias each; BatchNorm stays as it is"
     list(steps)
-    monkeypatch.setattr(HalfModel, "_half", lambda self, name, one: one.to(self.dtype))
+    monkeypatch.setattr(HalfModel, "_half", lambda self, one: one.to(self.dtype))
     other = loop_of("O2", most=4)
     list(other.run())
     for name, one in loop.module.state_dict().items():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop import loop_state
+from halfeven.serve.finetune.training.loop import loop_state, seeding
 from halfeven.serve.finetune.training.loop.amp import Loop
 from halfeven.serve.finetune.training.loop.seeding import seed_everything
 from halfeven.serve.finetune.training.loop.training_terms import Settings
@@ -70,7 +70,7 @@ def gone_on(steps: int) -> tuple[Loop, Loop]:
 @pytest.mark.parametrize("steps", [1, 5, 11, 30])
 def test_the_steps_of_a_loop_that_goes_on_are_those_of_the_first(steps: int) -> None:
     first, second = gone_on(steps)
-    with loop_state.generators_untouched():
+    with seeding.generators_untouched():
         other = [str(record) for record in second.run()]  # as text: NaN equals no NaN
     assert [str(record) for record in first.run()] == other and len(other) == 64 - steps
     assert_same(first, second)
@@ -110,6 +110,6 @@ def test_what_is_drawn_aside_is_not_missed_afterwards(draw: Callable[[], object]
     seed_everything(4)
     expected = draw()
     seed_everything(4)
-    with loop_state.generators_untouched():
+    with seeding.generators_untouched():
         draw_from_all()
     assert draw() == expected

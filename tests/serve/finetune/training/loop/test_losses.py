@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.models.loss_names import CLASS_LOSSES, LOSSES, NLL_OF_PROBABILITIES, VALUE_LOSSES
+from halfeven.models.loss_names import (
+    CLASS_LOSSES,
+    IGNORED,
+    LOSSES,
+    NLL_OF_PROBABILITIES,
+    VALUE_LOSSES,
+    short_name,
+)
 from halfeven.serve.finetune.training.loop import losses as subject
 from halfeven.serve.finetune.training.loop.losses import ClassWeights, class_loss, losses_of, value_loss
+from halfeven.serve.finetune.training.loop.training_terms import Stopped
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,6 +44,22 @@ def test_a_loss_of_values_is_torch_s(name: str) -> None:
         value_loss(name)(answer, target[:, :1])
 
 
+def test_the_classes_of_torch_name_the_same_losses() -> None:
+    x, classes = torch.rand(5, 3), torch.tensor([0, 1, 2, 1, 0])
+    named = [name for name in dir(torch.nn) if name.endswith("Loss") and short_name(name) in LOSSES]
+    assert {short_name(name) for name in named} == {*LOSSES} - {NLL_OF_PROBABILITIES}
+    for name in named:
+        own, short = getattr(torch.nn, name), short_name(name)
+        if short in CLASS_LOSSES:
+            found, expected = class_loss(short, ClassWeights(None, classes))(x, classes), own()(x, classes)
+        else:
+            found, expected = (
+                value_loss(short)(x, x.flip(0)),
+                (own(reduction="batchmean") if short == "kl_div" else own())(x, x.flip(0)),
+            )
+        assert torch.allclose(found, expected), name
+
+
 def test_class_losses_agree_with_each_other_for_every_layout() -> None:
     logits, classes = torch.randn(6, 5, 7), torch.randint(0, 7, (6, 5))
     cross_entropy = class_loss("cross_entropy", NONE)
@@ -45,6 +69,17 @@ def test_class_losses_agree_with_each_other_for_every_layout() -> None:
     torch.testing.assert_close(last, class_loss("nll", NONE)(logits.log_softmax(-1), classes))
     probabilities = class_loss(NLL_OF_PROBABILITIES, NONE)(logits.softmax(-1), classes)
     torch.testing.assert_close(last, probabilities, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_targets_that_are_not_learnt_have_no_part_in_the_mean_nor_a_gradient(name: str) -> None:
+    scores, target = torch.randn(6, 3, requires_grad=True), torch.tensor([0, IGNORED, 2, 1, IGNORED, 2])
+    loss = class_loss(name, ClassWeights("balanced", target))
+    kept = target != IGNORED
+    assert torch.allclose(loss(scores, target), loss(scores[kept], target[kept]))
+    loss(scores, target).backward()
+    assert scores.grad is not None and not scores.grad[~kept].any() and scores.grad[kept].any()
+    assert loss(scores, torch.full((6,), IGNORED)) == 0, "a part of a batch may have padding alone"
 
 
 def test_a_probability_of_zero_has_a_finite_loss_and_a_slope() -> None:
@@ -76,6 +111,11 @@ def test_balanced_weights_make_every_class_count_alike() -> None:
     assert found is not None
     assert torch.allclose(found[[0, 1, 3]] * torch.tensor([30, 6, 4]), torch.tensor(40 / 3))
     assert found[2] == 1, "a class without rows"
+
+
+def test_weights_of_another_number_of_values_are_refused() -> None:
+    with pytest.raises(Stopped, match="one for each of the 3 values, got 2"):
+        value_loss("bce_with_logits", [1.0, 2.0])(torch.rand(4, 3), torch.rand(4, 3))
 
 
 def test_weights_of_another_number_of_classes_are_refused() -> None:

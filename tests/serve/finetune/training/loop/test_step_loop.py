@@ -234,7 +234,7 @@ def test_a_step_that_is_never_taken_ends_the_job() -> None:
         declared(),
         pair.losses(),
         ROWS,
-        step_loop.replace(SETTINGS, init_scale=1.0, max_floor_hits=4),
+        step_loop.replace(SETTINGS, init_scale=1.0, scale_floor=1.0, max_floor_hits=4),
     )
     with pytest.raises(Stopped, match="optimizer 'critic': stopped at step 4") as caught:
         list(loop.run())

@@ -1,0 +1,107 @@
+"""The words of other libraries for the settings of a job: of Hugging Face's Trainer, Lightning, Keras, Apex and OpenAI.
+docs/finetune.md has the same table."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .....models.nearest_name import nearest_name
+from .....models.optimizer_names import DEFAULT, OPTIMIZERS
+from .bad_hyperparameter import bad, shown
+
+OPTIMIZER, PRECISION, LEVEL = "optimizer", "precision", "opt_level"
+NAMES: Mapping[str, tuple[str, ...]] = {  # of each setting, what else it is called
+    "n_epochs": ("epochs", "num_epochs", "num_train_epochs", "max_epochs"),
+    "batch_size": ("per_device_train_batch_size", "train_batch_size", "micro_batch_size"),
+    "accumulation": (
+        "gradient_accumulation_steps", "accumulate_grad_batches", "grad_accumulation_steps", "accumulation_steps",
+    ),
+    "learning_rate": ("lr", "base_lr"),
+    "schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
+    "weight_decay": ("wd",),
+    "clip_norm": ("max_grad_norm", "gradient_clip_val", "clip_grad_norm", "gradient_clipping"),
+    "label_smoothing": ("label_smoothing_factor",),
+    "loss": ("criterion", "loss_fn"),
+    "class_weights": ("class_weight",),
+    "ignore_index": ("ignore_label", "label_pad_token_id"),
+    OPTIMIZER: ("optim",),
+    PRECISION: ("mixed_precision", "amp_dtype"),
+    LEVEL: ("fp16_opt_level", "amp_level"),
+    "init_scale": ("loss_scale", "initial_scale"),
+    "growth_interval": ("scale_window", "loss_scale_window"),
+    "growth_factor": ("scale_factor",),
+    "scale_floor": ("min_loss_scale",),
+    "checkpoint_every": ("eval_steps", "save_steps", "val_check_interval"),
+    "validation_split": ("validation_size", "test_size", "val_split"),
+    "early_stopping_patience": ("patience",),
+    "lora_rank": ("lora_r",),
+    "lora_targets": ("target_modules", "lora_target_modules"),
+}  # fmt: skip
+WORDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {  # of each setting, what else its values are called
+    PRECISION: {
+        "mixed_float16": {PRECISION: "fp16"},
+        "16-mixed": {PRECISION: "fp16"},
+        "16": {PRECISION: "fp16"},
+        "mixed_bfloat16": {PRECISION: "bf16"},
+        "bf16-mixed": {PRECISION: "bf16"},
+        "float32": {PRECISION: "fp32"},
+        "32-true": {PRECISION: "fp32"},
+        "32": {PRECISION: "fp32"},
+        "no": {PRECISION: "fp32"},
+        "float16": {PRECISION: "fp16", LEVEL: "O3"},
+        "16-true": {PRECISION: "fp16", LEVEL: "O3"},
+        "bfloat16": {PRECISION: "bf16", LEVEL: "O3"},
+        "bf16-true": {PRECISION: "bf16", LEVEL: "O3"},
+    },
+    "schedule": {
+        "constant_with_warmup": {"schedule": "constant"},
+        "cosine_with_restarts": {"schedule": "cosine_restarts"},
+        "cosine_annealing": {"schedule": "cosine"},
+        "onecycle": {"schedule": "one_cycle"},
+    },
+}
+# Arguments of the optimizer beside its name.
+_ARGUMENTS = {"adam_epsilon": "eps", **{name: name for of in OPTIMIZERS.values() for name in of}}
+_BETAS = ("adam_beta1", "adam_beta2")
+_SWITCHES = {"fp16": "fp16", "bf16": "bf16"}  # settings that are true or false
+_OWN = {other: name for name, others in NAMES.items() for other in others}
+
+
+def with_own_names(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by our names and words. Raises BadHyperparameter where one is given two times."""
+    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    for name, value in asked.items():
+        if name in _ARGUMENTS or name in _BETAS:
+            arguments[_ARGUMENTS.get(name, name)] = value
+        elif name in _SWITCHES and isinstance(value, bool):
+            _put(found, name, {PRECISION: _SWITCHES[name]} if value else {})
+        else:
+            own = _OWN.get(name, name)
+            words = WORDS.get(own, {})
+            _put(found, name, words.get(str(value), {own: value}))
+    if not arguments:
+        return found
+    return {**found, OPTIMIZER: _with_arguments(found.get(OPTIMIZER) or DEFAULT, arguments)}
+
+
+def known_setting(name: str, known: Iterable[str]) -> str:
+    """The setting that was probably meant by an unknown name."""
+    near = nearest_name(name, [*known, *_OWN, *_ARGUMENTS, *_BETAS])
+    return OPTIMIZER if near in _ARGUMENTS or near in _BETAS else _OWN.get(near, near)
+
+
+def _put(found: dict[str, Any], name: str, values: Mapping[str, Any]) -> None:
+    for own, value in values.items():
+        if (known := found.setdefault(own, value)) is not value and known != value:
+            raise bad(
+                name, f"is {own}, which is given two times: {shown(known)} and {shown(value)}; give one"
+            )
+
+
+def _with_arguments(named: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The optimizer's table. ``adam_beta1`` and ``adam_beta2`` are its ``betas``."""
+    table = {"name": named} if isinstance(named, str) else dict(named)
+    given = {name: value for name, value in arguments.items() if name not in _BETAS}
+    if any(name in arguments for name in _BETAS):
+        given["betas"] = [arguments.get("adam_beta1", 0.9), arguments.get("adam_beta2", 0.999)]
+    return {**table, **given}

@@ -1,0 +1,47 @@
+"""The memory of a training is that of its own process, and each phase has its own."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from halfeven.serve.finetune.training import peak_memory
+from halfeven.serve.finetune.training.peak_memory import CHOOSING, EVALUATION, LOADING, STEPS, PeakMemory
+
+MIB = 2**20
+
+
+def held(mib: int) -> np.ndarray:
+    return np.ones(mib * MIB, np.uint8)
+
+
+def test_each_phase_has_its_own_peak_and_one_that_comes_again_its_largest() -> None:
+    memory = PeakMemory("cpu")
+    for phase, mib in ((STEPS, 20), (EVALUATION, 200), (STEPS, 80), (CHOOSING, 0)):
+        memory.enter(phase)
+        held(mib)
+    found = memory.facts()
+    by_phase, least = found["memory_by_phase"], min(found["memory_by_phase"].values())
+    assert set(by_phase) == {LOADING, STEPS, EVALUATION, CHOOSING}
+    assert by_phase[EVALUATION] == found["peak_memory_bytes"] >= least + 190 * MIB
+    assert least + 70 * MIB < by_phase[STEPS] < least + 150 * MIB
+    assert found["peak_device_bytes"] is None
+
+
+def test_where_the_kernel_lets_no_peak_be_reset_a_phase_has_that_of_those_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr(peak_memory, "_RESET", peak_memory.Path(str(tmp_path)) / "none" / "here")
+    memory = PeakMemory("cpu")
+    held(100)
+    before = memory.facts()["peak_memory_bytes"]
+    memory.enter(STEPS)
+    assert memory.facts()["memory_by_phase"][STEPS] >= before
+
+
+@pytest.mark.slow
+def test_a_process_does_not_have_the_peak_of_the_one_that_started_it() -> None:
+    mine = held(1024)
+    asked = f"from {peak_memory.__name__} import resident_peak; print(resident_peak())"
+    found = int(subprocess.check_output([sys.executable, "-c", asked]))
+    assert 32 * MIB < found < mine.nbytes
