@@ -9,9 +9,9 @@ import onnx
 import pytest
 from halfeven.exporters.no_reference import DRAWS, ROUNDS, named
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 
 def reason(

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.convert import convert
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.spec import ModelSpec
 from halfeven.models.store import Store, Version
-from halfeven.models.zoo import zoo_folder
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
@@ -28,29 +26,17 @@ from halfeven.serve.versions.loading.kept_setups import keep_setup
 from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
+from tests.digits import digits_of_either_form
 from tests.serve.versions.choices.processors import CPU
 
 pytestmark = pytest.mark.slow  # converts a model
 FORMS = ("torch", "onnx")
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits: version 1 proven in both forms, version 2 refused."""
-    where = tmp_path_factory.mktemp("choices")
-    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
-    store = Store(where / "store")
-    assert convert(folder, store).asked_passed
-    with (folder / "model.toml").open("a") as toml:
-        toml.write("\n[parity]\nmax_error_u = 0.0001\n")
-    assert not convert(folder, store).any_passed
-    return store.root
-
-
 @pytest.fixture
-def store(converted: Path, tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> Store:
     """With a setup for every form, so that nothing is measured at a load."""
-    made = Store(Path(shutil.copytree(converted, tmp_path / "store")))
+    made = Store(Path(shutil.copytree(digits_of_either_form(), tmp_path / "store")))
     for number in (1, 2):
         for form in FORMS:
             for precision in ("fp32", "fp16"):
