@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A store with the digits (version 1 proven, version 2 refused) and what ``tune`` shown of version 1."""
     store = Store(Path(shutil.copytree(digits_of_either_form(), tmp_path_factory.mktemp("tuning") / "store")))
-    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 1)
+    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 0.1)
     assert code == 0, shown
     return store.root, facts
 

@@ -79,7 +79,7 @@ def until(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
 def ended(client: openai.OpenAI, id: str) -> Any:
     """The job at its end. Its processes yield to all others, so that a busy machine needs minutes."""
     final = ("succeeded", "failed", "cancelled")
-    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 300.0)
+    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 900.0)
 
 
 def processes(store: Store, words: bytes = b"training.trainer") -> list[int]:

@@ -85,10 +85,13 @@ def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
     version = store.version("digits", 1)
     prepared = make_ready(version, place)
     loaded = LoadedVersion(version, spec_of(version), place, prepared)
-    favourite, events = ["torch", "fp32"], list[str]()
+    favourite, events, ran = ["torch", "fp32"], list[str](), dict[tuple[Any, int], int]()
 
     def seconds(engine: Any, parts: Any) -> float:
-        rows = len(engine.run(parts)[0])
+        given = engine, sum(len(part[0]) for part in parts)
+        if given not in ran:  # once: what the same engine takes for as many rows again is made up
+            ran[given] = len(engine.run(parts)[0])
+        rows = ran[given]
         liked = [engine.form, engine.precision] == favourite
         return (1e-3 + 1e-4 * rows) * (1 if liked else 3) / max(engine.setup.threads, 1) ** 0.5
 
