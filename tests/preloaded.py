@@ -7,8 +7,8 @@ a fresh interpreter: arguments, folder, environment, descriptors, session, path,
 process that asked for it. The first child of a kind is a fresh interpreter, as all are in the product, and so is each
 one whose environment says something to the interpreter, or to a library, at its start.
 
-A forked server has a process of its own beside it that forks the children of its jobs. They have the server's modules
-too: whatever both import is imported before the server is forked.
+A server is forked where its command has ``-PB``, the first one too. A process of its own beside it forks the
+children of its jobs. They have the server's modules too: whatever both import is imported before the server is forked.
 
     python … preloaded.py DESCRIPTOR        the process that forks; it reads orders from the socket of this number
 """
@@ -34,10 +34,11 @@ FORKED = {
     for name in (
         "models.capture.child", "models.capture.describing", "serve.finetune.training.trainer",
         "serve.finetune.jobs.policy_check", "serve.finetune.jobs.weights_to_version",
-        "serve.finetune.jobs.row_reader", "serve.cli.main",
+        "serve.cli.main",
     )
 }  # fmt: skip
 SERVER = "halfeven.serve.cli.main"
+READER = "halfeven.serve.finetune.jobs.row_reader"  # needs no torch: no reason to start a process that forks
 READ_AT_THE_START = (
     "PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_",
     "TORCH", "PYTORCH_", "CUDA_", "HALFEVEN_", "HF_", "TRANSFORMERS_",
@@ -95,7 +96,7 @@ class _Parent:
     def child(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """The process identifier of a new child of this process."""
         name = asked["args"][3]
-        beside = sorted(FORKED) if name == SERVER else []
+        beside = sorted({*FORKED, READER}) if name == SERVER else []
         order = {
             "arguments": asked["args"],
             "beside": beside,
@@ -152,10 +153,10 @@ def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
     with _starting:
         package = command[3].rpartition(".")[0]  # a child has no modules of other packages' children
         kind = (os.getpid(), package, read)  # the pid: a forked process has not its parent's children
-        if kind not in _parents:
+        if kind not in _parents and command[3] != SERVER:
             _parents[kind] = None
             return None
-        if _parents[kind] is None:
+        if _parents.get(kind) is None:
             _parents[kind] = _Parent.started(environment)
         return _parents[kind]
 

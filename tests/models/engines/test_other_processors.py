@@ -46,7 +46,7 @@ def cases() -> list[object]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.parametrize(("processor", "files"), cases())
 def test_the_engines_and_trainings_are_right_on_a_processor_with_less(
     processor: str, files: list[str]
