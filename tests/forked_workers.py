@@ -59,7 +59,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def expected_seconds(item: pytest.Item, recorded: Mapping[str, float]) -> float:
-    """About what a test takes: as recorded by an earlier run, as its mark ``slow(seconds=…)`` says, or a usual number."""
+    """About what a test takes: as an earlier run recorded, as its mark ``slow(seconds=…)`` says, or a usual number."""
     mark = item.get_closest_marker("slow")
     return recorded.get(item.nodeid, QUICK if mark is None else mark.kwargs.get("seconds", SLOW))
 
