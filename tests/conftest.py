@@ -120,6 +120,18 @@ def random() -> np.random.Generator:
     return np.random.default_rng()
 
 
+@pytest.fixture
+def plain_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that load models and do not ask how: each runs on one thread without optional passes, and no others
+    are measured beside it. A measurement takes seconds of both cores where other tests disturb it."""
+    from halfeven.models.engines.cpu.setup import CpuSetup
+    from halfeven.serve.versions.loading import kept_setups
+    from halfeven.serve.versions.loading.cpu_choice import CpuChoice
+
+    chosen = CpuChoice(CpuSetup(threads=1), ())
+    monkeypatch.setattr(kept_setups, "choose_setup", lambda *_: chosen)
+
+
 @pytest.fixture(scope="session")
 def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout. Built from a copy: setuptools leaves ``build/`` where it works."""

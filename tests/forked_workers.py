@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -24,7 +24,7 @@ from halfeven.models.usable_cores import usable_cores
 
 RECORD = "halfeven/seconds"  # in pytest's cache: the seconds of each test that took `WORTH` or more
 WORTH = 0.2
-SLOW, QUICK = 4.0, 0.05  # seconds of a test that is not recorded
+SLOW, QUICK = 0.5, 0.05  # seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +56,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None  # pytest's own loop runs the tests, or says what is wrong
     _Run(session, min(count, len(session.items))).run()
     return True
+
+
+def expected_seconds(item: pytest.Item, recorded: Mapping[str, float]) -> float:
+    """About what a test takes: as an earlier run recorded, as its mark ``slow(seconds=…)`` says, or a usual number."""
+    mark = item.get_closest_marker("slow")
+    return recorded.get(item.nodeid, QUICK if mark is None else mark.kwargs.get("seconds", SLOW))
 
 
 class Deal:
@@ -123,13 +129,10 @@ class _Run:
             mark.args[0] if mark else item.nodeid.partition("::")[0]
             for item, mark in zip(self._items, marks, strict=True)
         ]
-        seconds = [self._expected(item) for item in self._items]
+        seconds = [expected_seconds(item, self._recorded) for item in self._items]
         self._deal = Deal(groups, {mark.args[0] for mark in marks if mark}, seconds)
         self._workers: list[_Worker] = []
         self._count = count
-
-    def _expected(self, item: pytest.Item) -> float:
-        return self._recorded.get(item.nodeid, SLOW if item.get_closest_marker("slow") else QUICK)
 
     def run(self) -> None:
         if reporter := self._config.pluginmanager.get_plugin("terminalreporter"):

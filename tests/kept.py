@@ -16,7 +16,13 @@ from torch.export import ExportedProgram
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".pytest_cache" / "kept"
 CAPTURE = ("models/**/*", "tests/corpus/*.py", "tests/nets.py", "tests/programs.py")
-CONVERSION = ("models/**/*", "exporters/**/*", "tests/model_folders.py", "tests/conformance/hosted.py")
+CONVERSION = (
+    "models/**/*",
+    "exporters/**/*",
+    "tests/model_folders.py",
+    "tests/conformance/hosted.py",
+    "tests/digits.py",
+)
 MACHINE = (
     torch.__version__,
     sys.version,

@@ -7,6 +7,9 @@ a fresh interpreter: arguments, folder, environment, descriptors, session, path,
 process that asked for it. The first child of a kind is a fresh interpreter, as all are in the product, and so is each
 one whose environment says something to the interpreter, or to a library, at its start.
 
+A server is forked where its command has ``-PB``, the first one too. A process of its own beside it forks the
+children of its jobs. They have the server's modules too: whatever both import is imported before the server is forked.
+
     python … preloaded.py DESCRIPTOR        the process that forks; it reads orders from the socket of this number
 """
 
@@ -31,8 +34,11 @@ FORKED = {
     for name in (
         "models.capture.child", "models.capture.describing", "serve.finetune.training.trainer",
         "serve.finetune.jobs.policy_check", "serve.finetune.jobs.weights_to_version",
+        "serve.cli.main",
     )
 }  # fmt: skip
+SERVER = "halfeven.serve.cli.main"
+READER = "halfeven.serve.finetune.jobs.row_reader"  # needs no torch: no reason to start a process that forks
 READ_AT_THE_START = (
     "PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_",
     "TORCH", "PYTORCH_", "CUDA_", "HALFEVEN_", "HF_", "TRANSFORMERS_",
@@ -64,24 +70,37 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 class _Parent:
-    """A process that forks children of one kind."""
+    """A process that forks children of one kind, at the other end of ``link``. ``read``: what its environment says to
+    interpreters and libraries."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._lock = threading.Lock()
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+    def __init__(self, link: socket.socket, read: frozenset[tuple[str, str]]) -> None:
+        self._lock, self._link, self.read = threading.Lock(), link, read
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def started(cls, environment: Mapping[str, str]) -> "_Parent":
+        """One that is a fresh interpreter itself."""
+        ours, theirs = _pair()
+        parent = cls(ours, _read(environment))
         with theirs:
-            self.process = subprocess.Popen(
+            parent.process = subprocess.Popen(
                 [sys.executable, "-PB", str(Path(__file__)), str(theirs.fileno()), _ROOM],
                 env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
-        self._owner = os.getpid()
-        atexit.register(self.end)
+        owner = os.getpid()
+        atexit.register(
+            lambda: parent.end() if os.getpid() == owner else None
+        )  # not in a process forked from this one
+        return parent
 
     def child(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """The process identifier of a new child of this process."""
+        name = asked["args"][3]
+        beside = sorted({*FORKED, READER}) if name == SERVER else []
         order = {
             "arguments": asked["args"],
+            "beside": beside,
+            "imports": [each for each in (name, *beside) if each.startswith("halfeven.")],
             "folder": os.fspath(asked["cwd"] or Path.cwd()),
             "environment": dict(os.environ if asked["env"] is None else asked["env"]),
             "session": asked["start_new_session"],
@@ -97,13 +116,25 @@ class _Parent:
 
     def end(self) -> None:
         """Close the socket, as the end of this process does: the other process ends then."""
-        if os.getpid() == self._owner:  # a forked process inherits what is to be done at the end
-            self._link.close()
+        self._link.close()
+        if self.process is not None:
             self.process.wait()
 
 
 _parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent | None] = {}
+_of_this_server: _Parent | None = None
 _starting = threading.Lock()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """The end of the process that asks, and that of the one that forks."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+    return ours, theirs
+
+
+def _read(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in environment.items() if item[0].startswith(READ_AT_THE_START))
 
 
 def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
@@ -116,17 +147,17 @@ def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
     if any(asked[name] != ORDINARY[name] for name in ORDINARY):
         return None
     environment = dict(os.environ if asked["env"] is None else asked["env"])
-    read = frozenset(
-        (name, value) for name, value in environment.items() if name.startswith(READ_AT_THE_START)
-    )
+    read = _read(environment)
+    if _of_this_server is not None:
+        return _of_this_server if _of_this_server.read == read else None
     with _starting:
         package = command[3].rpartition(".")[0]  # a child has no modules of other packages' children
         kind = (os.getpid(), package, read)  # the pid: a forked process has not its parent's children
-        if kind not in _parents:
+        if kind not in _parents and command[3] != SERVER:
             _parents[kind] = None
             return None
-        if _parents[kind] is None:
-            _parents[kind] = _Parent(environment)
+        if _parents.get(kind) is None:
+            _parents[kind] = _Parent.started(environment)
         return _parents[kind]
 
 
@@ -144,8 +175,10 @@ def _serve(link: socket.socket) -> None:
         if not text:
             os._exit(0)
         order = json.loads(text)
-        if (name := order["arguments"][3]).startswith("halfeven."):
+        for name in order["imports"]:
             importlib.import_module(name)
+            if name == SERVER:  # it imports this when its command is known
+                importlib.import_module("halfeven.serve.server")
         gc.freeze()  # a child looks at none of it: it would copy each page that it looks at
         if _fork(link, order):
             return _become(order, descriptors)
@@ -178,8 +211,27 @@ def _fork(link: socket.socket, order: Mapping[str, Any]) -> bool:
     return False
 
 
+def _fork_beside(read: frozenset[tuple[str, str]], descriptors: Sequence[int]) -> _Parent:
+    """In a server: a child of it that forks the children of its jobs."""
+    ours, theirs = _pair()
+    if os.fork():
+        theirs.close()
+        return _Parent(ours, read)
+    ours.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _serve(theirs)
+    sys.exit()  # a child of a job, at its end
+
+
 def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     """What a fresh interpreter with this command line is, up to its end."""
+    global _of_this_server
+    if order["beside"]:
+        _of_this_server = _fork_beside(_read(order["environment"]), descriptors)
+        FORKED.clear()
+        FORKED.update(order["beside"])
+        subprocess.Popen = Popen
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place)
         os.close(descriptor)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_workers import Deal
+from tests.forked_workers import Deal, expected_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,6 +58,16 @@ def test_nothing_is_given_after_a_stop() -> None:
     deal.next("x")
     deal.stop()
     assert dealt(deal, "xxyy") == {"x": [], "y": []}
+
+
+def test_a_test_takes_what_it_took_or_what_its_mark_says(request: pytest.FixtureRequest) -> None:
+    item = request.node
+    assert expected_seconds(item, {item.nodeid: 7.0}) == 7.0
+    quick = expected_seconds(item, {})
+    item.add_marker(pytest.mark.slow)
+    assert expected_seconds(item, {}) > quick
+    item.add_marker(pytest.mark.slow(seconds=30), append=False)
+    assert expected_seconds(item, {}) == 30
 
 
 SUITE = """

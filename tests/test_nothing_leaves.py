@@ -64,7 +64,7 @@ def test_a_program_that_uses_the_runtime_before_halfeven_sends_nothing_afterward
 
 
 @needs_compiler
-@pytest.mark.slow  # eight commands, a server and a job: a minute
+@pytest.mark.slow(seconds=30)  # eight commands, a server and a job: a minute
 def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path: Path) -> None:
     rows = np.random.default_rng().standard_normal((64, 4), np.float32)
     folder = write_folder(tmp_path / "net", samples={"x": rows})
@@ -88,7 +88,7 @@ def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path
 
 
 @needs_compiler
-@pytest.mark.slow  # the whole demo
+@pytest.mark.slow(seconds=30)  # the whole demo
 def test_nothing_leaves_in_the_demo_which_shows_the_scaler_also_where_fp16_convolutions_are_slow(
     watched: Watch,
 ) -> None:

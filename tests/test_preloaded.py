@@ -34,6 +34,15 @@ print(json.dumps({
 }), flush=True)
 sys.exit(7)
 """
+SERVER = """
+import os, subprocess, sys
+command = [sys.executable, "-PB", "-m", "of_a_job"]
+for environment in (os.environ, {**os.environ, "PYTHONHASHSEED": "1"}):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, process_group=0) as child:
+        sys.stdout.write(child.communicate()[0].decode())
+    assert child.returncode == 0
+print(os.getpid())
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,6 +131,18 @@ def test_it_is_killed_and_waited_for_as_any_child(prepared: Path) -> None:
     child.communicate()
 
 
+def test_a_forked_server_forks_the_children_of_its_jobs_and_they_are_its_own(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (prepared / f"{NAME}.py").write_text(SERVER)
+    (prepared / "of_a_job.py").write_text("import os, sys\nprint('torch' in sys.modules, os.getppid())\n")
+    monkeypatch.setattr(preloaded, "SERVER", NAME)
+    monkeypatch.setattr(preloaded, "FORKED", {NAME, "of_a_job"})
+    said, _ = started(prepared).communicate(timeout=PATIENCE_S)
+    forked, fresh, own = said.decode().splitlines()
+    assert (forked, fresh) == (f"True {own}", f"False {own}")
+
+
 def test_no_two_children_draw_the_same_random_numbers(prepared: Path) -> None:
     (prepared / f"{NAME}.py").write_text(
         "import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n"
@@ -152,7 +173,7 @@ def test_the_process_that_forks_ends_with_the_one_that_asked(prepared: Path) -> 
     (prepared / f"{NAME}.py").write_text("")
     started(prepared).communicate(b"", timeout=PATIENCE_S)
     (kind, parent), *_ = ((kind, parent) for kind, parent in preloaded._parents.items() if parent is not None)
-    assert parent is not None
+    assert parent is not None and parent.process is not None
     parent.end()
     assert parent.process.returncode == 0
     del preloaded._parents[kind]

@@ -21,9 +21,9 @@ from halfeven.exporters.question import Invented, Question, answers_or_refusal
 from halfeven.models.errors import NotRun, OutOfTime
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import tensor, write_folder
-from tests.serve.cli.test_main import run
 
 NETS = int(os.environ.get("HALFEVEN_FUZZ", "6"))
 ROWS, IDS, WIDTH = 48, 300, 8

@@ -19,11 +19,11 @@ from halfeven.models.package import Precision
 from halfeven.models.store import Store
 from torch import Tensor
 
+from tests.command_line import run
 from tests.corpus.case import linear, net
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 from tests.programs import whole
-from tests.serve.cli.test_main import run
 
 
 def reason(

@@ -8,11 +8,11 @@ import pytest
 from halfeven.exporters.signature_change import signature_change
 from halfeven.models.spec import ModelSpec
 
+from tests.command_line import run
 from tests.exporters.inputs.test_samples import tensor
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 from tests.model_folders import write_folder
-from tests.serve.cli.test_main import run
 
 
 def spec(*inputs: tuple[str, str, int], rows: int = 8) -> ModelSpec:

@@ -38,7 +38,7 @@ CLOSE = (
     1e-2  # of an output's largest value: a half's error is below 4u = 0.002, and a served half may be batched
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.usefixtures("plain_setup")]
 
 
 @pytest.fixture(params=[*MADE, *SHIPPED])

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
-from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import (
@@ -28,8 +27,6 @@ from halfeven.serve.http.connection.hot_protocol import HotProtocol
 from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.routes.app import History, build_app
 from halfeven.serve.http.routes.infer import InferFront
-from halfeven.serve.versions.loading import kept_setups
-from halfeven.serve.versions.loading.cpu_choice import CpuChoice
 
 from tests.patience import PATIENCE_S
 
@@ -50,14 +47,6 @@ def small_heap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """
     if "whole_heap" not in request.fixturenames:
         monkeypatch.setattr(gc, "unfreeze", lambda: None)
-
-
-@pytest.fixture
-def plain_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that load models and do not ask how: each runs on one thread without optional passes, and no others
-    are measured beside it. A measurement takes seconds of both cores where other tests disturb it."""
-    chosen = CpuChoice(CpuSetup(threads=1), ())
-    monkeypatch.setattr(kept_setups, "choose_setup", lambda *_: chosen)
 
 
 class FakeEngine:

@@ -18,8 +18,8 @@ from halfeven.serve.finetune.jobs.records.job_types import FileRecord
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
+from tests.command_line import run
 from tests.model_folders import write_folder
-from tests.serve.cli.test_main import run
 from tests.serve.conftest import running
 from tests.serve.versions.test_store_copy import publish
 

@@ -28,7 +28,7 @@ from halfeven.serve.versions import roster as roster_module
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.roster import Roster
 
-from tests.kept import kept_store
+from tests.digits import digits_that_ask_for_torch
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
@@ -36,24 +36,9 @@ from tests.serve.conftest import running
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
 
 
-def _convert(where: Path) -> None:
-    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
-    toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
-    (folder / "model.toml").write_text(toml)
-    store = Store(where / "store")
-    first = convert(folder, store)
-    assert first.asked_passed
-    assert convert(folder, store, Options(forms=("torch",), level="O3")).asked_passed
-    (folder / "model.toml").write_text(toml + "\n[parity]\nmax_error_u = 0.0001\n")
-    assert not convert(folder, store, Options(forms=("torch",))).any_passed
-    store.promote(first.version)
-
-
 @pytest.fixture(scope="module")
 def converted() -> Path:
-    """A store with three versions of the digits, all asking for the torch half: O1 active, O3, and a
-    refused one (an overridden limit that no half can meet)."""
-    return kept_store(__file__, _convert) / "store"
+    return digits_that_ask_for_torch()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ killed it ends at once, busy or not (`ends_with_parent.py`): the next server con
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -16,23 +17,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.numpy import load_file
+gc.disable()  # nothing of what is imported is garbage: to go through it again and again takes a quarter of the time
+import torch  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
 
-from ....exporters.inputs.samples import load_samples, stored_samples
-from ....exporters.prove import Answers
-from ....exporters.retrain import with_new_weights
-from ....exporters.subject import FurtherVerdict
-from ....models.durable import no_space_left
-from ....models.errors import HalfevenError
-from ....models.order.ends_with_parent import die_with_the_parent
-from ....models.order.one_order import one_order
-from ....models.store import Store
-from ...settings import order_bounds
-from ..judging.gate import Terms, by_set, judge, predictions
-from ..judging.joining import with_joined
-from ..judging.judging_sets import sets_of
-from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE
+from ....exporters.inputs.samples import load_samples, stored_samples  # noqa: E402
+from ....exporters.prove import Answers  # noqa: E402
+from ....exporters.retrain import with_new_weights  # noqa: E402
+from ....exporters.subject import FurtherVerdict  # noqa: E402
+from ....models.durable import no_space_left  # noqa: E402
+from ....models.errors import HalfevenError  # noqa: E402
+from ....models.order.ends_with_parent import die_with_the_parent  # noqa: E402
+from ....models.order.one_order import one_order  # noqa: E402
+from ....models.store import Store  # noqa: E402
+from ...settings import order_bounds  # noqa: E402
+from ..judging.gate import Terms, by_set, judge, predictions  # noqa: E402
+from ..judging.joining import with_joined  # noqa: E402
+from ..judging.judging_sets import sets_of  # noqa: E402
+from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE  # noqa: E402
+
+gc.freeze()
+gc.enable()
 
 
 def main() -> None:

@@ -25,15 +25,13 @@ from .judging_metrics import (
     classifies,
     computable,
     graded,
+    log_odds,
     metrics_of,
-    per_class,
-    ranks,
     row_values,
-    value_of,
 )
 from .judging_sets import HELD_OUT, Sets
 from .paired import CONFIDENCE, Comparison, compare_resampled, compare_right
-from .redrawn import of_draws, size_of_a_draw, work_of_a_draw
+from .redrawn import of_draws, per_class, size_of_a_draw, value_of, work_of_a_draw
 
 Predictions = Mapping[
     str, np.ndarray
@@ -188,8 +186,8 @@ class _Pairs:
 
     def scores(self, metric: str, predicted: np.ndarray) -> np.ndarray:
         """The numbers that ``metric`` is computed from. AUROC compares the scores of different rows, and logits of
-        different rows are not comparable: it gets their `ranks`. The other metrics get the answers as they are."""
-        return ranks(predicted) if metric == AUROC and self.tensor.kind == "logits" else predicted
+        different rows are not comparable: it gets their `log_odds`. The other metrics get the answers as they are."""
+        return log_odds(predicted) if metric == AUROC and self.tensor.kind == "logits" else predicted
 
 
 def _loss(metric: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:

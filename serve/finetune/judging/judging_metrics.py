@@ -1,10 +1,10 @@
-"""The metrics of a version on a set of samples, by torchmetrics: accuracy, F1, AUROC, squared and absolute error.
+"""The metrics of a version on a set of samples: accuracy, F1, AUROC, squared and absolute error.
 
 The first metric that fits an output judges it; all that fit are shown. F1 and AUROC are means over the classes that the
-targets have (macro); AUROC needs the scores of all classes, every other one only the class that was chosen.
+targets have (macro, `redrawn.py`); AUROC needs the scores of all classes, every other one only the class that was
+chosen.
 """
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,61 +54,9 @@ def row_values(metric: str, predicted: np.ndarray, targets: np.ndarray) -> np.nd
     return (hits & (rows >= 0)).sum(1) / (rows >= 0).sum(1)
 
 
-def value_of(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int) -> float:
-    """The metric over graded rows. ``predicted``: values, classes (−1: none), or scores with the classes last."""
-    import torch
-    from torchmetrics.functional import (  # seconds; only the judging process needs it
-        classification,
-        regression,
-    )
-
-    if metric in ERRORS:
-        compute = regression.mean_squared_error if metric == MSE else regression.mean_absolute_error
-        return float(compute(torch.tensor(predicted, dtype=torch.float64), torch.tensor(targets)))
-    if metric == ACCURACY:
-        found, wanted = _decisions(_classes(predicted, targets), targets, classes)
-        accuracy = classification.multiclass_accuracy
-        return float(accuracy(found, wanted, classes, average="micro", validate_args=False))
-    values = [one for one in per_class(metric, predicted, targets, classes) if one is not None]
-    return float(np.mean(values)) if values else float("nan")
-
-
-def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int) -> list[float | None]:
-    """The metric of each class (accuracy: the share of its rows that are right); None where the targets lack it."""
-    from torchmetrics.functional import classification
-
-    shown = np.bincount(targets[targets >= 0].astype(np.int64).ravel(), minlength=classes) > 0
-    if metric == AUROC:
-        if shown.sum() < 2:
-            return [None] * classes
-        found, wanted = _decisions(predicted, targets, classes)
-        if bool(found.isnan().any()):  # it would be ranked as if it were a number
-            return [float("nan") if there else None for there in shown]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of classes that the targets lack: they are left out below
-            values = classification.multiclass_auroc(
-                found, wanted, classes, average="none", validate_args=False
-            )
-    else:
-        compute = classification.multiclass_f1_score if metric == F1 else classification.multiclass_accuracy
-        found, wanted = _decisions(_classes(predicted, targets), targets, classes)
-        values = compute(found, wanted, classes, average="none", validate_args=False)
-    return [float(value) if there else None for value, there in zip(values, shown, strict=True)]
-
-
 def classes_of(scores: np.ndarray) -> np.ndarray:
     """The class with the highest score; −1, which equals no target, where the scores have NaN."""
     return np.where(np.isnan(scores).any(-1), -1, scores.argmax(-1))
-
-
-def ranks(logits: np.ndarray) -> np.ndarray:
-    """``float64`` from 0 to 1, of the shape of ``logits``: numbers in the order of their `log_odds` (NaN as there).
-
-    torchmetrics computes a softmax in FP32 of scores that are not all from 0 to 1; it leaves these ranks as they are.
-    """
-    odds = log_odds(logits)
-    found = np.unique(odds, return_inverse=True)[1].reshape(odds.shape) / max(1, odds.size)
-    return np.where(np.isnan(odds), np.nan, found)
 
 
 def log_odds(logits: np.ndarray) -> np.ndarray:
@@ -128,26 +76,14 @@ def log_odds(logits: np.ndarray) -> np.ndarray:
 
 
 def decisions(
-    metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int
+    metric: str, predicted: np.ndarray, targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What F1 (classes) or AUROC (scores) is computed from: the answers and the targets of all graded decisions, and
-    the row of each."""
-    found, wanted = _decisions(
-        predicted if metric == AUROC else _classes(predicted, targets), targets, classes
-    )
-    return found.numpy(), wanted.numpy(), np.nonzero(targets >= 0)[0]
+    """What a metric of classes is computed from: the chosen classes (of AUROC the scores) and the targets of all graded
+    decisions, and the row of each. Where no class was chosen it is −1."""
+    there = targets >= 0
+    found = predicted if metric == AUROC else _classes(predicted, targets)
+    return found[there], targets[there].astype(np.int64), np.nonzero(there)[0]
 
 
 def _classes(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return classes_of(predicted) if predicted.ndim > targets.ndim else predicted
-
-
-def _decisions(predicted: np.ndarray, targets: np.ndarray, classes: int):  # type: ignore[no-untyped-def]
-    """The graded decisions of all rows, one after another, as tensors. Where no class was chosen it is a wrong one."""
-    import torch
-
-    there = targets >= 0
-    wanted, found = targets[there].astype(np.int64), predicted[there]
-    if found.ndim == 1:
-        found = np.where(found < 0, (wanted + 1) % classes, found)
-    return torch.from_numpy(np.ascontiguousarray(found)), torch.from_numpy(wanted)

@@ -1,14 +1,14 @@
-"""F1 and AUROC of many draws of the same rows: what does not depend on the draw is computed once.
+"""Metrics of rows, and F1 and AUROC of many draws of the same rows: what does not depend on the draw is computed once.
 
-For a row that was drawn several times they equal the means over classes of `judging_metrics.py`, which torchmetrics
-computes for one set of rows; it would take hours for a thousand draws of a thousand classes.
+A row that was drawn several times counts as often. One draw at a time, a thousand draws of a thousand classes would
+take hours.
 """
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .judging_metrics import F1, decisions
+from .judging_metrics import ACCURACY, AUROC, F1, SHARES, decisions, row_values
 
 RARE = 64  # decisions of a class, up to which it is quicker to compare each with all than to sort all
 _BLOCK = 256  # decisions that are compared at once
@@ -16,14 +16,44 @@ _BLOCK = 256  # decisions that are compared at once
 OfDraws = Callable[[np.ndarray], np.ndarray]
 """Takes ``int32 [rows, draws]``, how often each draw has each row; gives ``float64 [draws]``, NaN where a draw has no
 value."""
+OfClasses = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Takes the same; gives, ``[classes, draws]`` each, the number of decisions that have the class as their target, and
+the metric of the class."""
 
 
 def of_draws(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int) -> OfDraws:
-    """F1 or AUROC. ``predicted`` and ``targets`` are of graded rows, as in `judging_metrics.value_of`."""
-    found, wanted, row = decisions(metric, predicted, targets, classes)
-    if metric == F1:
-        return _f1(found, wanted, row, classes)
-    return _auroc(found, wanted, row)
+    """F1 or AUROC, the mean over the classes that the draw has. ``predicted``: classes (−1: none), or scores with the
+    classes last; ``targets``: of the same graded rows."""
+    _, of = _by_class(metric, predicted, targets, classes)
+
+    def mean(weights: np.ndarray) -> np.ndarray:
+        supports, values = of(weights)
+        there = supports > 0
+        counts = there.sum(0)
+        return np.where(counts > 0, (values * there).sum(0) / np.maximum(counts, 1), np.nan)
+
+    return mean
+
+
+def value_of(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int) -> float:
+    """Any metric over graded rows, each counted once. ``predicted``: values, or as of `of_draws`."""
+    if metric == ACCURACY:
+        found, wanted, _ = decisions(metric, predicted, targets)
+        return float(np.mean(found == wanted))
+    if metric in SHARES:
+        return float(of_draws(metric, predicted, targets, classes)(_once(targets))[0])
+    values = row_values(metric, predicted, targets)
+    return float(np.mean(values)) if values is not None else float("nan")
+
+
+def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int) -> list[float | None]:
+    """The metric of each class (accuracy: the share of its rows that are right); None where the targets lack it."""
+    labels, of = _by_class(metric, predicted, targets, classes)
+    supports, values = of(_once(targets))
+    found: list[float | None] = [None] * classes
+    for label, support, value in zip(labels, supports[:, 0], values[:, 0], strict=True):
+        found[label] = float(value) if support else None
+    return found
 
 
 def work_of_a_draw(metric: str, targets: np.ndarray) -> int:
@@ -41,16 +71,33 @@ def size_of_a_draw(targets: np.ndarray, classes: int) -> int:
     return targets.size + classes + _BLOCK
 
 
-def _f1(found: np.ndarray, wanted: np.ndarray, row: np.ndarray, classes: int) -> OfDraws:
-    """2tp / (2tp + fp + fn) of each class that the draw has, and their mean."""
+def _once(targets: np.ndarray) -> np.ndarray:
+    """A draw that has each row once."""
+    return np.ones((len(targets), 1), np.int32)
 
-    def of(weights: np.ndarray) -> np.ndarray:
+
+def _by_class(
+    metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int
+) -> tuple[np.ndarray, OfClasses]:
+    """The classes, and a metric of each."""
+    found, wanted, row = decisions(metric, predicted, targets)
+    if metric == AUROC:
+        return _auroc(found, wanted, row)
+    return np.arange(classes), _counted(metric, found, wanted, row, classes)
+
+
+def _counted(metric: str, found: np.ndarray, wanted: np.ndarray, row: np.ndarray, classes: int) -> OfClasses:
+    """Accuracy: tp / (tp + fn). F1: 2tp / (2tp + fp + fn)."""
+    right = found == wanted
+
+    def of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         drawn = weights[row]
         supports = _sums(drawn, wanted, classes)
-        both = supports + _sums(drawn, found, classes)
-        right = found == wanted
-        shares = 2.0 * _sums(drawn[right], wanted[right], classes) / np.maximum(both, 1)
-        return _mean_where(supports > 0, shares)
+        hits = _sums(drawn[right], wanted[right], classes)
+        if metric == ACCURACY:
+            return supports, hits / np.maximum(supports, 1)
+        both = supports + _sums(drawn, found + 1, classes + 1)[1:]  # the first: where no class was chosen
+        return supports, 2.0 * hits / np.maximum(both, 1)
 
     return of
 
@@ -65,26 +112,29 @@ def _sums(drawn: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     return sums
 
 
-def _auroc(scores: np.ndarray, wanted: np.ndarray, row: np.ndarray) -> OfDraws:
-    """For each class the share of (its row, another row) in which its own has the larger score, a tie counting half:
-    the sum of mid-ranks (Mann and Whitney). The mean over the classes that the draw has."""
-    if np.isnan(scores).any():
-        return lambda weights: np.full(weights.shape[1], np.nan)
+def _auroc(scores: np.ndarray, wanted: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, OfClasses]:
+    """The classes of the targets, and for each the share of (its row, another row) in which its own has the larger
+    score, a tie counting half: the sum of mid-ranks (Mann and Whitney). NaN where a draw has one class alone."""
     labels, counts = np.unique(wanted, return_counts=True)
-    parts = [_Sorted(scores[:, label], wanted == label) for label in labels[counts > RARE]]
-    blocks = [_Compared(scores, wanted, block) for block in _blocks(labels[counts <= RARE], wanted)]
+    if np.isnan(scores).any():  # it would be ranked as if it were a number
+        return labels, lambda weights: (
+            np.ones((len(labels), weights.shape[1]), np.int64),
+            np.full((len(labels), weights.shape[1]), np.nan),
+        )
+    frequent, rare = labels[counts > RARE], labels[counts <= RARE]
+    parts = [_Sorted(scores[:, label], wanted == label) for label in frequent]
+    blocks = [_Compared(scores, wanted, block) for block in _blocks(rare, wanted)]
 
-    def of(weights: np.ndarray) -> np.ndarray:
+    def of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         drawn = weights[row]
         total = drawn.sum(0, dtype=np.int64)
         found = [part.pairs(drawn) for part in (*parts, *blocks)]
         supports, pairs = (np.concatenate(each) for each in zip(*found, strict=True))
         pairs = pairs - 0.5 * supports.astype(np.float64) ** 2  # without those among a class's own
         areas = pairs / np.maximum(supports * (total - supports), 1)
-        several = (supports > 0).sum(0) > 1
-        return np.where(several, _mean_where(supports > 0, areas), np.nan)
+        return supports, np.where((supports > 0).sum(0) > 1, areas, np.nan)
 
-    return of
+    return np.concatenate([frequent, rare]), of
 
 
 class _Sorted:
@@ -137,9 +187,3 @@ def _blocks(labels: np.ndarray, wanted: np.ndarray) -> Iterator[np.ndarray]:
             block = []
     if block:
         yield np.concatenate(block)
-
-
-def _mean_where(there: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The mean of each column over the classes that are ``there``; NaN where none is."""
-    counts = there.sum(0)
-    return np.where(counts > 0, (values * there).sum(0) / np.maximum(counts, 1), np.nan)

@@ -19,10 +19,10 @@ from halfeven.exporters.onnx.precision.steps import find_stepped as find_in_file
 from halfeven.models.spec import ModelSpec, ParityLimits
 from torch import nn
 
+from tests.command_line import run
 from tests.exporters.inputs.test_samples import tensor
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 U = UNIT_ROUNDOFF["fp16"]
 

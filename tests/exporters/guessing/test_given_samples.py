@@ -17,9 +17,9 @@ from halfeven.models.errors import BadSamples
 from onnx import ModelProto
 from onnx.numpy_helper import to_array
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 RANDOM = np.random.default_rng(11)
 DETECTOR = """g (float[1,3,{0},{0}] image, {1} iou, {1} least) => (int64[k,3] found, float[1,16,4] boxes) {{

@@ -17,10 +17,10 @@ from halfeven.models.package import parse_folder
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
 
+from tests.command_line import run
 from tests.conformance.conftest import served
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 RECURRENT = "g (float[batch,seq,4] x, int64[batch] counts) => (float[batch,seq,5] y) { t = Transpose<perm=[1,0,2]>(x) c = Cast<to=6>(counts) o, last = GRU<hidden_size=5>(t, w, r, , c) s = Squeeze(o, one) y = Transpose<perm=[1,0,2]>(s) }"
 NAMED = "g (float[batch,seq,4] x, float[batch,more,4] z, int64[batch] x_lens) => (float[batch,seq,4] y) { f = CastLike(x_lens, x) u = Unsqueeze(f, axes) s = ReduceSum<keepdims=1>(z, one) t = Mul(s, zero) a = Add(x, t) y = Mul(a, u) }"

@@ -19,10 +19,10 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store
 from onnx import ModelProto
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.test_foreign_road import mlp
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 
 def guessed(tmp_path: Path, model: ModelProto) -> ModelSpec:

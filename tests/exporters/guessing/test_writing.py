@@ -13,9 +13,9 @@ from halfeven.models.store import Store
 from halfeven.models.zoo import hf_bert
 from safetensors.numpy import load_file
 
+from tests.command_line import run
 from tests.exporters.onnx.test_foreign_road import mlp
 from tests.model_folders import LINEAR
-from tests.serve.cli.test_main import run
 
 CONFIRM = "# confirm: "
 

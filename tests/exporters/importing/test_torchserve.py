@@ -18,10 +18,10 @@ from halfeven.models.zoo import hf_bert
 from safetensors.torch import save
 from torch import nn
 
+from tests.command_line import run
 from tests.exporters.importing.server_files import MODEL_FILE, archive, saved
 from tests.exporters.onnx.test_foreign_road import mlp
 from tests.real.test_real_files import CLOSE, asked_over_http
-from tests.serve.cli.test_main import run
 
 SAMPLES = {"x": np.random.default_rng(3).standard_normal((16, 4)).astype(np.float32)}
 

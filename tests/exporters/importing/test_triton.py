@@ -15,12 +15,12 @@ from halfeven.exporters.importing.triton import take_repository
 from halfeven.models.errors import Unforeseen
 from halfeven.models.store import Store
 
+from tests.command_line import run
 from tests.exporters.importing.server_files import triton_model
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.test_foreign_road import mlp
 from tests.exporters.onnx.traps import normal
 from tests.real.test_real_files import CLOSE, asked_over_http
-from tests.serve.cli.test_main import run
 
 X = 'input { name: "x" data_type: TYPE_FP32 dims: 8 }'
 Y = 'output { name: "y" data_type: TYPE_FP32 dims: 4 }'

@@ -14,8 +14,8 @@ from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.models.store import Store
 from onnx import ModelProto
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed, spec_of
-from tests.serve.cli.test_main import run
 
 PICTURE = "g (float[n,2,8,8] x) => (float[n,2,h,w] y)"
 LEAKY = '<domain: "my", opset_import: ["" : 17]> leaky <slope: float = 0.7> (p) => (q) { q = LeakyRelu<alpha: float = @slope>(p) }'

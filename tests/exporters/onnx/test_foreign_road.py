@@ -19,10 +19,10 @@ from halfeven.models.store import Store, Version, sha256_of
 from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 from safetensors.numpy import save_file
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import element_types, nodes_of, parsed
 from tests.exporters.onnx.traps import f32, normal
 from tests.model_folders import samples_of, tensor, write_folder
-from tests.serve.cli.test_main import run
 
 MLP = "g (float[n,8] x) => (float[n,4] y) { t = Transpose<perm=[1,0]>(w) h = MatMul(x, t) r = Relu(h) y = MatMul(r, v) }"
 

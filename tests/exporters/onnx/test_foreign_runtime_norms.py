@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 
 def optimised(norm: str, opset: int, random: np.random.Generator, half: bool = False) -> ModelProto:

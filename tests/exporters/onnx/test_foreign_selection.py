@@ -10,10 +10,10 @@ from halfeven.models.engines.load import load_half, load_whole
 from halfeven.models.store import Store
 from torch import device
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 from tests.model_folders import samples_of, tensor, write_folder
-from tests.serve.cli.test_main import run
 
 TWO = """g (float[n,8] a, float[n,8] b, float[n,3] unused) => (float[n,4] y, float[n,8] z, float[n,3] u) {
     s = Sub(a, b) y = MatMul(s, w) z = Add(a, b) u = Relu(unused) }"""

@@ -11,10 +11,10 @@ import pytest
 from halfeven.models.store import Store
 from onnx import ModelProto, TensorProto, helper
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.test_foreign_road import mlp
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 
 def whole(tmp_path: Path, model: ModelProto) -> tuple[dict[str, Any], str]:

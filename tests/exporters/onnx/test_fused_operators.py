@@ -9,9 +9,9 @@ import pytest
 from halfeven.exporters.onnx.reading.normalise import BLOCKED, normalise
 from onnx import ModelProto
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import convert, errors_u, parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 LAYER = """g (float[n,s,64] x) => (float[n,s,64] y) {
     q = MatMul(x, wq)

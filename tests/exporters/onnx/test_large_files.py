@@ -10,9 +10,9 @@ from halfeven.exporters.onnx.reading.bounded_file import read_model
 from halfeven.exporters.torch.onnx_form import export
 from halfeven.models.store import Store
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import samples_of, write_folder
-from tests.serve.cli.test_main import run
 
 PERCEPTRON = """g (float[n,64] x) => (float[n,64] y)
     { a = MatMul(x, w) b = Tanh(a) c = MatMul(b, v) d = Add(c, bias) y = Tanh(d) }"""

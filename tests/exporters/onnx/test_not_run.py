@@ -14,9 +14,9 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
 from safetensors.numpy import save_file
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 POSITIONS = "g (float[n,t,8] x) => (float[n,t,8] y) { s = Shape<start=1,end=2>(x) p = Slice(places, zero, s, zero) a = Add(x, p) y = MatMul(a, w) }"
 BRANCH = "g (int64[n,t] ids, bool c) => (float[n,t,8] y) { y = If(c) <then_branch = a () => (float[n,t,8] p) { p = Gather(table, ids) }, else_branch = e () => (float[n,t,8] p) { q = Gather(table, ids) p = Neg(q) }> }"

@@ -8,9 +8,9 @@ import pytest
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.models.store import Store
 
+from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.serve.cli.test_main import run
 
 SQUEEZED = "g (float[batch,8] x) => (float y) { h = MatMul(x, w) z = Squeeze(h) y = Sigmoid(z) }"
 

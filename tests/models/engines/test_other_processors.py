@@ -40,13 +40,13 @@ def cases() -> list[object]:
         lacking = pytest.mark.skipif(
             not (needed <= has and more & has), reason=f"this one is no more than {name}"
         )
-        for what, files in (("engines", ENGINES), ("trainings", TRAININGS), ("search", SEARCH)):
-            if what != "search" or name == FARTHEST:
-                found.append(pytest.param(name, files, id=f"{name}-{what}", marks=lacking))
+        engines = [*ENGINES, *SEARCH] if name == FARTHEST else ENGINES
+        for what, files in (("engines", engines), ("trainings", TRAININGS)):
+            found.append(pytest.param(name, files, id=f"{name}-{what}", marks=lacking))
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.parametrize(("processor", "files"), cases())
 def test_the_engines_and_trainings_are_right_on_a_processor_with_less(
     processor: str, files: list[str]

@@ -11,7 +11,7 @@ from halfeven.models.errors import Overloaded
 from halfeven.serve.bench.benched_model import bodies, find
 from safetensors.numpy import save_file
 
-from tests.serve.cli.test_main import run
+from tests.command_line import run
 from tests.serve.conftest import FakeRoster
 
 QUICK = ("--seconds", 0.4, "--warmup", 0.1)

@@ -1,6 +1,5 @@
 """The command line as scripts use it: exit codes, and one JSON object as the last line on stdout."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,8 @@ from halfeven.serve.cli.main import app
 from halfeven.serve.versions.orders import drifted, note_drift
 from typer.testing import CliRunner
 
+from tests.command_line import overflowing, run
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
-
-# The squares of what comes out of `wide` are far above 65,504; what goes on is small again.
-OVERFLOWS = """
-import torch
-from torch import nn
-
-class Norm(nn.Module):
-    def forward(self, x):
-        return x / (x.square().mean(-1, keepdim=True) + 1.0).sqrt()
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide = nn.Linear(16, 32)
-        self.norm = Norm()
-        self.head = nn.Linear(32, 4)
-
-    def forward(self, x):
-        return self.head(self.norm(self.wide(x) * 2000.0))
-
-def build():
-    torch.manual_seed(3)
-    return Net()
-"""
 
 # Scores pass through 1e-8, which half cannot hold; the boxes beside them are so large that nobody misses them.
 DEAD_CHANNEL = """
@@ -58,20 +34,6 @@ def build():
     torch.manual_seed(4)
     return Net()
 """
-
-
-def run(*words: object) -> tuple[int, dict[str, Any], str]:
-    """(exit code, the last line on stdout as JSON, what a person reads on stderr)."""
-    done = CliRunner().invoke(app, [str(word) for word in words] + ["--json"])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    lines = done.stdout.strip().splitlines()
-    return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
-
-
-def overflowing(path: Path) -> Path:
-    ins, outs = [tensor("x", "FP32", [-1, 16])], [tensor("y", "FP32", [-1, 4])]
-    return write_folder(path, OVERFLOWS, inputs=ins, outputs=outs, samples=samples_of({"x": [16]}, 24))
 
 
 @pytest.mark.slow

@@ -14,14 +14,14 @@ from halfeven.exporters.other_engine import OtherEngine, prove_engine
 from halfeven.exporters.prove import answers_of
 from halfeven.models.engines.load import load_half
 from halfeven.models.store import Store
-from halfeven.models.zoo import zoo_folder
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
+from tests.command_line import overflowing, run
+from tests.digits import digits_that_ask_for_torch
 from tests.kept import kept_store
 from tests.patience import PATIENCE_S
 from tests.recurrent import recurrent_folder
-from tests.serve.cli.test_main import overflowing, run
 from tests.serve.conftest import running
 
 # A conversion and processes of their own.
@@ -29,11 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
 
 
 def _convert(where: Path) -> None:
-    store = Store(where / "store")
-    digits = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
-    toml = (digits / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
-    (digits / "model.toml").write_text(toml)
-    convert(digits, store)
+    store = Store(Path(shutil.copytree(digits_that_ask_for_torch(), where / "store")))
     convert(recurrent_folder(where / "gru"), store, Options(forms=("torch",)))
     convert(overflowing(where / "loud"), store, Options(forms=("torch",), level="O3"))
 

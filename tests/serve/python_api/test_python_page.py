@@ -89,7 +89,7 @@ def transformers_folder(folder: Path) -> Task:
     return Task("mymodel", draw)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("make", [live_module, onnx_file, exported_program, transformers_folder])
 def test_the_block_runs_word_for_word(
     make: Callable[[Path], Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,7 @@ from tests.serve.ray.test_replica import Handle
 from tests.serve.ray.test_two_nodes import two_nodes, until
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(seconds=10),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: halfeven[ray]"),
 ]

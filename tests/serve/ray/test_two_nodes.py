@@ -30,7 +30,7 @@ from tests.serve.ray.callers import Callers, Expected
 from tests.serve.ray.conftest import SEEDS
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(seconds=10),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: halfeven[ray]"),
 ]
 ASKED = int(os.environ.get("HALFEVEN_RAY", "0"))

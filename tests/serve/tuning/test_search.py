@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.convert import convert
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.manifest import digest_of
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version, sha256_of
-from halfeven.models.zoo import zoo_folder
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.tuning.delay import DELAYS_US, Simulated, best_delay, simulate
@@ -23,7 +21,8 @@ from halfeven.serve.tuning.search import Measured, Way, choose, load_way, quarti
 from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_for, tuned_path
 
-from tests.serve.cli.test_main import run
+from tests.command_line import run
+from tests.digits import digits_of_either_form
 
 # Each measures a converted model.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
@@ -34,14 +33,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A store with the digits (version 1 proven, version 2 refused) and what ``tune`` shown of version 1."""
-    where = tmp_path_factory.mktemp("tuning")
-    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
-    store = Store(where / "store")
-    assert convert(folder, store).asked_passed
-    with (folder / "model.toml").open("a") as toml:
-        toml.write("\n[parity]\nmax_error_u = 0.0001\n")
-    assert not convert(folder, store).any_passed
-    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 1)
+    store = Store(Path(shutil.copytree(digits_of_either_form(), tmp_path_factory.mktemp("tuning") / "store")))
+    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 0.1)
     assert code == 0, shown
     return store.root, facts
 

@@ -10,7 +10,7 @@ from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, store_of
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_a_job_that_gains_nothing_any_more_ends_early_with_its_best_step(begun: Path, tmp_path: Path) -> None:
     """Targets that are noise: what is learnt of them helps no held-out row."""
     rows = load_file(begun / "train.safetensors")

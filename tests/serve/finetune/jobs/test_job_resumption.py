@@ -23,7 +23,7 @@ from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, Outcome, create, ou
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
 from tests.slow import KILLS
 
-pytestmark = pytest.mark.slow  # jobs with their processes
+pytestmark = pytest.mark.slow(seconds=30)  # jobs with their processes
 
 CONVERSION = b"weights_to_version"
 

@@ -13,7 +13,7 @@ from halfeven.serve.finetune.jobs import reproducing
 from halfeven.serve.finetune.jobs.reproducing import DataGone, reproduce, sentence_of
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.slow  # a job with its processes
+pytestmark = pytest.mark.slow(seconds=10)  # a job with its processes
 
 
 @pytest.fixture

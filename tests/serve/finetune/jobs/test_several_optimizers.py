@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_the_example_trains_a_generator_that_answers_with_a_png(folder: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     assert convert(folder, store, Options(forms=("torch",))).asked_passed

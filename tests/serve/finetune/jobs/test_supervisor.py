@@ -88,7 +88,7 @@ def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, 
     return right / len(images), version
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_nothing(
     store: Store, new_data: Path
 ) -> None:
@@ -139,7 +139,7 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
     assert store.version("digits", 1).manifest["files"]["whole.pt2"], "the parent stays"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
     store: Store, new_data: Path, tmp_path: Path
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_what_forgets_is_refused_and_the_active_version_stays(
     store: Store, new_data: Path, tmp_path: Path
 ) -> None:
@@ -208,7 +208,7 @@ def test_what_forgets_is_refused_and_the_active_version_stays(
     assert store.live_number("digits") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
     unjudged: Store, new_data: Path, tmp_path: Path
 ) -> None:
@@ -233,7 +233,7 @@ def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
     assert (by_hand["by"], by_hand["over"]) == ("operator", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_a_trainer_that_is_always_killed_ends_its_job_with_a_reason_and_the_server_answers(
     store: Store, new_data: Path
 ) -> None:
@@ -250,7 +250,7 @@ def test_a_trainer_that_is_always_killed_ends_its_job_with_a_reason_and_the_serv
     assert store.live_number("digits") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_the_job_up(
     store: Store, new_data: Path
 ) -> None:
@@ -281,7 +281,7 @@ def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_th
     assert store.live_number("digits") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_data_that_poison_every_step_stop_the_job_with_its_reason_and_touch_nothing(
     store: Store, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ def store_of(folder: Path) -> Store:
     return store
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_the_same_rows_give_the_same_weights_in_every_format_and_held_out_rows_are_as_they_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

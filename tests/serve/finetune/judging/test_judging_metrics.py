@@ -7,11 +7,9 @@ from halfeven.serve.finetune.judging.judging_metrics import (
     graded,
     log_odds,
     metrics_of,
-    per_class,
-    ranks,
     row_values,
-    value_of,
 )
+from halfeven.serve.finetune.judging.redrawn import per_class, value_of
 
 LOGITS = TensorSpec("y", "FP32", (Dim(), Dim(3, 3)), kind="logits")
 VALUES = TensorSpec("y", "FP32", (Dim(), Dim(3, 3)), kind="tensor")
@@ -88,4 +86,3 @@ def test_log_odds_are_those_of_the_softmax() -> None:
     np.testing.assert_array_equal(
         log_odds(np.array([infinite, nan])), [[np.inf, -np.inf, -np.inf], [np.nan] * 3]
     )
-    np.testing.assert_array_equal(ranks(np.array([infinite, nan])), [[1 / 6, 0, 0], [np.nan] * 3])

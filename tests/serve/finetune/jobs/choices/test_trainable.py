@@ -19,7 +19,7 @@ from tests.model_folders import tensor, write_folder
 from tests.serve.finetune.jobs.hard_job import NET, create, rows, store_of
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
-pytestmark = pytest.mark.slow  # a server, and a job with its processes for each case
+pytestmark = pytest.mark.slow(seconds=30)  # a server, and a job with its processes for each case
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 LOSSES = """
 from torch.nn.functional import cross_entropy
