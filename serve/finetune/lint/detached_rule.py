@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 from enum import IntEnum
 
-from .script_names import ScriptNames, dotted
+from .own_code import dotted
+from .script_names import ScriptNames
 from .training_script import Finding
 from .walk import Located, text_of
 
@@ -28,6 +29,15 @@ def detached_generator_loss(names: ScriptNames) -> Iterator[Finding]:
             continue
         losses = _losses_before(names, at)
         sources = _Sources(names, generator)
+        if losses and receiver in names.scalers and (other := _reached(names, losses, generator)) is not None:
+            if all(sources.reach(loss, one) is Reach.NO for loss, one in losses) and not sources.detached:
+                yield names.finding(
+                    call, "other-optimizer",
+                    f"the loss before this step reaches {names.optimizers[other]}, the module of {other}, and not "
+                    f"{generator}, which {optimizer} steps: {receiver} finds no gradients to unscale",
+                    names.rewriting().replace(call.args[0], other),
+                )  # fmt: skip
+                continue
         if losses and all(sources.reach(loss, one) is Reach.NO for loss, one in losses) and sources.detached:
             node = sources.detached[-1]
             assert isinstance(node.func, ast.Attribute)
@@ -35,8 +45,19 @@ def detached_generator_loss(names: ScriptNames) -> Iterator[Finding]:
                 node, "detached-generator-loss",
                 f"{optimizer} in line {call.lineno} steps {generator} by a loss of detached samples, so no gradient "
                 f"reaches {generator}: detach them for the discriminator's loss, not for the generator's",
-                names.script.line_with(node, text_of(node.func.value)),
+                text_of(node.func.value),
             )  # fmt: skip
+
+
+def _reached(names: ScriptNames, losses: list[tuple[ast.expr, Located]], generator: str) -> str | None:
+    """The one other optimizer whose module the losses reach."""
+    found = [
+        optimizer
+        for optimizer, owner in names.optimizers.items()
+        if owner not in (None, generator)
+        and any(_Sources(names, owner or "").reach(loss, one) is Reach.YES for loss, one in losses)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _losses_before(names: ScriptNames, at: Located) -> list[tuple[ast.expr, Located]]:

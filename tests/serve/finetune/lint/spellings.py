@@ -1,0 +1,275 @@
+"""Mistakes again, spelt otherwise: through names, attributes, aliases and functions of the same file. `# <-` marks the
+line that is named. Every script runs once its advice is followed (on CPU, see running.py)."""
+
+NET = """\
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+    def forward(self, x):
+        return self.body(x)
+
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cuda")
+"""
+FORWARD = """\
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = F.cross_entropy(model(x), y)
+"""
+LOOP = NET + "for x, y in loader:\n" + FORWARD
+STEP = "    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n    scaler.update()\n"
+
+TRAINER = """\
+import torch
+from torch import nn
+from torch.amp import GradScaler, autocast
+
+class Trainer:
+    def __init__(self, model, lr=1e-3):
+        self.model = model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self.scaler = GradScaler("cuda")
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x, y):
+        with autocast("cuda", dtype=torch.float16):
+            return self.loss(self.model(x), y)
+
+    def fit(self, loader):
+        for number, (x, y) in enumerate(loader):
+            self.optimizer.zero_grad()
+            loss = self.forward(x, y)
+            {}
+
+trainer = Trainer(nn.Linear(8, 4))
+trainer.fit(loader)
+"""
+
+
+def trainer(*lines: str) -> str:
+    """The class with these lines in its loop."""
+    return TRAINER.format("\n            ".join(lines))
+
+
+_T_STEP = ("self.scaler.step(self.optimizer)", "self.scaler.update()")
+_T_BACK = "self.scaler.scale(loss).backward()"
+
+SPELLINGS: dict[str, list[str]] = {
+    "amp-backward": [
+        # No scaler in the script: the advice must not use one.
+        "import torch\nfrom torch.cuda import amp\nmodel = torch.nn.Linear(8, 4).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x, y in loader:\n    loss = model(x).square().mean()\n"
+        "    amp.backward(loss=loss)  # <-\n    optimizer.step()\n",
+    ],
+    "scaler-unscale": [
+        LOOP + "    scaler.scale(loss).backward()\n    scaler.unscale(optimizer=optimizer)  # <-\n"
+        "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    scaler.step(optimizer)\n    scaler.update()\n",
+    ],
+    "unscaled-step": [trainer(_T_BACK, "self.optimizer.step()  # <-", "self.scaler.update()").replace(
+        "self.scaler.update()", "pass")],
+    "unscaled-backward": [
+        LOOP + "    loss.backward()  # <-\n    scaler.step(optimizer)\n    scaler.update()\n",
+        trainer("(loss / 2).backward()  # <-", *_T_STEP),
+        NET + "def backward(value):\n    value.backward()  # <-\n\nfor x, y in loader:\n" + FORWARD
+        + "    backward(loss)\n    scaler.step(optimizer)\n    scaler.update()\n",
+        LOOP + "    torch.autograd.backward(loss)  # <-\n    scaler.step(optimizer)\n    scaler.update()\n",
+    ],
+    "missing-update": [
+        trainer(_T_BACK, "self.scaler.step(self.optimizer)  # <-"),
+        NET + "optimizers = [optimizer]\nfor x, y in loader:\n" + FORWARD
+        + "    scaler.scale(loss).backward()\n    for one in optimizers:\n        scaler.step(one)  # <-\n",
+    ],
+    "update-between-steps": [
+        NET + "second = nn.Linear(8, 4).cuda()\noptimizer2 = torch.optim.SGD(second.parameters(), lr=0.1)\n"
+        "def finish(which):\n    scaler.step(which)\n\nfor x, y in loader:\n" + FORWARD
+        + "        loss = loss + second(x).square().mean()\n    scaler.scale(loss).backward()\n"
+        "    finish(optimizer)\n    scaler.update()  # <-\n    finish(optimizer2)\n",
+    ],
+    "update-in-window": [
+        NET + "micro = 0\nfor x, y in loader:\n" + FORWARD.replace("    optimizer.zero_grad()\n", "")
+        + "    scaler.scale(loss / 2).backward()\n    micro += 1\n    if micro == 2:\n        scaler.step(optimizer)\n"
+        "        optimizer.zero_grad()\n        micro = 0\n    scaler.update()  # <-\n",
+        trainer(_T_BACK, "last = number % 2 == 1", "if last:", "    self.scaler.step(self.optimizer)",
+                "self.scaler.update()  # <-"),
+    ],
+    "clip-before-unscale": [
+        LOOP + "    scaler.scale(loss).backward()\n    for p in model.parameters():\n        p.grad.clamp_(-1, 1)  # <-\n"
+        "    scaler.step(optimizer)\n    scaler.update()\n",
+        trainer(_T_BACK, "self.clip()", *_T_STEP).replace(
+            "    def fit", "    def clip(self):\n        nn.utils.clip_grad_value_(self.model.parameters(), 1.0)  # <-\n\n    def fit"),
+        LOOP + "    scaler.scale(loss).backward()\n    for group in optimizer.param_groups:\n        for p in group['params']:\n"
+        "            p.grad.data = torch.clamp(p.grad.data, -1, 1)  # <-\n    scaler.step(optimizer)\n    scaler.update()\n",
+        LOOP + "    scaled = scaler.scale(loss)\n    scaled.backward()\n    clip = torch.nn.utils.clip_grad_norm_\n"
+        "    clip(model.parameters(), 1.0)  # <-\n    scaler.step(optimizer)\n    scaler.update()\n",
+    ],
+    "unscale-again": [
+        LOOP + "    scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n    print(model.body.weight.grad.norm())\n"
+        "    scaler.unscale_(optimizer)  # <-\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "    scaler.step(optimizer)\n    scaler.update()\n",
+        trainer(_T_BACK, "self.scaler.unscale_(self.optimizer)", "self.clip()", *_T_STEP).replace(
+            "    def fit", "    def clip(self):\n        opt = self.optimizer\n        self.scaler.unscale_(opt)  # <-\n"
+            "        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)\n\n    def fit"),
+    ],
+    "unscale-in-window": [
+        NET + "for step, (x, y) in enumerate(loader):\n" + FORWARD.replace("    optimizer.zero_grad()\n", "")
+        + "    scaler.scale(loss / 2).backward()\n    scaler.unscale_(optimizer)  # <-\n"
+        "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    if (step + 1) % 2 == 0:\n"
+        "        scaler.step(optimizer)\n        scaler.update()\n        optimizer.zero_grad()\n",
+        NET + "for step, (x, y) in enumerate(loader):\n    optimizer.zero_grad()\n    for part, target in zip(x.chunk(2), y.chunk(2)):\n"
+        "        with torch.autocast('cuda', dtype=torch.float16):\n            loss = F.cross_entropy(model(part), target)\n"
+        "        scaler.scale(loss).backward()\n        scaler.unscale_(optimizer)  # <-\n"
+        "    scaler.step(optimizer)\n    scaler.update()\n",
+    ],
+    "update-skipped": [
+        LOOP + "    scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n"
+        "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    if norm < 0.1:\n"
+        "        scaler.step(optimizer)\n        scaler.update()  # <-\n",
+        trainer(_T_BACK, "self.scaler.unscale_(self.optimizer)",
+                "norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)", "if not norm < 0.1:",
+                "    self.optimizer.zero_grad()", "    continue", "self.scaler.step(self.optimizer)",
+                "self.scaler.update()  # <-"),
+    ],
+    "other-optimizer": [
+        NET + "second = nn.Linear(8, 4).cuda()\noptimizer2 = torch.optim.SGD(second.parameters(), lr=0.1)\n"
+        "for x, y in loader:\n" + FORWARD + "    scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n"
+        "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    scaler.step(optimizer2)  # <-\n    scaler.update()\n",
+        NET + "second = nn.Linear(8, 4).cuda()\noptimizer2 = torch.optim.SGD(second.parameters(), lr=0.1)\n"
+        "for x, y in loader:\n" + FORWARD + "    scaler.scale(loss).backward()\n    scaler.step(optimizer2)  # <-\n    scaler.update()\n",
+    ],
+    "scheduler-order": [
+        NET + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)\nfor x, y in loader:\n" + FORWARD
+        + "    scaler.scale(loss).backward()\n    schedule.step()  # <-\n    scaler.step(optimizer)\n    scaler.update()\n",
+        trainer("self.schedule.step()  # <-", _T_BACK, *_T_STEP).replace(
+            "        self.loss", "        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=99)\n        self.loss"),
+    ],
+    "scheduler-skipped": [
+        NET + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)\nfor x, y in loader:\n" + FORWARD
+        + STEP + "    schedule.step()  # <-\n",
+        trainer(_T_BACK, "self.finish()").replace("        self.loss",
+            "        self.warmup = torch.optim.lr_scheduler.LinearLR(self.optimizer)\n        self.loss").replace(
+            "    def fit", "    def finish(self):\n        self.scaler.step(self.optimizer)\n        self.scaler.update()\n"
+            "        self.warmup.step()  # <-\n\n    def fit"),
+        "import torch\n\ndef train(model, loader, optimizer, scheduler, scaler):\n    for x, y in loader:\n"
+        "        with torch.autocast('cuda', dtype=torch.float16):\n            loss = model(x).square().mean()\n"
+        "        scaler.scale(loss).backward()\n        scaler.step(optimizer)\n        scaler.update()\n"
+        "        if scheduler is not None:\n            scheduler.step()  # <-\n",
+    ],
+    "average-skipped": [
+        NET + "ema = torch.optim.swa_utils.AveragedModel(model)\nfor x, y in loader:\n" + FORWARD
+        + STEP + "    ema.update_parameters(model)  # <-\n",
+        NET + "import copy\nslow = copy.deepcopy(model)\ndef update_ema(slow, model, decay=0.99):\n"
+        "    for one, other in zip(slow.parameters(), model.parameters()):\n"
+        "        one.data.mul_(decay).add_(other.data, alpha=1 - decay)\n\nfor x, y in loader:\n" + FORWARD
+        + STEP + "    update_ema(slow, model)  # <-\n",
+        NET + "import copy\nema_model = copy.deepcopy(model)\nfor x, y in loader:\n" + FORWARD + STEP
+        + "    with torch.no_grad():\n        for e, p in zip(ema_model.parameters(), model.parameters()):\n"
+        "            e.lerp_(p, 0.01)  # <-\n",
+    ],
+    "scaler-not-saved": [
+        LOOP + STEP + "state = dict(model=model.state_dict(), optimizer=optimizer.state_dict())  # <-\n"
+        "torch.save(state, path)\nread = torch.load(path)\noptimizer.load_state_dict(read['optimizer'])  # <-\n",
+        LOOP + STEP + "state = {}\nstate['optimizer'] = optimizer.state_dict()  # <-\ntorch.save(state, path)\n",
+        trainer(_T_BACK, *_T_STEP, "self.save()").replace("    def fit", "    def save(self):\n"
+            "        torch.save({'model': self.model.state_dict(), 'opt': self.optimizer.state_dict()}, path)  # <-\n\n    def fit"),
+    ],
+    "scaler-in-loop": [
+        NET.replace('scaler = torch.amp.GradScaler("cuda")\n', "def made():\n    return torch.amp.GradScaler('cuda')\n\n")
+        + "for x, y in loader:\n    scaler = made()  # <-\n" + FORWARD + STEP,
+    ],
+    "deprecated-amp": [
+        "import torch\nfrom torch.cuda.amp import GradScaler\nmodel = torch.nn.Linear(8, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nscaler = torch.amp.GradScaler('cuda')\n"
+        "assert isinstance(scaler, GradScaler)  # <-\n",
+        "import torch\nfrom torch.cuda.amp import custom_fwd, custom_bwd\nclass Twice(torch.autograd.Function):\n"
+        "    @staticmethod\n    @custom_fwd(cast_inputs=torch.float32)  # <-\n    def forward(ctx, x):\n        return x * 2\n"
+        "    @staticmethod\n    @custom_bwd  # <-\n    def backward(ctx, g):\n        return g * 2\n"
+        "Twice.apply(torch.ones(3, requires_grad=True)).sum().backward()\n",
+        "import torch.nn as nn\nfrom torch.cuda import amp\nmodel = nn.Linear(8, 4)\nregion = amp.autocast  # <-\n"
+        "with region():\n    model(loader[0][0])\n",
+    ],
+    "backward-in-autocast": [
+        trainer("with autocast('cuda', dtype=torch.float16):", "    value = self.forward(x, y)",
+                "    self.scaler.scale(value).backward()  # <-", *_T_STEP),
+        NET + "region = torch.autocast('cuda', dtype=torch.float16)\ndef back(value):\n    scaler.scale(value).backward()  # <-\n\n"
+        "for x, y in loader:\n    optimizer.zero_grad()\n    with region:\n        back(F.cross_entropy(model(x), y))\n"
+        "    scaler.step(optimizer)\n    scaler.update()\n",
+    ],
+    "banned-loss": [
+        NET + "class Criterion(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.bce = nn.BCELoss()  # <-\n"
+        "    def forward(self, p, y):\n        return self.bce(p, y)\n\ncriterion = Criterion()\nfor x, y in loader:\n"
+        "    optimizer.zero_grad()\n    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        loss = criterion(torch.sigmoid(model(x)), F.one_hot(y, 4).float())\n" + STEP,
+        NET + "def cost(p, y):\n    return F.binary_cross_entropy(p, y)  # <-\n\nfor x, y in loader:\n"
+        "    optimizer.zero_grad()\n    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        loss = cost(model(x).clamp(0.1, 0.9), F.one_hot(y, 4).float())\n" + STEP,
+        trainer(_T_BACK, *_T_STEP).replace("nn.CrossEntropyLoss()", "nn.BCELoss()  # <-").replace(
+            "self.loss(self.model(x), y)", "self.loss(self.model(x).sigmoid(), nn.functional.one_hot(y, 4).float())"),
+    ],
+    "custom-function": [
+        NET + "class Product(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x, w):  # <-\n"
+        "        ctx.save_for_backward(x, w)\n        return x @ w.t()\n    @staticmethod\n    def backward(ctx, g):\n"
+        "        x, w = ctx.saved_tensors\n        return g @ w, g.t() @ x\n\nfor x, y in loader:\n    optimizer.zero_grad()\n"
+        "    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        loss = F.cross_entropy(Product.apply(x, model.body.weight), y)\n" + STEP,
+        "from torch.amp import custom_fwd\n" + NET + "class Product(torch.autograd.Function):\n    @staticmethod\n"
+        "    @custom_fwd(device_type='cuda')\n    def forward(ctx, x, w):\n        ctx.save_for_backward(x, w)\n"
+        "        return F.linear(x, w)\n    @staticmethod\n    def backward(ctx, g):  # <-\n        x, w = ctx.saved_tensors\n"
+        "        return g.mm(w), g.t().mm(x)\n\nproduct = Product.apply\nfor x, y in loader:\n    optimizer.zero_grad()\n"
+        "    with torch.autocast('cuda', dtype=torch.float16):\n        loss = F.cross_entropy(product(x, model.body.weight), y)\n" + STEP,
+    ],
+    "small-guard": [
+        NET + "EPS = 1e-8\nfor x, y in loader:\n    optimizer.zero_grad()\n    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        out = model(x).cuda()\n        loss = (out / (out.abs() + EPS)).square().mean() + out.square().mean()  # <-\n" + STEP,
+        NET + "def ratio(a, b, eps=1e-9):\n    return a / (b + eps)  # <-\n\nfor x, y in loader:\n    optimizer.zero_grad()\n"
+        "    with torch.autocast('cuda', dtype=torch.float16):\n        out = model(x)\n        loss = ratio(out, out.abs()).mean()\n" + STEP,
+        NET + "tiny = torch.tensor(1e-8).half()\nfor x, y in loader:\n    optimizer.zero_grad()\n"
+        "    with torch.autocast('cuda', dtype=torch.float16):\n        loss = torch.log(x.square().sum() + tiny) * model(x).mean()  # <-\n" + STEP,
+        "import torch\nfrom torch import nn\nnet = nn.Linear(8, 4).cuda().half()\nfor x, y in loader:\n"
+        "    out = net(x.half())\n    out = out.to('cuda')\n    print((out / out.norm(dim=-1, keepdim=True).clamp(min=1e-8)).mean())  # <-\n",
+    ],
+    "large-mask": [
+        NET + "for x, y in loader:\n    optimizer.zero_grad()\n    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        s = model(x).cuda()\n        s = s + (1.0 - keep) * -1e9  # <-\n        loss = s.square().mean() * 1e-9\n" + STEP,
+        NET + "BIG = -1e9\nfor x, y in loader:\n    optimizer.zero_grad()\n    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        s = model(x)\n        s[keep == 0] = BIG  # <-\n        loss = s.softmax(-1).square().mean()\n" + STEP,
+        NET + "for x, y in loader:\n    optimizer.zero_grad()\n    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        s = model(x)\n        s = torch.where(keep == 1, s, torch.tensor(-1e9, dtype=s.dtype))  # <-\n"
+        "        loss = s.softmax(-1).square().mean()\n" + STEP,
+        "import torch\nmask = torch.full((4, 4), -1e9).half()  # <-\nprint(torch.randn(4, 4).half() + mask)\n",
+    ],
+    "half-weights": [
+        "import torch\nimport torch.nn.functional as F\nfrom transformers import AutoModelForCausalLM\nfrom peft import LoraConfig, get_peft_model\n"
+        "model = AutoModelForCausalLM.from_pretrained('x', torch_dtype=torch.float16)  # <-\n"
+        "model = get_peft_model(model, LoraConfig(r=8))\n"
+        "optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])\nscaler = torch.amp.GradScaler('cuda')\n"
+        "for x, y in loader:\n" + FORWARD + STEP,
+        NET.replace("optimizer =", "model.to('cuda', torch.float16)  # <-\nparameters = list(model.parameters())\noptimizer =").replace(
+            "(model.parameters(), lr", "(parameters, lr") + "for x, y in loader:\n" + FORWARD + STEP,
+    ],
+    "apex-loss-id": [
+        "import torch\nfrom apex import amp\nmodel = torch.nn.Linear(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer = amp.initialize(model, optimizer, opt_level='O1', num_losses=2)\nfor x, y in loader:\n"
+        "    with amp.scale_loss(model(x).mean(), optimizer, loss_id=0) as scaled:\n        scaled.backward()\n"
+        "    with amp.scale_loss(model(x).square().mean(), optimizer, loss_id=2) as scaled:  # <-\n        scaled.backward()\n    optimizer.step()\n",
+        "import torch\nimport apex.amp as mixed\nmodel = torch.nn.Linear(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer = mixed.initialize(model, optimizer, opt_level='O1')\nNUMBER = 1\nfor x, y in loader:\n"
+        "    with mixed.scale_loss(model(x).mean(), optimizer, 0) as scaled:\n        scaled.backward()\n"
+        "    with mixed.scale_loss(model(x).square().mean(), optimizer, NUMBER) as scaled:  # <-\n        scaled.backward()\n    optimizer.step()\n",
+    ],
+    "apex-clip": [
+        "import torch\nfrom apex import amp\nmodel = torch.nn.Linear(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer = amp.initialize(model, optimizer, opt_level='O2')\nfor x, y in loader:\n    loss = model(x).mean()\n"
+        "    with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()\n"
+        "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # <-\n    optimizer.step()\n",
+        "import torch\nfrom torch.nn.utils import clip_grad_norm_\nfrom apex import amp\nmodel = torch.nn.Linear(8, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nmodel, optimizer = amp.initialize(model, optimizer, opt_level='O1')\n"
+        "for x, y in loader:\n    loss = model(x).mean()\n    with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()\n"
+        "        clip_grad_norm_(model.parameters(), max_norm=1.0)  # <-\n    optimizer.step()\n",
+    ],
+}  # fmt: skip
