@@ -29,7 +29,7 @@ def deprecated_names(names: ScriptNames) -> Iterator[Finding]:
         if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
             continue
         old = names.full(node)
-        if old not in _OLD:
+        if old not in _OLD or names.is_alias(node):
             continue
         device, name = _OLD[old]
         whole, new = called.get(id(node), node), _modern(device, name, called.get(id(node)))

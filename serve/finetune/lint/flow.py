@@ -195,6 +195,10 @@ class Flow:
         scope = self.names.values[optimizer][0][1].place.scope
         return self.name(ast.parse(owner, mode="eval").body, self._constructed(scope))
 
+    def name_at(self, node: ast.AST, at: Located) -> str | None:
+        """The name, as the function at ``at`` knows it."""
+        return self.name(node, self._constructed(at.place.scope))
+
     def full(self, node: ast.AST | None, frame: Frame) -> str:
         """The name with its import written out, through aliases."""
         name = self.name(node, frame)

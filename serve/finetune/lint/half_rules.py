@@ -44,6 +44,12 @@ class _Reading:
                 dotted(func) or ""
             ).endswith("finfo") and not (self.names.full(kind) or "").endswith(("16", "half")):
                 return _LIMITS.get(attr) if not isinstance(kind, ast.Attribute) or kind.attr != "dtype" else None
+            case ast.BinOp(left=left, op=ast.Pow() | ast.Mult() | ast.Sub() as op, right=right):
+                one, two = self.number(left, at, depth + 1), self.number(right, at, depth + 1)
+                if one is None or two is None or (isinstance(op, ast.Pow) and (abs(two) > 300 or one <= 0)):
+                    return None
+                found = one**two if isinstance(op, ast.Pow) else one * two if isinstance(op, ast.Mult) else one - two
+                return found if abs(found) < 1e300 else None
             case ast.Call(args=args, keywords=words):
                 return self._of_call(node, [*args, *(one.value for one in words)], at, depth)
             case ast.Name() | ast.Attribute():

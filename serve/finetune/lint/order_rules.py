@@ -127,11 +127,15 @@ def clip_before_unscale(names: ScriptNames, events: Events) -> Iterator[Finding]
         step = (owned or steps)[0]
         anchor = _site(clip, backward)
         optimizer = text_of(step.at.argument(0, "optimizer") or step.at.call)
+        advice = names.rewriting().before(anchor, [f"{spelled(events, scaler, backward.at)}.unscale_({optimizer})"])
+        for late in events.after(clip, "unscale"):
+            if late.order < step.order and late.target == step.target:
+                advice.without(late.at.statement)
         yield names.finding(
             clip.at.call, "clip-before-unscale",
             f"the gradients that are clipped still have the scale of {scaler}, so the clipping shrinks them to almost "
             "nothing: unscale them first",
-            names.rewriting().before(anchor, [f"{spelled(events, scaler, backward.at)}.unscale_({optimizer})"]),
+            advice,
         )  # fmt: skip
 
 
@@ -184,7 +188,16 @@ def _without_update(
         )  # fmt: skip
         return
     steps = [one for one in events.after(used, "step") if one.scaler == used.scaler]
-    if not steps:
+    if not steps or used.kind == "step":
+        return
+    loop = used.place.loops[-1]
+    if inner and isinstance(loop, ast.stmt) and not any(loop in one.place.loops for one in events.of("backward")):
+        yield names.finding(
+            used.at.call, "unscale-again",
+            f"{used.scaler}.unscale_ runs in each pass of the loop in line {loop.lineno}, whose second pass raises "
+            "RuntimeError: gradients are unscaled once between two updates",
+            names.rewriting().without(used.at.statement).before(loop, [text_of(used.at.call)]),
+        )  # fmt: skip
         return
     moved = [used.at.statement]
     moved += [one.at.statement for one in events.after(used, "clip")

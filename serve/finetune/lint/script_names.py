@@ -67,10 +67,22 @@ class ScriptNames:
         if name is None:
             return None
         head, dot, rest = name.partition(".")
-        if head not in self._imports:
-            return name
-        places = self._imports[head]
+        places = self._places(head)
         return next(iter(places)) + dot + rest if len(places) == 1 else None
+
+    def is_alias(self, node: ast.AST) -> bool:
+        return (dotted(node) or "").partition(".")[0] not in self._imports
+
+    def _places(self, head: str) -> set[str]:
+        """Where the name comes from: its imports, also behind an alias (`amp = torch.cuda.amp`)."""
+        if head in self._imports:
+            return self._imports[head]
+        bound = self.values.get(head, [])
+        alias = dotted(bound[0][0]) if len(bound) == 1 else None
+        first = (alias or "").partition(".")
+        if alias is None or first[0] not in self._imports or len(self._imports[first[0]]) != 1:
+            return {head}
+        return {next(iter(self._imports[first[0]])) + first[1] + first[2]}
 
     def is_one_of(self, node: ast.AST, wanted: frozenset[str]) -> bool:
         """Whether each import of the name is one of ``wanted`` (a script may fall back from one to the other)."""
@@ -78,7 +90,7 @@ class ScriptNames:
         if name is None:
             return False
         head, dot, rest = name.partition(".")
-        return all(place + dot + rest in wanted for place in self._imports.get(head, {head}))
+        return all(place + dot + rest in wanted for place in self._places(head))
 
     @cached_property
     def calls(self) -> list[tuple[ast.Call, Located]]:
@@ -110,19 +122,21 @@ class ScriptNames:
         named = {receiver for _, receiver, _ in self.methods("scale") if _SCALER.search(receiver)}
         return frozenset(named | {name.rpartition(".")[2] for name in named})
 
-    def makes_scaler(self, value: ast.expr | None) -> bool:
+    def makes_scaler(self, value: ast.expr | None, depth: int = 0) -> bool:
+        if depth > _DEEPEST:
+            return False
         if isinstance(value, ast.IfExp):
-            return any(map(self.makes_scaler, (value.body, value.orelse))) and all(
-                self.makes_scaler(one) or _is_none(one) for one in (value.body, value.orelse)
+            return any(self.makes_scaler(one, depth + 1) for one in (value.body, value.orelse)) and all(
+                self.makes_scaler(one, depth + 1) or _is_none(one) for one in (value.body, value.orelse)
             )
         if isinstance(value, ast.Name | ast.Attribute):
             name = dotted(value) or ""
             behind = [one for one, _ in self.values.get(name, ()) if one is not value]
-            return all(map(self.makes_scaler, behind)) if behind else name in self._scaling
+            return all(self.makes_scaler(one, depth + 1) for one in behind) if behind else name in self._scaling
         if not isinstance(value, ast.Call):
             return False
         if (result := self.own.result(value)) is not None:
-            return self.makes_scaler(result)
+            return self.makes_scaler(result, depth + 1)
         if not self.is_one_of(value.func, SCALERS) and not self._is_subclass(value.func, SCALERS):
             return False
         return not any(_is_false(word.value) for word in value.keywords if word.arg == "enabled")
@@ -148,11 +162,11 @@ class ScriptNames:
             return name in self.optimizers
         return bool(_OPTIMIZER.search(name)) and not _NO_OPTIMIZER.search(name)
 
-    def _optimizer_call(self, value: ast.expr | None) -> ast.Call | None:
-        if not isinstance(value, ast.Call):
+    def _optimizer_call(self, value: ast.expr | None, depth: int = 0) -> ast.Call | None:
+        if not isinstance(value, ast.Call) or depth > _DEEPEST:
             return None
         if (result := self.own.result(value)) is not None:
-            return self._optimizer_call(result)
+            return self._optimizer_call(result, depth + 1)
         name = self.full(value.func) or ""
         of_torch = name.startswith("torch.optim.") and name.count(".") == 2
         return value if of_torch or name.startswith(_OTHER_OPTIMIZERS) else None
@@ -192,11 +206,11 @@ class ScriptNames:
                 return None if any(map(_is_false, switched)) else region
         return None
 
-    def behind(self, item: ast.expr) -> ast.expr | None:
+    def behind(self, item: ast.expr, depth: int = 0) -> ast.expr | None:
         """What a `with` item stands for: a name's one value, the result of an own function or of a lambda."""
-        for _ in range(_DEEPEST):
+        for _ in range(_DEEPEST if depth < _DEEPEST else 0):
             if isinstance(item, ast.IfExp):
-                branches = (self.behind(item.body), self.behind(item.orelse))
+                branches = (self.behind(item.body, depth + 1), self.behind(item.orelse, depth + 1))
                 casts = [one for one in branches if isinstance(one, ast.Call) and self.is_one_of(one.func, AUTOCASTS)]
                 return casts[0] if casts else item
             called = item.func if isinstance(item, ast.Call) and not self.is_one_of(item.func, AUTOCASTS) else item

@@ -15,11 +15,10 @@ _SCALE = "scale_before"
 
 def scheduler_before_step(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for schedule in events.of("schedule"):
-        steps = [one for one in events.after(schedule, "step") if one.place.loops == schedule.place.loops]
-        backward = [one for one in events.before(schedule, "backward") if one.place.loops == schedule.place.loops]
-        if not steps or not schedule.place.loops:
-            continue
-        if not backward and any(one.place.loops == schedule.place.loops for one in events.before(schedule, "step")):
+        own = _optimizer_of(events, schedule)
+        steps = [one for one in events.of("step") if one.place.loops == schedule.place.loops and own in (None, one.target)
+                 and not one.place.excludes(schedule.place)]  # fmt: skip
+        if not steps or not schedule.place.loops or any(one.order < schedule.order for one in steps):
             continue
         anchor = _behind_update(events, steps[-1], schedule)
         moved = schedule.at.statement
@@ -43,9 +42,10 @@ def scheduler_on_skipped(names: ScriptNames, events: Events) -> Iterator[Finding
 
 
 def average_on_skipped(names: ScriptNames, events: Events) -> Iterator[Finding]:
+    statements = {one.at.statement for one in events.of("average")}
     for average in events.of("average"):
         step = _step_of(events, average)
-        if step is not None:
+        if step is not None and not statements & set(average.at.frame.sites):
             yield names.finding(
                 average.at.call, "average-skipped",
                 f"{average.target} averages also where {step.scaler} has skipped the step, so the same weights count "
@@ -55,6 +55,15 @@ def average_on_skipped(names: ScriptNames, events: Events) -> Iterator[Finding]:
 
 
 RULES = (scheduler_before_step, scheduler_on_skipped, average_on_skipped)
+
+
+def _optimizer_of(events: Events, schedule: Event) -> str | None:
+    """The optimizer whose rates the schedule sets, where the script shows it."""
+    for value, at in events.names.values.get(schedule.target or "", ()):
+        if isinstance(value, ast.Call) and value.args:
+            name = events.flow.name_at(value.args[0], at)
+            return name if name in events.names.optimizers else None
+    return None
 
 
 def _step_of(events: Events, event: Event) -> Event | None:
@@ -103,7 +112,8 @@ def _only_after_step(names: ScriptNames, events: Events, step: Event, event: Eve
     advice = names.rewriting()
     if first.at.statement is not statement:
         advice.before(first.at.statement, [f"{kept} = {scaler}.get_scale()"])
-    test = f"if {here}.get_scale() >= {kept}:  # not skipped"
+    without = [f"not ({text})" if held else f"({text})" for text, held in sorted(first.extra(event))]
+    test = f"if {' or '.join([*without, f'{here}.get_scale() >= {kept}'])}:  # not skipped"
     return advice.in_place_of(statement, [test, *source])
 
 
