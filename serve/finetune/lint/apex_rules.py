@@ -13,10 +13,14 @@ _SCALE_LOSS = frozenset({"apex.amp.scale_loss"})
 
 
 def loss_number(names: ScriptNames, _events: Events) -> Iterator[Finding]:
-    makes = [call for call, _ in names.calls if names.is_one_of(call.func, frozenset({"apex.amp.initialize"}))]
+    makes = [
+        call for call, _ in names.calls if names.is_one_of(call.func, frozenset({"apex.amp.initialize"}))
+    ]
     if not makes:
         return
-    counts = [_number(names, word.value) for call in makes for word in call.keywords if word.arg == "num_losses"]
+    counts = [
+        _number(names, word.value) for call in makes for word in call.keywords if word.arg == "num_losses"
+    ]
     count = max((one for one in counts if one is not None), default=None) if counts else 1
     if count is None:
         return
@@ -33,7 +37,11 @@ def loss_number(names: ScriptNames, _events: Events) -> Iterator[Finding]:
         advice: str | None = str(free[0]) if free else None
         message = (
             f"loss_id={number} is beyond num_losses={count} of amp.initialize, which counts from 0: IndexError. "
-            + ("Each loss has a number of its own below it" if free else "Announce as many losses as there are")
+            + (
+                "Each loss has a number of its own below it"
+                if free
+                else "Announce as many losses as there are"
+            )
         )
         if advice is not None:
             yield names.finding(value, "apex-loss-id", message, advice)
@@ -44,8 +52,12 @@ def loss_number(names: ScriptNames, _events: Events) -> Iterator[Finding]:
             if given:
                 wider.replace(given[0], str(number + 1))
             else:
-                arguments = [text_of(one) for one in made.args] + [f"{w.arg}={text_of(w.value)}" for w in made.keywords]
-                wider.replace(made, f"{text_of(made.func)}({', '.join([*arguments, f'num_losses={number + 1}'])})")
+                arguments = [text_of(one) for one in made.args] + [
+                    f"{w.arg}={text_of(w.value)}" for w in made.keywords
+                ]
+                wider.replace(
+                    made, f"{text_of(made.func)}({', '.join([*arguments, f'num_losses={number + 1}'])})"
+                )
             yield names.finding(call, "apex-loss-id", message, wider)
 
 
@@ -55,18 +67,31 @@ def apex_clip(names: ScriptNames, events: Events) -> Iterator[Finding]:
         if not clip.at.call.args or "master_params" in text_of(clip.at.call):
             continue
         regions = [one for one in events.called if names.is_one_of(one.call.func, _SCALE_LOSS)]
-        before = [one for one in regions if one.order < clip.order and one.place.loops == clip.place.loops[: len(one.place.loops)]]
+        before = [
+            one
+            for one in regions
+            if one.order < clip.order and one.place.loops == clip.place.loops[: len(one.place.loops)]
+        ]
         if not before or not isinstance(clip.at.call.func, ast.Attribute | ast.Name):
             continue
         region = before[-1]
         optimizer = text_of(region.argument(1, "optimizers", "optimizer") or region.call)
-        master = f"{text_of(region.call.func.value) if isinstance(region.call.func, ast.Attribute) else 'amp'}.master_params({optimizer})"
+        func = region.call.func
+        module = text_of(func.value) if isinstance(func, ast.Attribute) else "amp"
+        master = f"{module}.master_params({optimizer})"
         advice = names.rewriting()
         inside = region.call in clip.place.regions
         call, statement = clip.at.call, clip.at.statement
         new = f"{text_of(call.func)}({', '.join([master, *map(text_of, call.args[1:])])}"
-        new += "".join(f", {word.arg}={text_of(word.value)}" for word in call.keywords if word.arg != "parameters") + ")"
-        if not names.is_one_of(call.func, frozenset({"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"})):
+        new += (
+            "".join(
+                f", {word.arg}={text_of(word.value)}" for word in call.keywords if word.arg != "parameters"
+            )
+            + ")"
+        )
+        if not names.is_one_of(
+            call.func, frozenset({"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"})
+        ):
             new = f"torch.nn.utils.clip_grad_value_({master}, 1.0)"
         if inside:
             whole = names.statements.source(statement)[0].replace(text_of(call), new)
@@ -84,7 +109,9 @@ def apex_clip(names: ScriptNames, events: Events) -> Iterator[Finding]:
 def apex_unscaled(names: ScriptNames, events: Events) -> Iterator[Finding]:
     """`loss.backward()` in the region, where the scaled loss has another name."""
     for backward in events.of("backward"):
-        statement = next((one for one in names.statements.around(backward.at.statement) if isinstance(one, ast.With)), None)
+        statement = next(
+            (one for one in names.statements.around(backward.at.statement) if isinstance(one, ast.With)), None
+        )
         for item in statement.items if statement is not None else ():
             made, bound = item.context_expr, item.optional_vars
             if not isinstance(made, ast.Call) or not names.is_one_of(made.func, _SCALE_LOSS) or bound is None:
@@ -94,7 +121,8 @@ def apex_unscaled(names: ScriptNames, events: Events) -> Iterator[Finding]:
             if dotted(given) != dotted(bound) and made.args and text_of(given) == text_of(made.args[0]):
                 yield names.finding(
                     given, "unscaled-backward",
-                    f"{text_of(given)} is not scaled, {text_of(bound)} is: the region divides the gradients by the scale "
+                    f"{text_of(given)} is not scaled, {text_of(bound)} is: the region divides the "
+                    "gradients by the scale "
                     "all the same", text_of(bound),
                 )  # fmt: skip
 

@@ -57,14 +57,28 @@ def _behind_region(names: ScriptNames, backward: Event, region: ast.Call) -> Rew
     """The end of the region's block is moved out of it, where only steps and the like follow; else the region is
     switched off for the one line."""
     block = next((one for site in reversed(backward.at.sites) for one in [site, *names.statements.around(site)]
-                  if isinstance(one, ast.With) and any(names.behind(item.context_expr) is region for item in one.items)), None)  # fmt: skip
+                  if isinstance(one, ast.With) and any(
+                      names.behind(item.context_expr) is region for item in one.items)), None)  # fmt: skip
     sites = {id(one): one for site in backward.at.sites for one in [site, *names.statements.around(site)]}
     rest = block.body if block is not None else []
     begin = next((number for number, one in enumerate(rest) if id(one) in sites), len(rest))
     tail = rest[begin:]
-    known = {"backward", "scale", "step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "item", "append", "parameters"}
+    known = {
+        "backward",
+        "scale",
+        "step",
+        "update",
+        "unscale_",
+        "zero_grad",
+        "clip_grad_norm_",
+        "item",
+        "append",
+        "parameters",
+    }
     called = {node.func for one in tail for node in ast.walk(one) if isinstance(node, ast.Call)}
-    plain = all((one.attr if isinstance(one, ast.Attribute) else dotted(one) or "") in known for one in called)
+    plain = all(
+        (one.attr if isinstance(one, ast.Attribute) else dotted(one) or "") in known for one in called
+    )
     advice = names.rewriting()
     if block is not None and tail and plain and begin > 0 and len(block.items) == 1:
         lines = [line for one in tail for line in names.statements.source(one)]
@@ -104,19 +118,31 @@ def _loss_made(events: Events, one: Called) -> ast.Call | None:
     for _ in range(8):
         if isinstance(node, ast.Name) and node.id in frame.arguments:
             node, frame, _at = frame.arguments[node.id]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("cuda", "to"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("cuda", "to")
+        ):
             node = node.func.value
         elif (result := events.names.own.result(node)) is not None:
             node = result
         elif isinstance(node, ast.Name | ast.Attribute):
-            name = events.flow.name(node, frame) or dotted(node) or ""
-            values = [value for value, _ in events.names.values.get(name, ())]
-            node = values[0] if len(values) == 1 else None
+            name = dotted(node) or ""
+            name = name if name in events.names.values else events.flow.name(node, frame) or name
+            values = events.names.values.get(name, ())
+            node, scope = (values[0][0], values[0][1].place.scope) if len(values) == 1 else (None, None)
+            given = (
+                events.flow.given(node.id, scope)
+                if isinstance(node, ast.Name) and scope is not None
+                else None
+            )
+            node, frame = (given[0], given[1]) if given is not None else (node, frame)
         elif isinstance(node, ast.Subscript):
             values = [value for value, _ in events.names.values.get(dotted(node.value) or "", ())]
             held = values[0] if len(values) == 1 else None
-            node = next((value for key, value in zip(held.keys, held.values, strict=True)
-                         if key is not None and text_of(key) == text_of(node.slice)), None) if isinstance(held, ast.Dict) else None  # fmt: skip
+            pairs = zip(held.keys, held.values, strict=True) if isinstance(held, ast.Dict) else ()
+            key = text_of(node.slice)
+            node = next((value for one, value in pairs if one is not None and text_of(one) == key), None)
         else:
             break
     return node if isinstance(node, ast.Call) and events.names.is_one_of(node.func, _BANNED_LOSSES) else None
@@ -126,7 +152,9 @@ def _is_banned_alias(events: Events, one: Called) -> bool:
     return events.flow.full(one.call.func, one.frame) in _BANNED
 
 
-def _loss_of_logits(names: ScriptNames, events: Events, one: Called, made: ast.Call | None) -> tuple[Rewriting, str]:
+def _loss_of_logits(
+    names: ScriptNames, events: Events, one: Called, made: ast.Call | None
+) -> tuple[Rewriting, str]:
     """With logits, where the sigmoid before the loss is seen and can be left away; else in FP32, out of autocast."""
     advice = names.rewriting()
     sigmoid = _sigmoid(names, events, one)
@@ -137,8 +165,13 @@ def _loss_of_logits(names: ScriptNames, events: Events, one: Called, made: ast.C
         else:
             advice.replace(one.call.func, "torch.nn.functional.binary_cross_entropy_with_logits")
         return advice, "take the loss of the logits, and leave the sigmoid before it away"
-    given = [f"{text_of(arg)}.float()" if number < 2 else text_of(arg) for number, arg in enumerate(one.call.args)]
-    given += [f"{word.arg}={text_of(word.value)}" if word.arg else f"**{text_of(word.value)}" for word in one.call.keywords]
+    given = [
+        f"{text_of(arg)}.float()" if number < 2 else text_of(arg) for number, arg in enumerate(one.call.args)
+    ]
+    given += [
+        f"{word.arg}={text_of(word.value)}" if word.arg else f"**{text_of(word.value)}"
+        for word in one.call.keywords
+    ]
     wide = f"{text_of(one.call.func)}({', '.join(given)})"
     statement = one.statement
     source = names.rewriting().replace(one.call, wide).within(statement)
@@ -158,7 +191,11 @@ def _sigmoid(names: ScriptNames, events: Events, one: Called) -> ast.Call | None
             if len(uses) > 1:
                 return None
             node, at, frame = events.flow.value(node, at, frame)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("float", "squeeze", "flatten", "view"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("float", "squeeze", "flatten", "view")
+        ):
             node = node.func.value if not (names.full(node.func) or "").startswith("torch.") else None
         else:
             break
@@ -172,7 +209,12 @@ def _inside(names: ScriptNames, call: ast.Call) -> ast.expr | None:
     full = names.full(call.func) or ""
     if full in ("torch.sigmoid", "torch.nn.functional.sigmoid") and call.args:
         return call.args[0]
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "sigmoid" and not call.args and not full.startswith("torch."):
+    if (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "sigmoid"
+        and not call.args
+        and not full.startswith("torch.")
+    ):
         return call.func.value
     return None
 

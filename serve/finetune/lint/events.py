@@ -1,4 +1,4 @@
-"""The calls of a training loop by their meaning: backward, unscale, clipping, step, update, schedule, moving average."""
+"""The calls of a training loop by meaning: backward, unscale, clipping, step, update, schedule, moving average."""
 
 import ast
 import re
@@ -7,25 +7,33 @@ from dataclasses import dataclass
 
 from .flow import Called, Flow, Frame
 from .own_code import dotted
+from .script_names import ScriptNames
 from .walk import Located, Place, text_of
 
 _CLIPS = frozenset(
     f"torch.nn.utils.{module}clip_grad_{kind}_" for module in ("", "clip_grad.") for kind in ("norm", "value")
 ) | {"torch.nn.utils.clip_grads_with_norm_", "torch.nn.utils.get_total_norm"}
-_READS_GRADIENTS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "norm", "nan_to_num", "clip_grad_norm"})
+_READS_GRADIENTS = frozenset(
+    {"clamp", "clip", "clamp_min", "clamp_max", "norm", "nan_to_num", "clip_grad_norm"}
+)
 _BY_HAND = ("get_scale", "_scale", "inv_scale", "found_inf", "_unscale_grads_", "_found_inf_per_device")
 _SCHEDULER = re.compile(r"sched", re.I)
-_AVERAGE = re.compile(r"(^|[._])(ema|averaged?|swa|shadow)([._0-9]|$)|ema_?(model|net|weights|params)|moving_average|[a-z]EMA|^EMA", re.I)
+_AVERAGE = re.compile(
+    r"(^|[._])(ema|averaged?|swa|shadow)([._0-9]|$)|ema_?(model|net|weights|params)|moving_average|[a-z]EMA|^EMA",
+    re.I,
+)
 _AVERAGING = re.compile(r"(^|[._])(update|step|update_\w+|\w*(update_ema|ema_update|update_average)\w*)$")
-_TELLS_SKIPPED = re.compile(r"get_scale|_scale\b|\bscale\b|skip|found_inf|_step_count|was_run|isfinite|isinf|overflow|stepped")
+_TELLS_SKIPPED = re.compile(
+    r"get_scale|_scale\b|\bscale\b|skip|found_inf|_step_count|was_run|isfinite|isinf|overflow|stepped"
+)
 _DEEPEST = 10
 UNKNOWN = "?"
 
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """``scaler``: of a backward, the one that scaled the loss (None: none did, `?`: not known). ``target``: the optimizer,
-    or what is clipped."""
+    """``scaler``: of a backward, the one that scaled the loss (None: none did, `?`: not known). ``target``: the
+    optimizer, or what is clipped."""
 
     kind: str
     at: Called
@@ -81,13 +89,22 @@ class Events:
         if scaler is not None:
             kinds = {"step": "step", "update": "update", "unscale_": "unscale"}
             if method in kinds and (method == "update" or first is not None):
-                yield Event(kinds[method], one, scaler, flow.name(first, one.frame) or (text_of(first) if first else None))
+                yield Event(
+                    kinds[method],
+                    one,
+                    scaler,
+                    flow.name(first, one.frame) or (text_of(first) if first else None),
+                )
             return
         if method == "backward" and receiver is not None:
             full = flow.full(receiver, one.frame)
             if full == "torch.autograd":
                 receiver = one.argument(0, "tensors")
-            elif full.startswith(("torch.", "apex.")) or flow.kind_of(receiver, one.frame) or self._engine(call):
+            elif (
+                full.startswith(("torch.", "apex."))
+                or flow.kind_of(receiver, one.frame)
+                or self._engine(call)
+            ):
                 return
             if receiver is not None:
                 yield Event("backward", one, self.scale_of(receiver, one.at, one.frame))
@@ -95,7 +112,9 @@ class Events:
             yield Event("clip", one, target=clipped or None)
         elif method == "step" and receiver is not None and not call.args and not call.keywords:
             name = flow.name(receiver, one.frame) or ""
-            if self._schedules(name):
+            if any(
+                _SCHEDULER.search(source) for source in self._looped_over(one, receiver)
+            ) or self._schedules(name):
                 yield Event("schedule", one, target=name)
             elif self.names.is_optimizer(name):
                 yield Event("plain-step", one, target=name)
@@ -115,27 +134,57 @@ class Events:
     @staticmethod
     def _engine(call: ast.Call) -> bool:
         """`accelerator.backward(loss)`: a loss is given, so the receiver is none."""
-        return bool(call.args) and not isinstance(call.args[0], ast.Constant) and "grad" not in text_of(call.args[0])
+        return (
+            bool(call.args)
+            and not isinstance(call.args[0], ast.Constant)
+            and "grad" not in text_of(call.args[0])
+        )
 
     def _clipped(self, one: Called, receiver: ast.expr | None, method: str) -> str | None:
         """The module whose gradients are clipped ('' where it is not known); None where nothing is."""
         full = self.flow.full(one.call.func, one.frame)
         if full in _CLIPS or self.names.is_one_of(one.call.func, _CLIPS):
             for node in ast.walk(one.call.args[0]) if one.call.args else ():
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters":
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr == "parameters"
+                ):
                     return self.flow.name(node.func.value, one.frame) or ""
             return ""
-        if method.rstrip("_") not in _READS_GRADIENTS and full.rpartition(".")[2].rstrip("_") not in _READS_GRADIENTS:
+        if full.startswith(("torch._foreach_clamp", "torch._foreach_norm")):
+            method = "clamp"
+        if method == "register_hook" and one.call.args and self._clamps(one.call.args[0]):
+            return ""
+        if (
+            method.rstrip("_") not in _READS_GRADIENTS
+            and full.rpartition(".")[2].rstrip("_") not in _READS_GRADIENTS
+        ):
             return None
         parts = [receiver, *one.call.args] if receiver is not None else one.call.args
         for part in parts:
             named = {node.attr for node in ast.walk(part) if isinstance(node, ast.Attribute)}
+            if any(_of_gradients(self.names, source) for source in self._looped_over(one, part)):
+                return ""
             if isinstance(part, ast.Name):
                 value, _, _ = self.flow.value(part, one.at, one.frame)
-                named |= {node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)} if value else set()
+                named |= (
+                    {node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)}
+                    if value
+                    else set()
+                )
             if "grad" in named:
                 return ""
         return None
+
+    def _clamps(self, hook: ast.expr) -> bool:
+        """Whether a gradient's hook clips it."""
+        function = self.names.own.functions.get(dotted(hook) or "")
+        called = [node.func for node in ast.walk(function or hook) if isinstance(node, ast.Call)]
+        return any(
+            (dotted(func) or getattr(func, "attr", "")).rpartition(".")[2].startswith(("clamp", "clip"))
+            for func in called
+        )
 
     def _schedules(self, name: str) -> bool:
         """By its value; by its name, where it is a parameter or comes from a function that is called after it."""
@@ -151,10 +200,16 @@ class Events:
         if receiver is None:
             return bool(_AVERAGING.search(called) and re.search(r"ema|average", called, re.I))
         name = self.flow.name(receiver, one.frame) or ""
-        made = [self.names.full(value.func) or "" for value, _ in self.names.values.get(name, ()) if isinstance(value, ast.Call)]
+        made = [
+            self.names.full(value.func) or ""
+            for value, _ in self.names.values.get(name, ())
+            if isinstance(value, ast.Call)
+        ]
         if method == "update_parameters" and any(full.endswith("AveragedModel") for full in made):
             return True
-        named = any(_AVERAGE.search(text) for text in (name, *made, called, *self._looped_over(one, receiver)))
+        named = any(
+            _AVERAGE.search(text) for text in (name, *made, called, *self._looped_over(one, receiver))
+        )
         return named and bool(_AVERAGING.search(called) or method in ("lerp_", "mul_"))
 
     @staticmethod
@@ -166,7 +221,9 @@ class Events:
         for loop in one.place.loops:
             if isinstance(loop, ast.For) and isinstance(receiver, ast.Name):
                 targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
-                sources = loop.iter.args if isinstance(loop.iter, ast.Call) and loop.iter.args else [loop.iter]
+                sources = (
+                    loop.iter.args if isinstance(loop.iter, ast.Call) and loop.iter.args else [loop.iter]
+                )
                 found += [text_of(source) for target, source in zip(targets, sources, strict=False)
                           if isinstance(target, ast.Name) and target.id == receiver.id]  # fmt: skip
         return found
@@ -180,13 +237,26 @@ class Events:
                 value, there, where = self.flow.value(node, at, frame)
                 if value is None and isinstance(node, ast.Attribute):
                     return self.scale_of(node.value, at, frame, depth + 1)
-                if value is None and frame.scope is self.names.script.tree and not self.names.values.get(dotted(node) or ""):
+                if (
+                    value is None
+                    and frame.scope is self.names.script.tree
+                    and not self.names.values.get(dotted(node) or "")
+                ):
                     return None
+                elsewhere = self.names.values.get(dotted(node) or "", [])
+                if value is None and isinstance(node, ast.Name) and len(elsewhere) == 1:
+                    value, there = elsewhere[0]  # what another function of the file returned
+                    where = self.flow.frame_of(there.place.scope)
                 return self.scale_of(value, there, where, depth + 1)
             case ast.BinOp(left=left, right=right):
-                return _together([self.scale_of(left, at, frame, depth + 1), self.scale_of(right, at, frame, depth + 1)])
+                return _together(
+                    [self.scale_of(left, at, frame, depth + 1), self.scale_of(right, at, frame, depth + 1)]
+                )
             case ast.IfExp(body=body, orelse=orelse):
-                both = {self.scale_of(body, at, frame, depth + 1), self.scale_of(orelse, at, frame, depth + 1)}
+                both = {
+                    self.scale_of(body, at, frame, depth + 1),
+                    self.scale_of(orelse, at, frame, depth + 1),
+                }
                 return both.pop() if len(both) == 1 else UNKNOWN
             case ast.Subscript(value=value) | ast.UnaryOp(operand=value):
                 return self.scale_of(value, at, frame, depth + 1)
@@ -196,7 +266,9 @@ class Events:
 
     def _scale_of_call(self, call: ast.Call, at: Located, frame: Frame, depth: int) -> str | None:
         func = call.func
-        if isinstance(func, ast.Name) and isinstance(bound := self.flow.value(func, at, frame)[0], ast.Attribute):
+        if isinstance(func, ast.Name) and isinstance(
+            bound := self.flow.value(func, at, frame)[0], ast.Attribute
+        ):
             func = bound
         if isinstance(func, ast.Attribute):
             if func.attr == "scale":
@@ -221,6 +293,13 @@ class Events:
                 if any(_TELLS_SKIPPED.search(text_of(value)) for value in values):
                     return True
         return False
+
+
+def _of_gradients(names: ScriptNames, source: str) -> bool:
+    """Whether a loop runs over gradients: `for g in grads` of `grads = [p.grad for p in …]`."""
+    values = [value for value, _ in names.values.get(source, ()) if value is not None]
+    return source.endswith(".grad") or any(isinstance(node, ast.Attribute) and node.attr == "grad"
+                                           for value in values for node in ast.walk(value))  # fmt: skip
 
 
 def _together(scales: list[str | None]) -> str | None:

@@ -9,7 +9,13 @@ from .script_names import ScriptNames
 from .training_script import Finding
 
 _BASES = frozenset({"torch.autograd.Function", "torch.autograd.function.Function"})
-_PLACES = ("torch.amp", "torch.cuda.amp", "torch.cpu.amp", "torch.amp.autocast_mode", "torch.cuda.amp.autocast_mode")
+_PLACES = (
+    "torch.amp",
+    "torch.cuda.amp",
+    "torch.cpu.amp",
+    "torch.amp.autocast_mode",
+    "torch.cuda.amp.autocast_mode",
+)
 
 
 def undecorated_function(names: ScriptNames, in_half: bool) -> Iterator[Finding]:
@@ -25,7 +31,9 @@ def undecorated_function(names: ScriptNames, in_half: bool) -> Iterator[Finding]
             continue
         missing = [(one, name) for one, name in ((forward, "custom_fwd"), (backward, "custom_bwd"))
                    if not _decorated(names, one, name)]  # fmt: skip
-        if not missing or not any(_chosen(names, inner) for one in (forward, backward) for inner in ast.walk(one)):
+        if not missing or not any(
+            _chosen(names, inner) for one in (forward, backward) for inner in ast.walk(one)
+        ):
             continue
         device = _device(names, forward, backward)
         advice = names.rewriting()
@@ -67,14 +75,21 @@ def _device(names: ScriptNames, *functions: Function) -> str:
     """The device of the decorator that is there; CUDA where none is."""
     for function in functions:
         for one in function.decorator_list:
-            words = [word.value for word in one.keywords if word.arg == "device_type"] if isinstance(one, ast.Call) else []
+            words = (
+                [word.value for word in one.keywords if word.arg == "device_type"]
+                if isinstance(one, ast.Call)
+                else []
+            )
             if words and isinstance(words[0], ast.Constant):
                 return str(words[0].value)
     regions = [call for call, _ in names.calls if (names.full(call.func) or "").endswith("autocast")]
     first = [call.args[0] for call in regions if call.args] + [
         word.value for call in regions for word in call.keywords if word.arg == "device_type"
     ]
-    return next((str(one.value) for one in first if isinstance(one, ast.Constant) and isinstance(one.value, str)), "cuda")
+    return next(
+        (str(one.value) for one in first if isinstance(one, ast.Constant) and isinstance(one.value, str)),
+        "cuda",
+    )
 
 
 RULES = (undecorated_function,)

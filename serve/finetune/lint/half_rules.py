@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from .flow import Frame
 from .own_code import Function, dotted
+from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
 from .value_types import Type, ValueTypes
@@ -14,8 +15,25 @@ LARGEST = 65504.0  # of FP16
 VANISHES = 2.0**-25  # at most this rounds to zero: half of the least number, 6e-8
 _ROOTS = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal"})
 _LIMITS = {"tiny": 1.2e-38, "smallest_normal": 1.2e-38, "min": -3.4e38}  # of FP32
-_TENSORS = frozenset({"tensor", "as_tensor", "full", "full_like", "new_tensor", "new_full", "scalar_tensor", "float"})
-_KEEPS = frozenset({"cuda", "to", "cpu", "half", "contiguous", "detach", "clone", "unsqueeze", "type", "type_as", "view", "expand"})
+_TENSORS = frozenset(
+    {"tensor", "as_tensor", "full", "full_like", "new_tensor", "new_full", "scalar_tensor", "float"}
+)
+_KEEPS = frozenset(
+    {
+        "cuda",
+        "to",
+        "cpu",
+        "half",
+        "contiguous",
+        "detach",
+        "clone",
+        "unsqueeze",
+        "type",
+        "type_as",
+        "view",
+        "expand",
+    }
+)
 
 
 class _Reading:
@@ -43,12 +61,20 @@ class _Reading:
             case ast.Attribute(attr=attr, value=ast.Call(func=func, args=[kind, *_])) if (
                 dotted(func) or ""
             ).endswith("finfo") and not (self.names.full(kind) or "").endswith(("16", "half")):
-                return _LIMITS.get(attr) if not isinstance(kind, ast.Attribute) or kind.attr != "dtype" else None
+                return (
+                    _LIMITS.get(attr) if not isinstance(kind, ast.Attribute) or kind.attr != "dtype" else None
+                )
             case ast.BinOp(left=left, op=ast.Pow() | ast.Mult() | ast.Sub() as op, right=right):
                 one, two = self.number(left, at, depth + 1), self.number(right, at, depth + 1)
                 if one is None or two is None or (isinstance(op, ast.Pow) and (abs(two) > 300 or one <= 0)):
                     return None
-                found = one**two if isinstance(op, ast.Pow) else one * two if isinstance(op, ast.Mult) else one - two
+                found = (
+                    one**two
+                    if isinstance(op, ast.Pow)
+                    else one * two
+                    if isinstance(op, ast.Mult)
+                    else one - two
+                )
                 return found if abs(found) < 1e300 else None
             case ast.Call(args=args, keywords=words):
                 return self._of_call(node, [*args, *(one.value for one in words)], at, depth)
@@ -68,27 +94,31 @@ class _Reading:
         if isinstance(node, ast.Name) and node.id in self.frame.arguments:
             value, frame, there = self.frame.arguments[node.id]
             return _Reading(self.names, self.types, frame).number(value, there, depth + 1)
-        values = [value for value, _ in self.names.values.get(dotted(node) or "", ())]
+        values = self.names.values.get(dotted(node) or "", ())
         if len(values) == 1:
-            return self.number(values[0], at, depth + 1)
+            return self.number(values[0][0], values[0][1], depth + 1)
         return self._default(node.id, at, depth) if isinstance(node, ast.Name) and not values else None
 
     def _default(self, name: str, at: Located, depth: int) -> float | None:
         """The default of a parameter."""
         scope = at.place.scope
         if not isinstance(scope, Function):
-            scope = next((one for one in self.names.own.owner if one.name == "__init__" and name in {
-                arg.arg for arg in one.args.args}), scope)  # fmt: skip
-        if not isinstance(scope, Function):
             return None
         named = [one.arg for one in scope.args.args]
         defaults = dict(zip(named[::-1], scope.args.defaults[::-1], strict=False))
-        defaults |= {one.arg: value for one, value in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True) if value}
+        defaults |= {
+            one.arg: value
+            for one, value in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True)
+            if value
+        }
         return self.number(defaults.get(name), at, depth + 1)
 
     def converted(self, node: ast.expr, at: Located) -> bool:
         """Whether the value was made half itself: `torch.tensor(1e-8).half()`."""
-        return not isinstance(node, ast.Constant | ast.UnaryOp) and self.types.type_of(node, at, self.frame) is Type.HALF
+        return (
+            not isinstance(node, ast.Constant | ast.UnaryOp)
+            and self.types.type_of(node, at, self.frame) is Type.HALF
+        )
 
 
 def small_guard(names: ScriptNames, types: ValueTypes) -> Iterator[Finding]:
@@ -119,7 +149,7 @@ def small_guard(names: ScriptNames, types: ValueTypes) -> Iterator[Finding]:
             yield _told(names, operand, number, text_of(operand), advice)
 
 
-def _told(names: ScriptNames, node: ast.expr, number: float, what: str, advice):  # type: ignore[no-untyped-def]
+def _told(names: ScriptNames, node: ast.expr, number: float, what: str, advice: Rewriting) -> Finding:
     return names.finding(
         node, "small-guard",
         f"{what} is half here, where {number:g} rounds to zero (the least half is 6e-8): the guard guards nothing. "
@@ -137,10 +167,21 @@ def large_mask(names: ScriptNames, types: ValueTypes) -> Iterator[Finding]:
                 continue
             named.add(node)
             number = _Reading(names, types, frame).number(node, at)
-            adds = isinstance(one.node, ast.BinOp | ast.AugAssign) or getattr(getattr(one.node, "func", None), "attr", "") == "add_"
+            adds = (
+                isinstance(one.node, ast.BinOp | ast.AugAssign)
+                or getattr(getattr(one.node, "func", None), "attr", "") == "add_"
+            )
             name = dotted(scores) if scores is not None else None
-            least = "-1e4" if adds or name is None or frame is not here.frame else f"torch.finfo({name}.dtype).min"
-            effect = "is -inf there, and a row of nothing else becomes NaN" if adds or scores is None else "raises RuntimeError or is -inf"
+            least = (
+                "-1e4"
+                if adds or name is None or frame is not here.frame
+                else f"torch.finfo({name}.dtype).min"
+            )
+            effect = (
+                "is -inf there, and a row of nothing else becomes NaN"
+                if adds or scores is None
+                else "raises RuntimeError or is -inf"
+            )
             yield names.finding(
                 one.node if isinstance(one.node, ast.expr | ast.stmt) else node, "large-mask",
                 f"half ends at -65504: {number:g} in a half {effect}",
@@ -169,7 +210,11 @@ def _guarded(names: ScriptNames, one: Located) -> Iterator[ast.expr]:
         yield node.right
     elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
         yield node.value
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and text_of(node.right) in ("-0.5", "0.5", "-1"):
+    elif (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Pow)
+        and text_of(node.right) in ("-0.5", "0.5", "-1")
+    ):
         yield node.left
     elif isinstance(node, ast.Call):
         name = names.full(node.func) or ""
@@ -192,7 +237,11 @@ def _behind_names(
     for _ in range(8):
         if isinstance(guard, ast.Name | ast.Attribute):
             guard, at, frame = types.flow.value(guard, at, frame)
-        elif isinstance(guard, ast.Call) and isinstance(guard.func, ast.Attribute) and guard.func.attr in _KEEPS:
+        elif (
+            isinstance(guard, ast.Call)
+            and isinstance(guard.func, ast.Attribute)
+            and guard.func.attr in _KEEPS
+        ):
             if types.is_half_cast(guard):
                 return guard, at, frame
             guard = guard.func.value
@@ -209,7 +258,11 @@ def _guard(here: _Reading, node: ast.expr | None, at: Located) -> tuple[ast.expr
     elif isinstance(node, ast.Call):
         of_torch = (here.names.full(node.func) or "").startswith("torch.")
         name = getattr(node.func, "attr", dotted(node.func) or "").rstrip("_")
-        given = node.args if of_torch or not isinstance(node.func, ast.Attribute) else [node.func.value, *node.args]
+        given = (
+            node.args
+            if of_torch or not isinstance(node.func, ast.Attribute)
+            else [node.func.value, *node.args]
+        )
         least = [word.value for word in node.keywords if word.arg == "min"]
         if name in ("clamp", "clip", "clamp_min", "maximum", "max", "add") and given:
             pairs = [(given[0], bound) for bound in [*least, *given[1:2]]]
@@ -232,16 +285,24 @@ def _filled(here: _Reading, one: Located) -> Iterator[tuple[ast.expr | None, ast
             for scores, term in ((left, right), (right, left)):
                 if here.is_half(scores, one) and here.types.type_of(term, one, here.frame) is not Type.WIDE:
                     yield scores, term
-        case ast.AugAssign(target=ast.Name() | ast.Subscript() as scores, op=ast.Add() | ast.Sub(), value=term):
+        case ast.AugAssign(
+            target=ast.Name() | ast.Subscript() as scores, op=ast.Add() | ast.Sub(), value=term
+        ):
             if here.is_half(scores, one) and here.types.type_of(term, one, here.frame) is not Type.WIDE:
                 yield scores, term
 
 
-def _filled_by_call(here: _Reading, call: ast.Call, one: Located) -> Iterator[tuple[ast.expr | None, ast.expr]]:
+def _filled_by_call(
+    here: _Reading, call: ast.Call, one: Located
+) -> Iterator[tuple[ast.expr | None, ast.expr]]:
     of_torch = (here.names.full(call.func) or "").startswith("torch.")
     name = getattr(call.func, "attr", dotted(call.func) or "").rstrip("_")
     own = [call.func.value] if isinstance(call.func, ast.Attribute) and not of_torch else []
-    given = [*own, *call.args, *(word.value for word in call.keywords if word.arg in ("value", "fill_value", "other"))]
+    given = [
+        *own,
+        *call.args,
+        *(word.value for word in call.keywords if word.arg in ("value", "fill_value", "other")),
+    ]
     if name in ("masked_fill", "full_like", "new_full", "fill", "index_fill", "add") and len(given) > 1:
         if here.is_half(given[0], one):
             yield given[0], given[-1]
@@ -253,9 +314,11 @@ def _filled_by_call(here: _Reading, call: ast.Call, one: Located) -> Iterator[tu
                 yield scores, value
     elif name == "full" and len(given) > 1 and here.types.type_of(call, one, here.frame) is Type.HALF:
         yield None, given[1]
-    elif own and here.types.is_half_cast(call) or (name == "to" and here.types.type_of(call, one, here.frame) is Type.HALF and any(
-        isinstance(arg, ast.Attribute) and arg.attr == "dtype" for arg in call.args
-    )):
+    elif (own and here.types.is_half_cast(call)) or (
+        name == "to"
+        and here.types.type_of(call, one, here.frame) is Type.HALF
+        and any(isinstance(arg, ast.Attribute) and arg.attr == "dtype" for arg in call.args)
+    ):
         yield None, own[0]
 
 
@@ -270,13 +333,23 @@ def _large(here: _Reading, node: ast.expr | None, at: Located) -> tuple[ast.expr
         reading = _Reading(here.names, here.types, frame)
         number = reading.number(one, there)
         if number is not None:
-            if -1e300 < number < -LARGEST or (number > LARGEST and frame is here.frame and one is not node and depth):
+            if -1e300 < number < -LARGEST or (
+                number > LARGEST and frame is here.frame and one is not node and depth
+            ):
                 literal, where, whose = _literal(reading, one, there)
                 return literal, where, whose
         elif isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mult):
             waiting += [(one.left, there, frame, depth + 1), (one.right, there, frame, depth + 1)]
-        elif isinstance(one, ast.Call) and getattr(one.func, "attr", "").rstrip("_") in ("masked_fill", "mul", "triu", "tril", "where"):
-            waiting += [(part, there, frame, depth + 1) for part in [getattr(one.func, "value", None), *one.args]]
+        elif isinstance(one, ast.Call) and getattr(one.func, "attr", "").rstrip("_") in (
+            "masked_fill",
+            "mul",
+            "triu",
+            "tril",
+            "where",
+        ):
+            waiting += [
+                (part, there, frame, depth + 1) for part in [getattr(one.func, "value", None), *one.args]
+            ]
         elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _KEEPS:
             waiting.append((one.func.value, there, frame, depth + 1))
         elif isinstance(one, ast.Name) and here.types.type_of(one, there, frame) is not Type.WIDE:

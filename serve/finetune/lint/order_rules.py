@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from .events import UNKNOWN, Event, Events
 from .flow import Called
 from .own_code import dotted
+from .rewriting import Rewriting
 from .scaler_rules import escapes
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -16,7 +17,7 @@ def unscaled_step(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for step in events.of("plain-step"):
         backward = next(reversed(events.before(step, "backward")), None)
         scaler = backward.scaler if backward is not None else None
-        if backward is None or scaler in (None, UNKNOWN) or not _runs_with(step, backward):
+        if backward is None or scaler in (None, UNKNOWN) or not runs_with(step, backward):
             continue
         handled = [one.target for one in events.of("step", "unscale") if one.scaler == scaler]
         known = step.target in names.optimizers
@@ -39,10 +40,12 @@ def unscaled_backward(names: ScriptNames, events: Events) -> Iterator[Finding]:
         for backward in events.before(step, "backward"):
             if backward.scaler is not None or backward.order < max(previous, default=-1):
                 continue
-            if not _runs_with(backward, step) or not _same_loop(backward, step):
+            if not runs_with(backward, step) or not _same_loop(backward, step):
                 continue
             between = [one for one in events.after(backward, "plain-step", "step") if one.order <= step.order]
-            otherwise = [one for one in events.of("backward") if one.scaler and one.place.excludes(backward.place)]
+            otherwise = [
+                one for one in events.of("backward") if one.scaler and one.place.excludes(backward.place)
+            ]
             if between[0] is not step or otherwise:
                 continue
             call = backward.at.call
@@ -52,7 +55,8 @@ def unscaled_backward(names: ScriptNames, events: Events) -> Iterator[Finding]:
             scaler = spelled(events, step.scaler or "scaler", backward.at)
             yield names.finding(
                 loss, "unscaled-backward",
-                f"{text_of(loss)} is not scaled, and {scaler}.step divides its gradients by the scale all the same: they "
+                f"{text_of(loss)} is not scaled, and {scaler}.step divides its gradients by the scale "
+                "all the same: they "
                 "are thousands of times too small, or it raises an error because nothing was scaled",
                 names.rewriting().replace(loss, f"{scaler}.scale({text_of(loss)})"),
             )  # fmt: skip
@@ -61,12 +65,19 @@ def unscaled_backward(names: ScriptNames, events: Events) -> Iterator[Finding]:
 def missing_update(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for scaler in sorted({one.scaler for one in events.of("step") if one.scaler}):
         steps = [one for one in events.of("step") if one.scaler == scaler]
-        if any(one.scaler == scaler for one in events.of("update")) or _updated_elsewhere(names, events, scaler):
+        if any(one.scaler == scaler for one in events.of("update")) or _updated_elsewhere(
+            names, events, scaler
+        ):
             continue
-        statement = _site(steps[-1], steps[0])
+        statement = site_of(steps[-1], steps[0])
         loops = steps[-1].at.at.place.loops
         own = dotted(steps[-1].at.argument(0, "optimizer"))
-        if loops and isinstance(loop := loops[-1], ast.For) and own == dotted(loop.target):
+        if (
+            loops
+            and own is not None
+            and isinstance(loop := loops[-1], ast.For)
+            and own == dotted(loop.target)
+        ):
             statement = loop
         yield names.finding(
             steps[-1].at.call, "missing-update",
@@ -78,15 +89,18 @@ def missing_update(names: ScriptNames, events: Events) -> Iterator[Finding]:
 def update_between_steps(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for update in events.of("update"):
         steps = [one for one in events.of("step") if one.scaler == update.scaler
-                 and one.place.loops == update.place.loops and one.place.conditions == update.place.conditions]  # fmt: skip
+                 and one.place.loops == update.place.loops
+                 and one.place.conditions == update.place.conditions]  # fmt: skip
         before = [one for one in steps if one.order < update.order]
         after = [one for one in steps if one.order > update.order]
         if not before or not after or before[-1].target == after[0].target:
             continue
         if not _may_run_backward(events, update, after[0]):
             advice = names.rewriting().without(update.at.statement)
-            if not any(one.order > after[-1].order for one in events.of("update") if one.scaler == update.scaler):
-                advice.behind(_site(after[-1], update), [text_of(update.at.call)])
+            if not any(
+                one.order > after[-1].order for one in events.of("update") if one.scaler == update.scaler
+            ):
+                advice.behind(site_of(after[-1], update), [text_of(update.at.call)])
             yield names.finding(
                 update.at.call, "update-between-steps",
                 f"{update.scaler}.update() stands between two steps whose gradients have the old scale: where it "
@@ -108,50 +122,34 @@ def update_in_window(names: ScriptNames, events: Events) -> Iterator[Finding]:
         test, _ = sorted(further)[0]
         yield names.finding(
             update.at.call, "update-in-window",
-            f"{update.scaler}.update() runs in passes that take no step, so it raises AssertionError, or the parts of a "
+            f"{update.scaler}.update() runs in passes that take no step, so it raises AssertionError, "
+            "or the parts of a "
             f"batch are scaled differently; it belongs under the test `{test}`, behind {update.scaler}.step",
-            names.rewriting().without(_site(update, step)).behind(step.at.statement, [text_of(update.at.call)]),
-        )  # fmt: skip
-
-
-def clip_before_unscale(names: ScriptNames, events: Events) -> Iterator[Finding]:
-    for clip in events.of("clip"):
-        backward = next(reversed(events.before(clip, "backward")), None)
-        if backward is None or backward.scaler in (None, UNKNOWN) or not _runs_with(clip, backward):
-            continue
-        scaler = backward.scaler or ""
-        steps = [one for one in events.after(clip, "step") if one.scaler == scaler]
-        if not steps or events.by_hand(scaler) or _unscaled(events, clip, scaler):
-            continue
-        owned = [one for one in steps if clip.target and events.flow.owner(one.target) == clip.target]
-        step = (owned or steps)[0]
-        anchor = _site(clip, backward)
-        optimizer = text_of(step.at.argument(0, "optimizer") or step.at.call)
-        advice = names.rewriting().before(anchor, [f"{spelled(events, scaler, backward.at)}.unscale_({optimizer})"])
-        for late in events.after(clip, "unscale"):
-            if late.order < step.order and late.target == step.target:
-                advice.without(late.at.statement)
-        yield names.finding(
-            clip.at.call, "clip-before-unscale",
-            f"the gradients that are clipped still have the scale of {scaler}, so the clipping shrinks them to almost "
-            "nothing: unscale them first",
-            advice,
+            names.rewriting().without(site_of(update, step)).behind(step.at.statement, [text_of(update.at.call)]),
         )  # fmt: skip
 
 
 def unscaled_again(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for unscale in events.of("unscale"):
-        since = max((one.order for one in events.before(unscale, "update") if one.scaler == unscale.scaler), default=-1)
+        since = max(
+            (one.order for one in events.before(unscale, "update") if one.scaler == unscale.scaler),
+            default=-1,
+        )
         for one in events.before(unscale, "unscale", "step"):
             if one.scaler != unscale.scaler or one.target != unscale.target or one.order < since:
                 continue
             subset = set(one.place.conditions) <= set(unscale.place.conditions)
             subset |= set(unscale.place.conditions) <= set(one.place.conditions)
-            if subset and one.place.loops[:1] == unscale.place.loops[:1] and one.at.call is not unscale.at.call:
+            if (
+                subset
+                and one.place.loops[:1] == unscale.place.loops[:1]
+                and one.at.call is not unscale.at.call
+            ):
                 what = "has unscaled" if one.kind == "unscale" else "has stepped"
                 yield names.finding(
                     unscale.at.call, "unscale-again",
-                    f"{unscale.scaler} {what} {unscale.target} already in line {one.at.call.lineno}, so this line raises "
+                    f"{unscale.scaler} {what} {unscale.target} already in line {one.at.call.lineno}, "
+                    "so this line raises "
                     "RuntimeError: gradients are unscaled once between two updates, before they are clipped",
                     names.rewriting().without(unscale.at.statement),
                 )  # fmt: skip
@@ -178,11 +176,14 @@ def _without_update(
     names: ScriptNames, events: Events, used: Event, update: Event, inner: bool
 ) -> Iterator[Finding]:
     tests = [test for test, _ in sorted(update.extra(used))]
-    if not inner and (used.kind == "step" or any(_depends_on_gradients(events, test, used) for test in tests)):
-        advice = _update_always(names, events, used, update)
+    if not inner and (
+        used.kind == "step" or any(_depends_on_gradients(events, test, used) for test in tests)
+    ):
+        advice = _update_always(names, used, update)
         yield names.finding(
             update.at.call, "update-skipped",
-            f"{update.scaler}.update() runs only under the test `{tests[0]}`, while line {used.at.call.lineno} has used "
+            f"{update.scaler}.update() runs only under the test `{tests[0]}`, while line "
+            f"{used.at.call.lineno} has used "
             f"the gradients already: after a pass without it, {used.scaler} raises RuntimeError. Update in each pass",
             advice,
         )  # fmt: skip
@@ -191,7 +192,11 @@ def _without_update(
     if not steps or used.kind == "step":
         return
     loop = used.place.loops[-1]
-    if inner and isinstance(loop, ast.stmt) and not any(loop in one.place.loops for one in events.of("backward")):
+    if (
+        inner
+        and isinstance(loop, ast.stmt)
+        and not any(loop in one.place.loops for one in events.of("backward"))
+    ):
         yield names.finding(
             used.at.call, "unscale-again",
             f"{used.scaler}.unscale_ runs in each pass of the loop in line {loop.lineno}, whose second pass raises "
@@ -215,7 +220,7 @@ def _without_update(
     )  # fmt: skip
 
 
-def _update_always(names: ScriptNames, events: Events, used: Event, update: Event):  # type: ignore[no-untyped-def]
+def _update_always(names: ScriptNames, used: Event, update: Event) -> Rewriting:
     text = [text_of(update.at.call)]
     block = names.statements.body(used.at.statement)
     around = [update.at.statement, *names.statements.around(update.at.statement)]
@@ -247,19 +252,20 @@ def other_optimizer(names: ScriptNames, events: Events) -> Iterator[Finding]:
             if argument is not None and mine is not None:
                 yield names.finding(
                     after[0].at.call, "other-optimizer",
-                    f"line {one.at.call.lineno} unscales the gradients of {one.target}, which never steps: this line steps "
+                    f"line {one.at.call.lineno} unscales the gradients of {one.target}, which never "
+                    "steps: this line steps "
                     f"{after[0].target}, whose gradients nothing has clipped",
                     names.rewriting().replace(argument, text_of(mine)),
                 )  # fmt: skip
 
 
 RULES = (
-    unscaled_step, unscaled_backward, missing_update, update_between_steps, update_in_window, clip_before_unscale,
+    unscaled_step, unscaled_backward, missing_update, update_between_steps, update_in_window,
     unscaled_again, passes_without_update, other_optimizer,
 )  # fmt: skip
 
 
-def _runs_with(one: Event, other: Event) -> bool:
+def runs_with(one: Event, other: Event) -> bool:
     return one.place.follows(other.place)
 
 
@@ -268,10 +274,13 @@ def _same_loop(one: Event, other: Event) -> bool:
     return one.place.loops[: len(other.place.loops)] == other.place.loops
 
 
-def _site(event: Event, other: Event) -> ast.stmt:
+def site_of(event: Event, other: Event) -> ast.stmt:
     """The statement that leads to the event, in the function that both are called from."""
     depth = 0
-    while depth < min(len(event.at.sites), len(other.at.sites)) - 1 and event.at.sites[depth] is other.at.sites[depth]:
+    while (
+        depth < min(len(event.at.sites), len(other.at.sites)) - 1
+        and event.at.sites[depth] is other.at.sites[depth]
+    ):
         depth += 1
     site = event.at.sites[depth]
     loops = [one for one in event.place.loops if one not in other.place.loops]
@@ -286,25 +295,6 @@ def spelled(events: Events, scaler: str, at: Called) -> str:
             if name is not None and events.flow.scaler_of(one.call.func.value, one.frame) == scaler:
                 return name
     return scaler
-
-
-def _unscaled(events: Events, clip: Event, scaler: str) -> bool:
-    """Whether the gradients that are clipped have been unscaled since the last update, or that is not known."""
-    since = max((one.order for one in events.before(clip, "update") if one.scaler == scaler), default=-1)
-    others = {events.flow.owner(one) for one in events.names.optimizers}
-    for one in events.before(clip, "unscale"):
-        of_other = clip.target and clip.target in others and events.flow.owner(one.target) != clip.target
-        if one.scaler == scaler and one.order > since and not of_other:
-            return True
-    before = [one for one in events.called if since < one.order < clip.order]
-    return any(_may_unscale(events, one) for one in before)
-
-
-def _may_unscale(events: Events, one: Called) -> bool:
-    """A helper of another file, or the misspelt method."""
-    name = one.method or dotted(one.call.func) or ""
-    of_scaler = isinstance(one.call.func, ast.Attribute) and events.flow.scaler_of(one.call.func.value, one.frame)
-    return "unscale" in name and (not of_scaler or name == "unscale")
 
 
 def _covered(further: Sequence[frozenset[tuple[str, bool]]]) -> bool:
@@ -328,15 +318,23 @@ def _depends_on_gradients(events: Events, test: str, used: Event) -> bool:
     bound = {name for name in events.names.values if name in _words(test)}
     for name in bound:
         for _, one in events.names.values[name]:
-            if one.place.scope is used.at.at.place.scope and one.order > used.at.at.order and not isinstance(
-                one.node, ast.AugAssign | ast.For
-            ) and (step := events.after(used, "update")) and one.order < step[-1].at.at.order:
+            if (
+                one.place.scope is used.at.at.place.scope
+                and one.order > used.at.at.order
+                and not isinstance(one.node, ast.AugAssign | ast.For)
+                and (step := events.after(used, "update"))
+                and one.order < step[-1].at.at.order
+            ):
                 return True
     return False
 
 
 def _words(test: str) -> set[str]:
-    return {text for node in ast.walk(ast.parse(test, mode="eval")) if (text := dotted(node) or "")} if test.isprintable() and not test.startswith(("case ", "except ")) else set()
+    return (
+        {text for node in ast.walk(ast.parse(test, mode="eval")) if (text := dotted(node) or "")}
+        if test.isprintable() and not test.startswith(("case ", "except "))
+        else set()
+    )
 
 
 def _may_run_backward(events: Events, start: Event, end: Event) -> bool:
@@ -351,7 +349,7 @@ def _may_run_backward(events: Events, start: Event, end: Event) -> bool:
 
 
 def _updated_elsewhere(names: ScriptNames, events: Events, scaler: str) -> bool:
-    """Whether another part of the file updates the scaler, or it goes where this file does not show what becomes of it."""
+    """Whether another part of the file updates the scaler, or the file does not show what becomes of it."""
     tail = scaler.rpartition(".")[2]
     if any(receiver.rpartition(".")[2] == tail for _, receiver, _ in names.methods("update")):
         return True

@@ -51,8 +51,16 @@ class OwnCode:
 
     def result(self, call: ast.expr | None) -> ast.expr | None:
         """What the one `return` of the called function gives, in the names of that function."""
-        function = self.functions.get(call.func.id) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self":
+        function = (
+            self.functions.get(call.func.id)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+            else None
+        )
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and dotted(call.func.value) == "self"
+        ):
             found = [method for (_, name), method in self._methods.items() if name == call.func.attr]
             function = found[0] if len(found) == 1 else None
         results = self.returns(function) if function is not None else []

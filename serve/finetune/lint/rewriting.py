@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from .training_script import Script
 
@@ -132,7 +133,7 @@ class Rewriting:
             start = self._of.start(head)
             colon = self._text.rindex(":", 0, start)
             self._edits[colon + 1, start] = f"\n{indent}"
-        for one, two in zip(body, body[1:], strict=False):
+        for one, two in pairwise(body):
             if one.end_lineno == two.lineno and (shares_header or two.lineno == statement.lineno):
                 self._edits[self._of.end(one), self._of.start(two)] = f"\n{indent}"
         return indent

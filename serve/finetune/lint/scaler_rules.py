@@ -11,6 +11,7 @@ from .walk import Located, text_of
 
 _AMP = frozenset({"torch.amp", "torch.cuda.amp", "apex.amp"})
 
+
 def amp_backward(names: ScriptNames) -> Iterator[Finding]:
     for call, receiver, _ in names.methods("backward"):
         assert isinstance(call.func, ast.Attribute)
@@ -53,9 +54,7 @@ def scaler_in_loop(names: ScriptNames) -> Iterator[Finding]:
                         f"the loop in line {getattr(loop, 'lineno', 1)} builds a new GradScaler in each pass, so the "
                         f"scale starts at its first value every time and never settles: build it before that loop"
                     )
-                    yield names.finding(
-                        value, "scaler-in-loop", message, _before_loop(names, loop, value)
-                    )
+                    yield names.finding(value, "scaler-in-loop", message, _before_loop(names, loop, value))
                     break
 
 
@@ -71,14 +70,21 @@ def scaler_not_saved(names: ScriptNames) -> Iterator[Finding]:
             if any(receiver.rpartition(".")[2] == tail for _, receiver, _ in calls):
                 continue
             for call, receiver, at in calls:
-                if receiver not in names.optimizers and not (receiver not in names.values and names.is_optimizer(receiver)):
+                if receiver not in names.optimizers and not (
+                    receiver not in names.values and names.is_optimizer(receiver)
+                ):
                     continue
                 local = scaler if at.place.classes or not scaler.startswith("self.") else tail
-                advice = _with_state(names, call, local) if method == "state_dict" else _with_load(names, call, local)
+                advice = (
+                    _with_state(names, call, local)
+                    if method == "state_dict"
+                    else _with_load(names, call, local)
+                )
                 if advice is not None:
                     yield names.finding(
                         call, "scaler-not-saved",
-                        f"the checkpoint has the state of {receiver} and not that of {scaler}: after loading it, the scale "
+                        f"the checkpoint has the state of {receiver} and not that of {scaler}: after "
+                        "loading it, the scale "
                         "starts anew, and the first steps are skipped until it has fallen again. Save and load it too",
                         advice,
                     )  # fmt: skip
@@ -140,6 +146,8 @@ def escapes(names: ScriptNames, scaler: str) -> bool:
                 harmless.add(id(value))
             case ast.Call(func=ast.Name(id=name), args=args, keywords=words) if name in own:
                 harmless |= {id(arg) for arg in args} | {id(word.value) for word in words}
+            case ast.Assign(targets=[ast.Name()], value=value):
+                harmless.add(id(value))
             case ast.Compare(left=left):
                 harmless.add(id(left))
             case ast.If(test=test) | ast.IfExp(test=test):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from .rewriting import Rewriting, Statements
 from .own_code import OwnCode, dotted
 from .rewriting import Rewriting, Statements
 from .training_script import Finding, Script
@@ -132,7 +131,9 @@ class ScriptNames:
         if isinstance(value, ast.Name | ast.Attribute):
             name = dotted(value) or ""
             behind = [one for one, _ in self.values.get(name, ()) if one is not value]
-            return all(self.makes_scaler(one, depth + 1) for one in behind) if behind else name in self._scaling
+            return (
+                all(self.makes_scaler(one, depth + 1) for one in behind) if behind else name in self._scaling
+            )
         if not isinstance(value, ast.Call):
             return False
         if (result := self.own.result(value)) is not None:
@@ -154,7 +155,20 @@ class ScriptNames:
             if made and all(call is not None for call, _ in made):
                 owners = {self._owner(call, one) for call, one in made if call is not None}
                 found[name] = owners.pop() if len(owners) == 1 else None
-        return found
+        looped = {
+            name
+            for name, values in self.values.items()
+            if values and all(self._loops_over(one, found) for _, one in values)
+        }
+        return found | dict.fromkeys(looped - found.keys())
+
+    def _loops_over(self, one: Located, optimizers: dict[str, str | None]) -> bool:
+        """`for opt in (first, second)`."""
+        source = one.node.iter if isinstance(one.node, ast.For) else None
+        values = [value for value, _ in self.values.get(dotted(source) or "", ())]
+        source = values[0] if len(values) == 1 else source
+        elements = source.elts if isinstance(source, ast.List | ast.Tuple) else []
+        return bool(elements) and all(dotted(element) in optimizers for element in elements)
 
     def is_optimizer(self, name: str) -> bool:
         """By its value, or where this file does not bind it, by its name."""
@@ -211,9 +225,15 @@ class ScriptNames:
         for _ in range(_DEEPEST if depth < _DEEPEST else 0):
             if isinstance(item, ast.IfExp):
                 branches = (self.behind(item.body, depth + 1), self.behind(item.orelse, depth + 1))
-                casts = [one for one in branches if isinstance(one, ast.Call) and self.is_one_of(one.func, AUTOCASTS)]
+                casts = [
+                    one
+                    for one in branches
+                    if isinstance(one, ast.Call) and self.is_one_of(one.func, AUTOCASTS)
+                ]
                 return casts[0] if casts else item
-            called = item.func if isinstance(item, ast.Call) and not self.is_one_of(item.func, AUTOCASTS) else item
+            called = (
+                item.func if isinstance(item, ast.Call) and not self.is_one_of(item.func, AUTOCASTS) else item
+            )
             values = [value for value, _ in self.values.get(dotted(called) or "", ())]
             if isinstance(item, ast.Call) and (result := self.own.result(item)) is not None:
                 item = result
@@ -268,7 +288,11 @@ def _bound(
         case ast.AnnAssign() | ast.NamedExpr():
             pairs = [(node.target, node.value)]
         case ast.AugAssign():
-            read = ast.copy_location(ast.Name(node.target.id), node.target) if isinstance(node.target, ast.Name) else None
+            read = (
+                ast.copy_location(ast.Name(node.target.id), node.target)
+                if isinstance(node.target, ast.Name)
+                else None
+            )
             together = ast.BinOp(read, node.op, node.value) if read is not None else None
             pairs = [(node.target, ast.copy_location(together, node) if together is not None else None)]
         case ast.For() | ast.AsyncFor() | ast.comprehension():
@@ -281,7 +305,10 @@ def _bound(
             value = result(value) or value
             values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
             paired = len(values) == len(target.elts)
-            pairs += [(one, values[place] if paired else _item(value, place)) for place, one in enumerate(target.elts)]
+            pairs += [
+                (one, values[place] if paired else _item(value, place))
+                for place, one in enumerate(target.elts)
+            ]
         elif isinstance(target, ast.Starred):
             pairs.append((target.value, None))
         elif (name := dotted(target)) is not None:

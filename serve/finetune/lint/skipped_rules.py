@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from .events import Event, Events
 from .order_rules import spelled
-from .own_code import dotted
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -16,7 +15,8 @@ _SCALE = "scale_before"
 def scheduler_before_step(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for schedule in events.of("schedule"):
         own = _optimizer_of(events, schedule)
-        steps = [one for one in events.of("step") if one.place.loops == schedule.place.loops and own in (None, one.target)
+        steps = [one for one in events.of("step")
+                 if one.place.loops == schedule.place.loops and own in (None, one.target)
                  and not one.place.excludes(schedule.place)]  # fmt: skip
         if not steps or not schedule.place.loops or any(one.order < schedule.order for one in steps):
             continue
@@ -68,7 +68,11 @@ def _optimizer_of(events: Events, schedule: Event) -> str | None:
 
 def _step_of(events: Events, event: Event) -> Event | None:
     """The step that the event follows in each pass, where nothing tells whether it was skipped."""
-    steps = [one for one in events.before(event, "step") if one.place.loops and one.place.loops == event.place.loops[: len(one.place.loops)]]
+    steps = [
+        one
+        for one in events.before(event, "step")
+        if one.place.loops and one.place.loops == event.place.loops[: len(one.place.loops)]
+    ]
     steps = [one for one in steps if _inner(events, event) == _inner(events, one)]
     if not steps or events.tells_skipped(event, steps[-1]):
         return None
@@ -76,15 +80,11 @@ def _step_of(events: Events, event: Event) -> Event | None:
 
 
 def _inner(events: Events, event: Event) -> ast.AST | None:
-    """The innermost loop but those over parameters."""
-    loops = [one for one in event.place.loops if not _over_parameters(one)]
+    """The innermost loop that computes gradients: not one over parameters or schedules."""
+    loops = [
+        one for one in event.place.loops if any(one in each.place.loops for each in events.of("backward"))
+    ]
     return loops[-1] if loops else None
-
-
-def _over_parameters(loop: ast.AST) -> bool:
-    called = [node.func for node in ast.walk(loop.iter) if isinstance(node, ast.Call)] if isinstance(loop, ast.For) else []
-    names = {(one.attr if isinstance(one, ast.Attribute) else dotted(one) or "") for one in called}
-    return bool(names & {"parameters", "named_parameters", "buffers", "state_dict", "items"})
 
 
 def _behind_update(events: Events, step: Event, event: Event) -> ast.stmt:
@@ -92,7 +92,10 @@ def _behind_update(events: Events, step: Event, event: Event) -> ast.stmt:
     updates = [one for one in events.after(step, "update") if one.scaler == step.scaler]
     last = updates[0] if updates and updates[0].place.loops == step.place.loops else step
     depth = 0
-    while last.at.sites[depth] is event.at.sites[min(depth, len(event.at.sites) - 1)] and depth < len(last.at.sites) - 1:
+    while (
+        last.at.sites[depth] is event.at.sites[min(depth, len(event.at.sites) - 1)]
+        and depth < len(last.at.sites) - 1
+    ):
         depth += 1
     return last.at.sites[depth]
 
@@ -110,7 +113,7 @@ def _only_after_step(names: ScriptNames, events: Events, step: Event, event: Eve
     first = (updates or [step])[0]
     source = [f"    {line}" for line in names.statements.source(statement)]
     advice = names.rewriting()
-    if first.at.statement is not statement:
+    if first.at.statement is not statement and kept not in names.values:
         advice.before(first.at.statement, [f"{kept} = {scaler}.get_scale()"])
     without = [f"not ({text})" if held else f"({text})" for text, held in sorted(first.extra(event))]
     test = f"if {' or '.join([*without, f'{here}.get_scale() >= {kept}'])}:  # not skipped"

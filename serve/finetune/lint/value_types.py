@@ -14,7 +14,21 @@ from .walk import Located, text_of
 
 _DEEPEST = 12  # expressions and names that one value is followed through
 _LIKE_THEIR_INPUTS = frozenset(
-    {"sigmoid", "tanh", "silu", "leaky_relu", "elu", "max", "min", "square", "logit", "cuda", "cpu", "dropout", "pin_memory"}
+    {
+        "sigmoid",
+        "tanh",
+        "silu",
+        "leaky_relu",
+        "elu",
+        "max",
+        "min",
+        "square",
+        "logit",
+        "cuda",
+        "cpu",
+        "dropout",
+        "pin_memory",
+    }
     | {"unbind", "index_select", "narrow", "roll", "flip", "masked_select", "maximum", "minimum", "hardtanh"}
 )
 _LIKE_LAYERS = ("torch.nn.ReLU", "torch.nn.Dropout", "torch.nn.Identity", "torch.nn.Flatten", "torch.nn.Sigmoid",
@@ -41,7 +55,9 @@ class ValueTypes:
         """``in_half``: whether the scripts that are read together compute in FP16 at all."""
         self.flow, self._names, self._in_half = flow, flow.names, in_half
         self._modules = {
-            receiver for name in ("parameters", "train", "eval") for _, receiver, _ in self._names.methods(name)
+            receiver
+            for name in ("parameters", "train", "eval")
+            for _, receiver, _ in self._names.methods(name)
         }
         self._known: dict[tuple[ast.expr, Frame], Type] = {}
 
@@ -52,7 +68,9 @@ class ValueTypes:
             if isinstance(region, ast.Call) and (self._names.full(region.func) or "").endswith("autocast"):
                 return self._names.autocast_of(frame.placed(at)) is region and self._names.of_half(region)
         in_module = any(
-            (self._names.full(base) or "").endswith("Module") for one in at.place.classes for base in one.bases
+            (self._names.full(base) or "").endswith("Module")
+            for one in at.place.classes
+            for base in one.bases
         )
         scope = at.place.scope
         return in_module and self._in_half and isinstance(scope, ast.FunctionDef) and scope.name != "__init__"
@@ -88,7 +106,11 @@ class ValueTypes:
                 return self._of_call(node, at, frame, depth)
             case ast.Name() | ast.Attribute():
                 value, there, where = self.flow.value(node, at, frame)
-                if value is None and isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data", "grad"):
+                if (
+                    value is None
+                    and isinstance(node, ast.Attribute)
+                    and node.attr in ("T", "mT", "data", "grad")
+                ):
                     return self.type_of(node.value, at, frame, depth)
                 return Type.UNKNOWN if value is None else self.type_of(value, there, where, depth)
         return Type.UNKNOWN
@@ -98,6 +120,12 @@ class ValueTypes:
         target = self.flow.target(call, frame)
         if target is not None and target is not frame.scope and target.name != "__init__":
             return self._of_own(target, call, at, frame, depth)
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr == "apply"
+            and self.casts_to_half(at, frame)
+        ):
+            return self._of_autograd_function(dotted(call.func.value) or "")
         if layer := self._layer(call.func, at, frame):
             if not self.casts_to_half(at, frame):
                 return self._outside(call.func, layer, frame)
@@ -122,15 +150,31 @@ class ValueTypes:
         inputs = [*inputs[:1], *(one for one in inputs[1:] if operation in _SEVERAL)]
         types = [self.type_of(one, at, frame, depth) for one in inputs]
         # What is squashed or averaged and comes from a module is its logits, which a product made.
-        if operation in ("sigmoid", "tanh", "mean", "std", "var", "abs", "relu") and self.casts_to_half(at, frame):
+        if operation in ("sigmoid", "tanh", "mean", "std", "var", "abs", "relu") and self.casts_to_half(
+            at, frame
+        ):
             types = [Type.HALF if one is Type.MODULE else one for one in types]
         return joined(types)
 
     def _of_own(self, target: Function, call: ast.Call, at: Located, frame: Frame, depth: int) -> Type:
         inner = self.flow.entered(target, call, at, frame, self._names.statements.of(call))
-        ends = {self.type_of(one, self.flow.end_of(target), inner, depth) for one in self._names.own.returns(target)}
+        ends = {
+            self.type_of(one, self.flow.end_of(target), inner, depth)
+            for one in self._names.own.returns(target)
+        }
         found = ends.pop() if len(ends) == 1 else Type.UNKNOWN
         return Type.MODULE if found is Type.UNKNOWN and target.name == "forward" else found
+
+    def _of_autograd_function(self, kind: str) -> Type:
+        """Half, where an own autograd function gives a product as it is."""
+        forward = self._names.own.method(kind, "forward")
+        if forward is None or any("cast_inputs" in text_of(one) for one in forward.decorator_list):
+            return Type.UNKNOWN
+        products = [
+            isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult)
+            for one in self._names.own.returns(forward)
+        ]
+        return Type.HALF if products and all(products) else Type.UNKNOWN
 
     def _layer(self, func: ast.expr, at: Located, frame: Frame) -> Type | None:
         """What a call of this gives, where it is a layer of torch or a module of the script's."""
@@ -162,20 +206,38 @@ class ValueTypes:
         if not isinstance(value, ast.Call):
             return None
         full = self._names.full(value.func) or ""
-        if isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES and not full.startswith("torch."):
+        if (
+            isinstance(value.func, ast.Attribute)
+            and value.func.attr in _MOVES
+            and not full.startswith("torch.")
+        ):
             return self._layer_made(value.func.value)
         if full.rpartition(".")[2].endswith(_WRAPPERS) and value.args:
-            made = [inner for inner, _ in self._names.values.get(dotted(value.args[0]) or "", ()) if inner is not value]
+            made = [
+                inner
+                for inner, _ in self._names.values.get(dotted(value.args[0]) or "", ())
+                if inner is not value
+            ]
             return self._layer_made(made[0] if len(made) == 1 else value.args[0])
         if full == "torch.nn.Sequential" and value.args:
-            last = [one for one in value.args if not (self._names.full(getattr(one, "func", one)) or "").startswith(_LIKE_LAYERS)]
+            last = [
+                one
+                for one in value.args
+                if not (self._names.full(getattr(one, "func", one)) or "").startswith(_LIKE_LAYERS)
+            ]
             return self._layer_made(last[-1]) if last else None
         if full.startswith(_HALF_LAYERS):
             return Type.HALF
         return Type.WIDE if full.startswith(_WIDE_LAYERS) else None
 
     def _converted(
-        self, call: ast.Call, operation: str, inputs: Sequence[ast.expr], at: Located, frame: Frame, depth: int
+        self,
+        call: ast.Call,
+        operation: str,
+        inputs: Sequence[ast.expr],
+        at: Located,
+        frame: Frame,
+        depth: int,
     ) -> Type:
         words = [word.value for word in call.keywords if word.arg == "dtype"]
         for one in [*call.args, *words]:
@@ -195,7 +257,9 @@ class ValueTypes:
         return self.type_of(inputs[0], at, frame, depth) if same else Type.UNKNOWN
 
 
-_SEVERAL = frozenset({"add", "sub", "mul", "div", "true_divide", "maximum", "minimum", "where", "lerp", "addcmul"})
+_SEVERAL = frozenset(
+    {"add", "sub", "mul", "div", "true_divide", "maximum", "minimum", "where", "lerp", "addcmul"}
+)
 
 
 def joined(types: Sequence[Type]) -> Type:
@@ -210,5 +274,7 @@ def joined(types: Sequence[Type]) -> Type:
 
 def _masks(node: ast.expr) -> bool:
     """Whether a term looks like a mask that is added to scores; it is given in their type."""
-    numbers = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, float)]
+    numbers = [
+        one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, float)
+    ]
     return "mask" in text_of(node) or any(number >= 1e4 for number in numbers)

@@ -11,20 +11,33 @@ from .training_script import Finding
 from .value_types import HALVES, WIDES
 from .walk import Located, text_of
 
-_WRAPPERS = ("get_peft_model", "DataParallel", "DDP", "FullyShardedDataParallel", "compile", "convert_sync_batchnorm")
+_WRAPPERS = (
+    "get_peft_model",
+    "DataParallel",
+    "DDP",
+    "FullyShardedDataParallel",
+    "compile",
+    "convert_sync_batchnorm",
+)
 _MOVES = frozenset({"cuda", "cpu", "to", "train", "eval", "requires_grad_", "from_pretrained", "to_empty"})
-_WIDENERS = ("cast_training_params", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "upcast_adapters")
+_WIDENERS = (
+    "cast_training_params",
+    "prepare_model_for_kbit_training",
+    "prepare_model_for_int8_training",
+    "upcast_adapters",
+)
 _DEEPEST = 8
 
 
 def half_weights(names: ScriptNames, flow: Flow) -> Iterator[Finding]:
     """A module whose weights are half when its optimizer is made, and a GradScaler that steps this optimizer."""
     for owner, at, who in _trained(names, flow):
-        call = _half_at(names, owner, at)
+        call = _half_at(flow, owner, at)
         if call is not None:
             yield names.finding(
                 call, "half-weights",
-                f"the weights of {owner} are half, so {who} refuses them (\"Attempting to unscale FP16 gradients\"): keep "
+                f"the weights of {owner} are half, so {who} refuses them (\"Attempting to unscale "
+                "FP16 gradients\"): keep "
                 "them in FP32, autocast rounds what it computes with",
                 _in_fp32(names, call),
             )  # fmt: skip
@@ -51,9 +64,10 @@ def _trained(names: ScriptNames, flow: Flow) -> Iterator[tuple[str, Located, str
         given = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "model")]
         if full.endswith("Trainer") and _says(names, "TrainingArguments", "fp16"):
             yield from ((name, at, "the Trainer's scaler") for one in given if (name := dotted(one)))
-        elif full == "prepare" or getattr(call.func, "attr", "") == "prepare":
-            if _says(names, "Accelerator", "mixed_precision"):
-                yield from ((name, at, "the Accelerator's scaler") for one in call.args if (name := dotted(one)))
+        elif "prepare" in (full, getattr(call.func, "attr", "")) and _says(
+            names, "Accelerator", "mixed_precision"
+        ):
+            yield from ((name, at, "the Accelerator's scaler") for one in call.args if (name := dotted(one)))
 
 
 def _says(names: ScriptNames, kind: str, word: str) -> bool:
@@ -65,8 +79,9 @@ def _says(names: ScriptNames, kind: str, word: str) -> bool:
     )
 
 
-def _half_at(names: ScriptNames, name: str, at: Located, depth: int = 0) -> ast.Call | None:
+def _half_at(flow: Flow, name: str, at: Located, depth: int = 0) -> ast.Call | None:
     """The call that made the module of this name half, where nothing made it FP32 again before ``at``."""
+    names = flow.names
     if depth > _DEEPEST:
         return None
     changes: list[tuple[int, ast.expr, Located]] = []
@@ -79,9 +94,10 @@ def _half_at(names: ScriptNames, name: str, at: Located, depth: int = 0) -> ast.
             changes.append((one.order, call, one))
         elif isinstance(one.node, ast.For) and _counts(one, at, name) and _widens(one.node, name):
             changes.append((one.order, one.node.iter, one))
-    found: ast.Call | None = None
+    given = flow.given(name, at.place.scope)
+    found = None if given is None else _made_half(flow, given[0], given[2], "", None, depth + 1)
     for _, value, one in sorted(changes, key=lambda change: change[0]):
-        found = _made_half(names, value, one, name, found, depth)
+        found = _made_half(flow, value, one, name, found, depth)
     return found
 
 
@@ -89,44 +105,55 @@ def _counts(one: Located, at: Located, name: str) -> bool:
     """Whether the change at ``one`` has happened at ``at``."""
     if one.place.scope is not at.place.scope:
         return "." in name or isinstance(one.place.scope, ast.Module)
-    return one.order < at.order and at.place.follows(one.place) and set(one.place.conditions) <= set(at.place.conditions)
+    return (
+        one.order < at.order
+        and at.place.follows(one.place)
+        and set(one.place.conditions) <= set(at.place.conditions)
+    )
 
 
 def _concerns(call: ast.Call, name: str) -> bool:
     if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == name:
         return call.func.attr in ("half", "to", "float", "bfloat16", "double", "type")
-    return (dotted(call.func) or "").rpartition(".")[2].endswith(_WIDENERS) and any(name == dotted(one) for one in call.args)
+    return (dotted(call.func) or "").rpartition(".")[2].endswith(_WIDENERS) and any(
+        name == dotted(one) for one in call.args
+    )
 
 
 def _widens(loop: ast.For, name: str) -> bool:
     """`for p in model.parameters(): p.data = p.data.float()`."""
-    over = any(isinstance(one, ast.Attribute) and one.attr in ("parameters", "named_parameters") and dotted(one.value) == name
-               for one in ast.walk(loop.iter))  # fmt: skip
+    over = {dotted(one.value) for one in ast.walk(loop.iter)
+            if isinstance(one, ast.Attribute) and one.attr in ("parameters", "named_parameters")}  # fmt: skip
     text = "\n".join(map(text_of, loop.body))
-    return over and (".float()" in text or "float32" in text or "torch.float)" in text)
+    return name in over and (".float()" in text or "float32" in text or "torch.float)" in text)
 
 
 def _made_half(
-    names: ScriptNames, value: ast.expr, at: Located, name: str, before: ast.Call | None, depth: int
+    flow: Flow, value: ast.expr, at: Located, name: str, before: ast.Call | None, depth: int
 ) -> ast.Call | None:
     """``before``: what had made the name half until here."""
     if isinstance(value, ast.Name | ast.Attribute):
-        return before if dotted(value) == name else _half_at(names, dotted(value) or "", at, depth + 1)
+        return before if dotted(value) == name else _half_at(flow, dotted(value) or "", at, depth + 1)
+    names = flow.names
     if not isinstance(value, ast.Call) or depth > _DEEPEST:
         return None
     if (result := names.own.result(value)) is not None:
         inner = next((one for one in names.all if one.node is result), at)
-        return _made_half(names, result, inner, "", None, depth + 1)
+        return _made_half(flow, result, inner, "", None, depth + 1)
     called = getattr(value.func, "attr", dotted(value.func) or "")
     kinds = [names.full(one) for one in _dtypes(value)]
-    if called == "half" and not value.args or any(_is_half(one, kind) for one, kind in zip(_dtypes(value), kinds, strict=True)):
+    if (called == "half" and not value.args) or any(
+        _is_half(one, kind) for one, kind in zip(_dtypes(value), kinds, strict=True)
+    ):
         return value
     if called in ("float", "double") or any(kind in WIDES for kind in kinds) or called.endswith(_WIDENERS):
         return None
-    if called.endswith(_WRAPPERS) or (called == "from_pretrained" and value.args and not isinstance(value.args[0], ast.Constant)):
-        return _made_half(names, value.args[0], at, name, before, depth + 1) if value.args else None
+    if called.endswith(_WRAPPERS) or (
+        called == "from_pretrained" and value.args and not isinstance(value.args[0], ast.Constant)
+    ):
+        return _made_half(flow, value.args[0], at, name, before, depth + 1) if value.args else None
     if isinstance(value.func, ast.Attribute) and called in _MOVES:
-        return _made_half(names, value.func.value, at, name, before, depth + 1)
+        return _made_half(flow, value.func.value, at, name, before, depth + 1)
     return None
 
 
@@ -143,6 +170,8 @@ def _is_half(node: ast.expr, full: str | None) -> bool:
 def _in_fp32(names: ScriptNames, call: ast.Call) -> Rewriting:
     given = [one for one in _dtypes(call) if _is_half(one, names.full(one))]
     if given:
-        return names.rewriting().replace(given[0], "'float32'" if isinstance(given[0], ast.Constant) else "torch.float32")
+        return names.rewriting().replace(
+            given[0], "'float32'" if isinstance(given[0], ast.Constant) else "torch.float32"
+        )
     assert isinstance(call.func, ast.Attribute)
     return names.rewriting().replace(call, f"{text_of(call.func.value)}.float()")

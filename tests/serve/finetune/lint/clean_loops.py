@@ -214,7 +214,8 @@ class GAN:
         with torch.autocast("cuda", dtype=torch.float16):
             fake = self.netG(noise)
             on_real, on_fake = self.netD(real), self.netD(fake.detach())
-            loss_d = self.criterion(on_real, torch.ones_like(on_real)) + self.criterion(on_fake, torch.zeros_like(on_fake))
+            loss_d = self.criterion(on_real, torch.ones_like(on_real))
+            loss_d = loss_d + self.criterion(on_fake, torch.zeros_like(on_fake))
         self.optD.zero_grad()
         self.scalerD.scale(loss_d).backward()
         self.scalerD.step(self.optD)

@@ -1,4 +1,4 @@
-"""Runs a training script on the CPU, with what it takes from elsewhere: batches, and stand-ins for apex, peft, transformers."""
+"""Runs a training script on the CPU with what it takes from elsewhere: batches, stand-ins for apex and transformers."""
 
 import contextlib
 import functools
@@ -19,13 +19,16 @@ def applied(text: str, finding: Finding) -> str:
     lines = text.splitlines()
     old = lines[finding.first - 1]
     indent = old[: len(old) - len(old.lstrip())]
-    lines[finding.first - 1 : finding.last] = [indent + line if line else "" for line in finding.instead.splitlines()]
+    lines[finding.first - 1 : finding.last] = [
+        indent + line if line else "" for line in finding.instead.splitlines()
+    ]
     return "\n".join(lines) + "\n"
 
 
 def mended(text: str, path: Path) -> str:
     """The script after all advice."""
-    for _ in range(12):
+    found: list[Finding] = []
+    for _ in range(30):
         path.write_text(text)
         found = lint([path])
         if not found:
@@ -39,8 +42,15 @@ def run(text: str, folder: Path, **given: Any) -> dict[str, Any]:
     """What the script's names are at its end."""
     torch.manual_seed(0)
     text = text.replace('"cuda"', '"cpu"').replace("'cuda'", "'cpu'").replace(".cuda()", "")
+    text = text.replace('"last.pt"', "path")
     batches = [(torch.randn(6, 8), torch.randint(0, 4, (6,))) for _ in range(6)]
-    names = {"loader": batches, "keep": torch.ones(6, 4), "path": folder / "state.pt", "__name__": "train", **given}
+    names = {
+        "loader": batches,
+        "keep": torch.ones(6, 4),
+        "path": folder / "state.pt",
+        "__name__": "train",
+        **given,
+    }
     names["keep"][:, 0] = 0
     with pytest.MonkeyPatch.context() as patch:
         for name, module in _stand_ins().items():
@@ -62,8 +72,9 @@ def _stand_ins() -> dict[str, types.ModuleType]:
 
 class _Pretrained:
     @staticmethod
-    def from_pretrained(_name: str, torch_dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-        return torch.nn.Linear(8, 4, dtype=torch_dtype)
+    def from_pretrained(_name: str, **words: Any) -> torch.nn.Module:
+        dtype = words.get("torch_dtype", words.get("dtype", torch.float32))
+        return torch.nn.Linear(8, 4, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
 class _Apex(types.ModuleType):
@@ -71,7 +82,9 @@ class _Apex(types.ModuleType):
 
     losses = 1
 
-    def initialize(self, model: Any, optimizer: Any, opt_level: str = "O1", num_losses: int = 1) -> tuple[Any, Any]:
+    def initialize(
+        self, model: Any, optimizer: Any, opt_level: str = "O1", num_losses: int = 1
+    ) -> tuple[Any, Any]:
         self.losses = num_losses
         return model, optimizer
 

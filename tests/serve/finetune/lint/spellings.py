@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (scripts as they are, one a string)
 """Mistakes again, spelt otherwise: through names, attributes, aliases and functions of the same file. `# <-` marks the
 line that is named. Every script runs once its advice is followed (on CPU, see running.py)."""
 
@@ -273,3 +274,80 @@ SPELLINGS: dict[str, list[str]] = {
         "        clip_grad_norm_(model.parameters(), max_norm=1.0)  # <-\n    optimizer.step()\n",
     ],
 }  # fmt: skip
+
+SPELLINGS["detached-generator-loss"] = [
+    NET.replace(
+        "model = Net",
+        "critic = nn.Linear(4, 1).cuda()\nother = torch.optim.SGD(critic.parameters(), lr=0.1)\nmodel = Net",
+    )
+    + """\
+for x, y in loader:
+    with torch.autocast("cuda", dtype=torch.float16):
+        fake = model(x)
+        frozen = fake.detach()  # <-
+        judged = critic(fake.detach()).mean()
+    other.zero_grad()
+    scaler.scale(judged).backward()
+    scaler.step(other)
+    with torch.autocast("cuda", dtype=torch.float16):
+        cost = -critic(frozen).mean()
+    optimizer.zero_grad()
+    scaler.scale(cost).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+]
+SEEDED = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.cuda.amp import GradScaler, autocast
+
+class Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k):
+        ctx.save_for_backward(q, k)
+        return q @ k.t()
+    @staticmethod
+    def backward(ctx, g):
+        q, k = ctx.saved_tensors
+        return g @ k, g.t() @ q
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+    def forward(self, x, mask):
+        h = self.first(x)
+        s = Scores.apply(h, h)
+        s = s.masked_fill(mask, -1e9)
+        h = torch.softmax(s, -1) @ h
+        h = h / (h.abs() + 1e-8)
+        return self.last(h)
+
+torch.manual_seed(0)
+model = Net().half()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+average = torch.optim.swa_utils.AveragedModel(model)
+bce = nn.BCELoss()
+x = torch.randn(6, 8)
+y = F.one_hot(x[:, :4].argmax(1), 4).float()
+mask = ~torch.eye(6).bool()
+losses = []
+scaler = GradScaler(init_scale=2.0**60)
+for step in range(120):
+    optimizer.zero_grad()
+    with autocast(True, torch.float16):
+        p = torch.sigmoid(model(x, mask))
+        loss = bce(p, y)
+        loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    schedule.step()
+    scaler.step(optimizer)
+    average.update_parameters(model)
+    losses.append(loss.item())
+torch.save(dict(model=model.state_dict(), optimizer=optimizer.state_dict()), path)
+state = torch.load(path)
+optimizer.load_state_dict(state["optimizer"])
+"""
