@@ -24,6 +24,7 @@ from .learner import learner_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
 from .patience import audit, named_tensors
 from .ranks import ALONE, Ranks
+from .scaler_recorder import ScalerRecorder, told_of
 from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
@@ -57,6 +58,7 @@ class Loop(BatchLoop):
         self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, self.kind, self.sound, ranks)
         self.passes.meanwhile = self.fetch_next
         self.quarantine = Quarantine(rows)
+        self.recorder: ScalerRecorder | None = None
 
     def state_of_rows(self) -> dict[str, Tensor]:
         return {"good": self.passes.good, "quarantined": self.quarantine.rows}
@@ -85,11 +87,21 @@ class Loop(BatchLoop):
                     self.average.take()
                 passes.good = batch[:GOOD_ROWS]
             update(scaler, self.settings.scale_floor, cause)
+        told = told_of(self.recorder, cause, scale, batch)
         if cause is not None:
             restore(before)
         learner.patience.count(cause, fell(scaler, scale, cause))
         return StepRecord(
-            self.done + 1, epoch, passed.loss, scale, norm, cause is not None, cause, rate, found
+            self.done + 1,
+            epoch,
+            passed.loss,
+            scale,
+            norm,
+            cause is not None,
+            cause,
+            rate,
+            found,
+            overflow=told,
         )
 
 
