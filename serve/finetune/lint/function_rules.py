@@ -23,6 +23,10 @@ def undecorated_function(names: ScriptNames, in_half: bool) -> Iterator[Finding]
     applied = {receiver for _, receiver, _ in names.methods("apply")}
     applied |= {dotted(one.node.value) or "" for one in names.all
                 if isinstance(one.node, ast.Attribute) and one.node.attr == "apply"}  # fmt: skip
+    loops = [
+        one.node for one in names.all if isinstance(one.node, ast.For) and dotted(one.node.target) in applied
+    ]
+    applied |= {node.id for loop in loops for node in ast.walk(loop.iter) if isinstance(node, ast.Name)}
     for kind, node in names.own.classes.items():
         forward, backward = names.own.method(kind, "forward"), names.own.method(kind, "backward")
         if not in_half or kind not in applied or forward is None or backward is None:

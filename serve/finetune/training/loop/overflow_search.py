@@ -1,8 +1,8 @@
-"""Finds where the numbers of one pass left half's range: layer, operation, rows. Needs torch alone.
+"""Finds where the numbers of one pass left half's range: layer, operation, rows. Needs torch and numpy.
 
-The pass is run again as it was (inputs, random numbers, autocast), by a copy of the module, and each operation is looked
-at, forward and backward, in the order in which they run. The first whose result is not finite although what it was given
-is, is named.
+The pass is run again as it was (inputs, random numbers, autocast), by a copy of the module, and each operation is
+looked at, forward and backward, in the order in which they run. The first whose result is not finite although what it
+was given is, is named.
 """
 
 import contextlib

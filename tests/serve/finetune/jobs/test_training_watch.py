@@ -22,7 +22,10 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
         {"type": "started", "total_steps": steps, "slow_precision": "training in fp16 is slow"}
     ]
     lines += [{**skipped, "step": step} for step in range(1, steps + 1)]
-    lines[1]["overflow"] = {"words": "the gradients of body.2 left the range of half first, in mul", "rows": [7, 9]}
+    lines[1]["overflow"] = {
+        "words": "the gradients of body.2 left the range of half first, in mul",
+        "rows": [7, 9],
+    }
     TrainingWatch(job_store, job.id, lambda rows: rows).follow(child, lines)  # type: ignore[arg-type]
     events = [event.message for event in job_store.events(job.id, limit=1000)]
     assert "training in fp16 is slow" in events
