@@ -23,7 +23,7 @@ _AVERAGE = re.compile(
     re.I,
 )
 _AVERAGING = re.compile(r"(^|[._])(update|step|update_\w+|\w*(update_ema|ema_update|update_average)\w*)$")
-_TELLS_SKIPPED = re.compile(
+_KNOWS_OF_SKIPS = re.compile(
     r"get_scale|_scale\b|\bscale\b|skip|found_inf|_step_count|was_run|isfinite|isinf|overflow|stepped"
 )
 _DEEPEST = 10
@@ -283,14 +283,14 @@ class Events:
         ends = {self.scale_of(value, self.flow.end_of(target), inner, depth + 1) for value in results}
         return ends.pop() if len(ends) == 1 else UNKNOWN if ends else None
 
-    def tells_skipped(self, event: Event, since: Event) -> bool:
+    def knows_of_skips(self, event: Event, since: Event) -> bool:
         """Whether the event stands under a test of the scale, or of a value that came from it."""
         for test, _ in event.extra(since) | frozenset(event.place.conditions):
-            if _TELLS_SKIPPED.search(test):
+            if _KNOWS_OF_SKIPS.search(test):
                 return True
             for name in re.findall(r"[A-Za-z_][\w.]*", test):
                 values = [value for value, _ in self.names.values.get(name, ()) if value is not None]
-                if any(_TELLS_SKIPPED.search(text_of(value)) for value in values):
+                if any(_KNOWS_OF_SKIPS.search(text_of(value)) for value in values):
                     return True
         return False
 

@@ -131,7 +131,7 @@ def small_guard(names: ScriptNames, types: ValueTypes) -> Iterator[Finding]:
             if rounded and isinstance(guard, ast.Call) and isinstance(guard.func, ast.Attribute):
                 parts = _guard(reading, guard.func.value, at)
                 if parts is not None:
-                    yield _told(names, guard, parts[1], f"{text_of(guard.func.value)}", names.rewriting().replace(
+                    yield _guard_finding(names, guard, parts[1], f"{text_of(guard.func.value)}", names.rewriting().replace(
                         guard, f"({text_of(guard.func.value)}).float()"))  # fmt: skip
                 continue
             parts = _guard(reading, guard, at)
@@ -146,10 +146,12 @@ def small_guard(names: ScriptNames, types: ValueTypes) -> Iterator[Finding]:
             advice = names.rewriting().replace(operand, f"{wide}.float()")
             if made_half:
                 advice.replace(small, repr(number))
-            yield _told(names, operand, number, text_of(operand), advice)
+            yield _guard_finding(names, operand, number, text_of(operand), advice)
 
 
-def _told(names: ScriptNames, node: ast.expr, number: float, what: str, advice: Rewriting) -> Finding:
+def _guard_finding(
+    names: ScriptNames, node: ast.expr, number: float, what: str, advice: Rewriting
+) -> Finding:
     return names.finding(
         node, "small-guard",
         f"{what} is half here, where {number:g} rounds to zero (the least half is 6e-8): the guard guards nothing. "

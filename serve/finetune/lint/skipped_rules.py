@@ -74,7 +74,7 @@ def _step_of(events: Events, event: Event) -> Event | None:
         if one.place.loops and one.place.loops == event.place.loops[: len(one.place.loops)]
     ]
     steps = [one for one in steps if _inner(events, event) == _inner(events, one)]
-    if not steps or events.tells_skipped(event, steps[-1]):
+    if not steps or events.knows_of_skips(event, steps[-1]):
         return None
     return steps[-1]
 

@@ -62,15 +62,15 @@ def _trained(names: ScriptNames, flow: Flow) -> Iterator[tuple[str, Located, str
     for call, at in names.calls:
         full = (names.full(call.func) or "").rpartition(".")[2]
         given = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "model")]
-        if full.endswith("Trainer") and _says(names, "TrainingArguments", "fp16"):
+        if full.endswith("Trainer") and _has_setting(names, "TrainingArguments", "fp16"):
             yield from ((name, at, "the Trainer's scaler") for one in given if (name := dotted(one)))
-        elif "prepare" in (full, getattr(call.func, "attr", "")) and _says(
+        elif "prepare" in (full, getattr(call.func, "attr", "")) and _has_setting(
             names, "Accelerator", "mixed_precision"
         ):
             yield from ((name, at, "the Accelerator's scaler") for one in call.args if (name := dotted(one)))
 
 
-def _says(names: ScriptNames, kind: str, word: str) -> bool:
+def _has_setting(names: ScriptNames, kind: str, word: str) -> bool:
     return any(
         one.arg == word and isinstance(one.value, ast.Constant) and one.value.value in (True, "fp16")
         for call, _ in names.calls

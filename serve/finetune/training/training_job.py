@@ -228,8 +228,8 @@ class TrainingJob:
 
     def _line(self, record: StepRecord) -> Line:
         line = {key: number(value) for key, value in asdict(record).items()}
-        if told := line.pop("overflow"):
-            line["overflow"] = {"words": told[0], "rows": self._training.rows[list(told[1])].tolist()}
+        if found := line.pop("overflow"):
+            line["overflow"] = {"words": found[0], "rows": self._training.rows[list(found[1])].tolist()}
         if losses := line.pop("losses"):
             line["losses"] = {name: number(value) for name, value in losses.items()}
         line["quarantined"] = self._training.rows[list(record.quarantined)].tolist()

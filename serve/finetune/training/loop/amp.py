@@ -24,7 +24,7 @@ from .learner import learner_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
 from .patience import audit, named_tensors
 from .ranks import ALONE, Ranks
-from .scaler_recorder import ScalerRecorder, told_of
+from .scaler_recorder import ScalerRecorder, overflow_of
 from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
@@ -87,7 +87,7 @@ class Loop(BatchLoop):
                     self.average.take()
                 passes.good = batch[:GOOD_ROWS]
             update(scaler, self.settings.scale_floor, cause)
-        told = told_of(self.recorder, cause, scale, batch)
+        overflow = overflow_of(self.recorder, cause, scale, batch)
         if cause is not None:
             restore(before)
         learner.patience.count(cause, fell(scaler, scale, cause))
@@ -101,7 +101,7 @@ class Loop(BatchLoop):
             cause,
             rate,
             found,
-            overflow=told,
+            overflow=overflow,
         )
 
 

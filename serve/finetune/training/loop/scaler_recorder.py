@@ -94,9 +94,9 @@ class ScalerRecorder:
     def _kept(self, found: Found | None, scale: float) -> Overflow | None:
         if found is None:
             return None
-        told = Overflow(self._steps, scale, found.layer, found.operation, found.direction, found.rows)
-        self.records.append(told)
-        return told
+        overflow = Overflow(self._steps, scale, found.layer, found.operation, found.direction, found.rows)
+        self.records.append(overflow)
+        return overflow
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and module.training:
@@ -140,7 +140,7 @@ class ScalerRecorder:
         return any(bool(flag.item()) for flag in flags.values())
 
 
-def told_of(
+def overflow_of(
     recorder: ScalerRecorder | None, cause: str | None, scale: float, batch: Tensor
 ) -> tuple[str, tuple[int, ...]] | None:
     """For our own loop, which decides itself whether a step is taken: the words, and rows as numbers of ``batch``,
@@ -151,7 +151,7 @@ def told_of(
         recorder.taken()
         return None
     whole = recorder.rows == len(batch)
-    told = recorder.look(scale) if cause == GRADIENT_OVERFLOW else recorder.taken()
-    if told is None:
+    overflow = recorder.look(scale) if cause == GRADIENT_OVERFLOW else recorder.taken()
+    if overflow is None:
         return None
-    return str(replace(told, rows=())), tuple(batch[list(told.rows)].tolist()) if whole else ()
+    return str(replace(overflow, rows=())), tuple(batch[list(overflow.rows)].tolist()) if whole else ()

@@ -30,8 +30,8 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
     events = [event.message for event in job_store.events(job.id, limit=1000)]
     assert "training in fp16 is slow" in events
     assert sum("was skipped" in message for message in events) == MOST_SKIP_EVENTS
-    told = [message for message in events if "the gradients of body.2" in message and "7" in message]
-    assert len(told) == 1 and "in the rows" in told[0]
+    overflow = [message for message in events if "the gradients of body.2" in message and "7" in message]
+    assert len(overflow) == 1 and "in the rows" in overflow[0]
     assert sum(FURTHER_SKIPS in message for message in events) == 1
     assert len(job_store.steps(job.id)) == steps and job_store.job(job.id).progress["skipped"] == steps
     job_store.close()

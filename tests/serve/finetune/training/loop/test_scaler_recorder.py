@@ -137,10 +137,10 @@ def test_a_planted_overflow_is_named_with_its_layer_its_operation_and_its_rows(n
     torch.manual_seed(7)
     recorder, _ = one_step(build(), inputs(), weights, scale)
     assert recorder.skipped == 1
-    (told,) = recorder.records
-    assert (told.layer, told.operation, told.direction, told.rows) == expected
-    assert (told.step, told.scale) == (1, scale)
-    assert told.layer in str(told) and all(str(one) in str(told) for one in told.rows)
+    (overflow,) = recorder.records
+    assert (overflow.layer, overflow.operation, overflow.direction, overflow.rows) == expected
+    assert (overflow.step, overflow.scale) == (1, scale)
+    assert overflow.layer in str(overflow) and all(str(one) in str(overflow) for one in overflow.rows)
 
 
 def trained(watched: bool) -> tuple[list[Any], ScalerRecorder | None]:
@@ -180,8 +180,8 @@ def test_no_bit_changes_with_the_recorder_on_and_a_part_of_a_batch_is_told() -> 
     watched, recorder = trained(watched=True)
     assert [one.numpy().tobytes() for one in plain] == [one.numpy().tobytes() for one in watched]
     assert recorder is not None and recorder.skipped >= 2
-    (told,) = [one for one in recorder.records if one.step == 7]
-    assert (told.layer, told.direction, told.rows) == ("0", "forward", (3,))
+    (overflow,) = [one for one in recorder.records if one.step == 7]
+    assert (overflow.layer, overflow.direction, overflow.rows) == ("0", "forward", (3,))
 
 
 LEARNT: dict[str, list[Tensor]] = {}
@@ -239,8 +239,8 @@ def test_records_are_bounded_and_after_close_nothing_is_watched() -> None:
 
 
 def test_the_words_of_an_overflow_name_layer_operation_and_rows() -> None:
-    told = Overflow(7, 1024.0, "body.2", "linear (AddmmBackward0)", "backward", (0, 3))
-    assert str(told) == (
+    overflow = Overflow(7, 1024.0, "body.2", "linear (AddmmBackward0)", "backward", (0, 3))
+    assert str(overflow) == (
         "the gradients of body.2 left the range of half first, in linear (AddmmBackward0) in rows 0, 3"
     )
 
