@@ -12,7 +12,7 @@ from .walk import text_of
 _SCALE_LOSS = frozenset({"apex.amp.scale_loss"})
 
 
-def loss_number(names: ScriptNames, _events: Events) -> Iterator[Finding]:
+def loss_number(names: ScriptNames, events: Events) -> Iterator[Finding]:
     makes = [
         call for call, _ in names.calls if names.is_one_of(call.func, frozenset({"apex.amp.initialize"}))
     ]
@@ -24,10 +24,14 @@ def loss_number(names: ScriptNames, _events: Events) -> Iterator[Finding]:
     count = max((one for one in counts if one is not None), default=None) if counts else 1
     if count is None:
         return
-    numbered = [(call, word.value) for call, _ in names.calls if names.is_one_of(call.func, _SCALE_LOSS)
-                for word in call.keywords if word.arg == "loss_id"]  # fmt: skip
-    numbered += [(call, call.args[2]) for call, _ in names.calls
-                 if names.is_one_of(call.func, _SCALE_LOSS) and len(call.args) > 2]  # fmt: skip
+    numbered: list[tuple[ast.Call, ast.expr]] = []
+    for one in events.called:
+        value = one.argument(2, "loss_id") if names.is_one_of(one.call.func, _SCALE_LOSS) else None
+        frame = one.frame
+        while isinstance(value, ast.Name) and value.id in frame.arguments:
+            value, frame, _ = frame.arguments[value.id]
+        if value is not None:
+            numbered.append((one.call, value))
     used = {_number(names, value) for _, value in numbered}
     for call, value in numbered:
         number = _number(names, value)

@@ -19,7 +19,7 @@ _READS_GRADIENTS = frozenset(
 _BY_HAND = ("get_scale", "_scale", "inv_scale", "found_inf", "_unscale_grads_", "_found_inf_per_device")
 _SCHEDULER = re.compile(r"sched", re.I)
 _AVERAGE = re.compile(
-    r"(^|[._])(ema|averaged?|swa|shadow)([._0-9]|$)|ema_?(model|net|weights|params)|moving_average|[a-z]EMA|^EMA",
+    r"(^|[._])(ema|averaged|swa|shadow)([._0-9]|$)|ema_?(model|net|weights|params)|moving_average|[a-z]EMA|^EMA",
     re.I,
 )
 _AVERAGING = re.compile(r"(^|[._])(update|step|update_\w+|\w*(update_ema|ema_update|update_average)\w*)$")
@@ -207,9 +207,10 @@ class Events:
         ]
         if method == "update_parameters" and any(full.endswith("AveragedModel") for full in made):
             return True
-        named = any(
-            _AVERAGE.search(text) for text in (name, *made, called, *self._looped_over(one, receiver))
-        )
+        looped = self._looped_over(one, receiver)
+        if method in ("lerp_", "mul_") and re.search(r"avg|average", " ".join([name, *looped])):
+            return True
+        named = any(_AVERAGE.search(text) for text in (name, *made, called, *looped))
         return named and bool(_AVERAGING.search(called) or method in ("lerp_", "mul_"))
 
     @staticmethod

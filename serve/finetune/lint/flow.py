@@ -144,14 +144,13 @@ class Flow:
             and call.func.id not in frame.arguments
         ):
             return own.functions[call.func.id]
-        if (
-            isinstance(call.func, ast.Attribute)
-            and (kind := self.kind_of(call.func.value, frame)) is not None
-        ):
-            return own.method(kind, call.func.attr)
+        if isinstance(call.func, ast.Attribute):
+            kind = self.kind_of(call.func.value, frame)
+            if kind is not None and (method := own.method(kind, call.func.attr)) is not None:
+                return method
         if isinstance(call.func, ast.Name) and call.func.id in own.classes:
             return own.method(call.func.id, "__init__")
-        if (kind := self.kind_of(call.func, frame)) is not None and not isinstance(call.func, ast.Call):
+        if (kind := self.kind_of(call.func, frame)) is not None:
             return own.method(kind, "forward") or own.method(kind, "__call__")
         return None
 

@@ -31,6 +31,8 @@ def undecorated_function(names: ScriptNames, in_half: bool) -> Iterator[Finding]
         forward, backward = names.own.method(kind, "forward"), names.own.method(kind, "backward")
         if not in_half or kind not in applied or forward is None or backward is None:
             continue
+        if names.own.method(kind, "setup_context") is not None:  # torch has no custom_fwd for these
+            continue
         if not any(names.is_one_of(base, _BASES) for base in node.bases):
             continue
         missing = [(one, name) for one, name in ((forward, "custom_fwd"), (backward, "custom_bwd"))

@@ -131,8 +131,9 @@ def small_guard(names: ScriptNames, types: ValueTypes) -> Iterator[Finding]:
             if rounded and isinstance(guard, ast.Call) and isinstance(guard.func, ast.Attribute):
                 parts = _guard(reading, guard.func.value, at)
                 if parts is not None:
-                    yield _guard_finding(names, guard, parts[1], f"{text_of(guard.func.value)}", names.rewriting().replace(
-                        guard, f"({text_of(guard.func.value)}).float()"))  # fmt: skip
+                    inner = text_of(guard.func.value)
+                    advice = names.rewriting().replace(guard, f"({inner}).float()")
+                    yield _guard_finding(names, guard, parts[1], inner, advice)
                 continue
             parts = _guard(reading, guard, at)
             if parts is None:

@@ -121,13 +121,32 @@ def _loads(names: ScriptNames) -> list[ast.Call]:
     return [call for call, receiver, _ in names.methods("load_state_dict") if names.is_optimizer(receiver)]
 
 
+def _key(names: ScriptNames, scaler: str) -> str:
+    """The key under which the script saves the scaler's state."""
+    for call, receiver, _ in names.methods("state_dict"):
+        parent = names.statements.parents[call]
+        if receiver.rpartition(".")[2] == scaler.rpartition(".")[2]:
+            if isinstance(parent, ast.Dict):
+                return text_of(
+                    next(key for key, value in zip(parent.keys, parent.values, strict=True) if value is call)
+                    or call
+                )
+            if isinstance(parent, ast.keyword):
+                return repr(parent.arg)
+            if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Subscript):
+                return text_of(parent.targets[0].slice)
+    return "'scaler'"
+
+
 def _with_load(names: ScriptNames, call: ast.Call, scaler: str) -> Rewriting | None:
     """Only where the checkpoint is taken apart by keys: `optimizer.load_state_dict(state["optimizer"])`."""
     given = call.args[0] if call.args else None
     if isinstance(given, ast.Subscript):
         source = text_of(given.value)
         statement = names.statements.of(call)
-        return names.rewriting().behind(statement, [f"{scaler}.load_state_dict({source}['scaler'])"])
+        return names.rewriting().behind(
+            statement, [f"{scaler}.load_state_dict({source}[{_key(names, scaler)}])"]
+        )
     return None
 
 

@@ -117,6 +117,8 @@ def _only_after_step(names: ScriptNames, events: Events, step: Event, event: Eve
         advice.before(first.at.statement, [f"{kept} = {scaler}.get_scale()"])
     without = [f"not ({text})" if held else f"({text})" for text, held in sorted(first.extra(event))]
     test = f"if {' or '.join([*without, f'{here}.get_scale() >= {kept}'])}:  # not skipped"
+    if updates and event.order < updates[0].order and updates[0].at.frame is event.at.frame:
+        return advice.without(statement).behind(updates[0].at.statement, [test, *source])
     return advice.in_place_of(statement, [test, *source])
 
 

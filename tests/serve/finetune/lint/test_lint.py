@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.serve.finetune.lint.clean_loops import CLEAN
 from tests.serve.finetune.lint.running import mended, run
 from tests.serve.finetune.lint.scripts import CORRECT, MISTAKES, RECIPE
-from tests.serve.finetune.lint.spellings import SEEDED, SPELLINGS
+from tests.serve.finetune.lint.spellings import FURTHER, SEEDED, SPELLINGS
 
 
 def findings(folder: Path, text: str) -> list[Finding]:
@@ -26,6 +26,9 @@ CASES = [
     pytest.param(rule, text, id=f"{rule}-{number}")
     for rule in sorted(MISTAKES.keys() | SPELLINGS.keys())
     for number, text in enumerate([*([MISTAKES[rule]] if rule in MISTAKES else []), *SPELLINGS.get(rule, [])])
+]
+CASES_WITHOUT_LINE = [
+    pytest.param(rule, text, id=f"{rule}-further-{number}") for number, (rule, text) in enumerate(FURTHER)
 ]
 KINDS = {  # of the rules, and the mistakes that have two spellings
     rule
@@ -48,7 +51,14 @@ def test_a_mistake_is_named_at_its_line_and_nothing_else_is(rule: str, text: str
     assert [(one.rule, one.line) for one in findings(tmp_path, text)] == [(rule, line) for line in faulty]
 
 
-@pytest.mark.parametrize(("rule", "text"), CASES)
+@pytest.mark.parametrize(("rule", "text"), CASES_WITHOUT_LINE)
+def test_a_mistake_through_names_and_functions_is_named_and_nothing_else_is(
+    rule: str, text: str, tmp_path: Path
+) -> None:
+    assert {one.rule for one in findings(tmp_path, text)} == {rule}
+
+
+@pytest.mark.parametrize(("rule", "text"), [*CASES, *CASES_WITHOUT_LINE])
 def test_the_script_runs_once_its_advice_is_followed(rule: str, text: str, tmp_path: Path) -> None:
     """Each step of the advice is applied to the script, then the script runs on this machine."""
     mended_text = mended(text, tmp_path / "train.py")
