@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from .events import Events
 from .own_code import dotted
+from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
 from .walk import text_of
@@ -50,19 +51,19 @@ def loss_number(names: ScriptNames, events: Events) -> Iterator[Finding]:
         if advice is not None:
             yield names.finding(value, "apex-loss-id", message, advice)
         else:
-            made = makes[-1]
-            given = [word.value for word in made.keywords if word.arg == "num_losses"]
-            wider = names.rewriting()
-            if given:
-                wider.replace(given[0], str(number + 1))
-            else:
-                arguments = [text_of(one) for one in made.args] + [
-                    f"{w.arg}={text_of(w.value)}" for w in made.keywords
-                ]
-                wider.replace(
-                    made, f"{text_of(made.func)}({', '.join([*arguments, f'num_losses={number + 1}'])})"
-                )
+            wider = _with_losses(names, makes[-1], number + 1)
             yield names.finding(call, "apex-loss-id", message, wider)
+
+
+def _with_losses(names: ScriptNames, made: ast.Call, count: int) -> Rewriting:
+    """`amp.initialize` with so many losses."""
+    given = [word.value for word in made.keywords if word.arg == "num_losses"]
+    if given:
+        return names.rewriting().replace(given[0], str(count))
+    arguments = [text_of(one) for one in made.args]
+    arguments += [f"{word.arg}={text_of(word.value)}" for word in made.keywords]
+    arguments.append(f"num_losses={count}")
+    return names.rewriting().replace(made, f"{text_of(made.func)}({', '.join(arguments)})")
 
 
 def apex_clip(names: ScriptNames, events: Events) -> Iterator[Finding]:
