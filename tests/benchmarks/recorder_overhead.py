@@ -42,7 +42,8 @@ def main() -> None:
     for width in WIDTHS:
         plain, watched = Training(width), Training(width)
         ScalerRecorder(watched.net, watched.scaler)
-        plain.seconds_of_a_step(), watched.seconds_of_a_step()  # the first ones are slower
+        for one in (plain, watched):
+            one.seconds_of_a_step()  # the first ones are slower
         pairs = [(plain.seconds_of_a_step(), watched.seconds_of_a_step()) for _ in range(TURNS)]
         one, other = (statistics.median(times) for times in zip(*pairs, strict=True))
         ratio = statistics.median(after / before for before, after in pairs)

@@ -37,13 +37,15 @@ class ScalerRecorder:
         self._module, self._scaler, self._steps, self._searches = module, scaler, 0, 0
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
         self.failed: str | None = None  # why a search ended without an answer
+        self._optimizers: dict[torch.optim.Optimizer, RemovableHandle] = {}
+        self._device = next((one.device.type for one in module.parameters()), "cpu")
         self._handles = self._watch()
         if scaler is not None:
             self._step = scaler.step
             scaler.step = self._watched_step  # type: ignore[method-assign]
 
     def close(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, *self._optimizers.values()):
             handle.remove()
         if self._scaler is not None:
             self._scaler.__dict__.pop("step", None)
@@ -100,7 +102,7 @@ class ScalerRecorder:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and module.training:
-            device = next((one.device.type for one in module.parameters()), "cpu")
+            device = self._device
             casts = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
             self._passes.append(Pass(args, kwargs, generators(), casts))
 
@@ -120,18 +122,19 @@ class ScalerRecorder:
 
     def _watched_step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         assert self._scaler is not None
-        stepped: list[bool] = []
-        handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-        try:
-            result = self._step(optimizer, *args, **kwargs)
-        finally:
-            handle.remove()
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = optimizer.register_step_post_hook(self._note)
+        self._stepped = False
+        result = self._step(optimizer, *args, **kwargs)
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if stepped and not (fused and self._found_inf(optimizer)):
+        if self._stepped and not (fused and self._found_inf(optimizer)):
             self.taken()
         elif self._scaler.is_enabled():
             self.look(self._scaler.get_scale())
         return result
+
+    def _note(self, *_: Any) -> None:
+        self._stepped = True
 
     def _found_inf(self, optimizer: torch.optim.Optimizer) -> bool:
         """A fused optimizer asks the scaler's flag itself."""
