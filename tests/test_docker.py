@@ -150,7 +150,15 @@ def test_everything_that_is_copied_exists_and_is_in_the_build_context() -> None:
 
 
 def test_the_build_context_is_what_the_wheel_is_made_of_and_nothing_else() -> None:
-    wanted = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "py.typed", "__init__.py")
+    wanted = (
+        "pyproject.toml",
+        "constraints.txt",
+        "README.md",
+        "LICENSE",
+        "py.typed",
+        "__init__.py",
+        "training.py",
+    )
     rooms = [file for room in ("models", "exporters", "serve") for file in (ROOT / room).rglob("*.*")]
     sources = [file for file in rooms if file.is_file() and "__pycache__" not in file.parts]
     assert all(in_context(file) for file in [ROOT / name for name in wanted] + sources)

@@ -23,8 +23,9 @@ def lint(
         lines = []
         for one in found:
             lines.append(f"{one.file}:{one.line}: {one.rule}: {one.message}")
-            lines += [f"    {'write:' if number == 0 else '      '} {text}"
-                      for number, text in enumerate(one.instead.splitlines())]  # fmt: skip
+            moved = (one.first, one.last) != (one.line, one.line)
+            lines.append(f"    write in place of lines {one.first} to {one.last}:" if moved else "    write:")
+            lines += [f"        {text}" for text in one.instead.splitlines()]
         files = f"{len(scripts)} file{'s' if len(scripts) > 1 else ''}"
         lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'} in {files}")
         facts = {"status": "found" if found else "clean", "findings": [asdict(one) for one in found]}

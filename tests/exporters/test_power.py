@@ -39,7 +39,7 @@ from tests.corpus import CORPUS, captured, cases
 from tests.corpus.case import linear, net
 from tests.exporters.blind_nets import blind_nets, usual
 from tests.programs import whole
-from tests.serve.cli.test_main import run
+from tests.command_line import run
 
 HEALTHY = [name for name, case in CORPUS.items() if not case.trap]
 EXPLAINED = {"", DAMPED, STEP, BYPASSED}

@@ -86,6 +86,9 @@ class TrainingWatch:
                 store.record(id, "warn", f"more than {MOST_SKIP_EVENTS} steps were skipped; {FURTHER_SKIPS}")
         elif line["skipped"]:
             sentence = f"step {line['step']} was skipped: {line['cause']} (loss scale {line['scale']:g})"
+            if found := line.get("overflow"):
+                rows = self._rows_named(found["rows"])
+                sentence += f"; {found['words']}" + (f", in the rows {rows}" if rows else "")
             store.record(id, "warn", sentence, line, kind="metrics")
         elif line["step"] * METRICS_EVENTS % self._total < METRICS_EVENTS:
             sentence = f"step {line['step']} of {self._total}: loss {line['loss']:.4g}"

@@ -3,7 +3,11 @@
 import ast
 from collections.abc import Iterator
 
-from .script_names import ScriptNames, dotted
+from .events import Event, Events
+from .flow import Called
+from .own_code import dotted
+from .rewriting import Rewriting
+from .script_names import ScriptNames
 from .training_script import Finding
 from .walk import text_of
 
@@ -25,57 +29,197 @@ def deprecated_names(names: ScriptNames) -> Iterator[Finding]:
         if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
             continue
         old = names.full(node)
-        if old not in _OLD:
+        if old not in _OLD or names.is_alias(node):
             continue
         device, name = _OLD[old]
         whole, new = called.get(id(node), node), _modern(device, name, called.get(id(node)))
         yield names.finding(
             whole, "deprecated-amp",
             f"{old} is deprecated and warns: torch.amp.{name} takes the device as an argument",
-            names.script.line_with(whole, new),
+            new,
         )  # fmt: skip
 
 
-def backward_in_autocast(names: ScriptNames) -> Iterator[Finding]:
-    for call, _, at in names.methods("backward"):
-        region = names.autocast_of(at.place)
-        if region is not None:
-            yield names.finding(
-                call, "backward-in-autocast",
-                f"backward stands in the autocast region of line {region.lineno}, which torch does not recommend: its "
-                "operations run in the types that the forward pass chose. Move the line out of the region, to the "
-                "indentation of its `with`",
-                names.script.lines[call.lineno - 1].strip(),
-            )  # fmt: skip
+def backward_in_autocast(names: ScriptNames, events: Events) -> Iterator[Finding]:
+    for backward in events.of("backward"):
+        region = names.autocast_of(backward.place)
+        if region is None:
+            continue
+        yield names.finding(
+            backward.at.call, "backward-in-autocast",
+            f"backward runs in the autocast region of line {region.lineno}, which torch does not recommend: its "
+            "operations run in the types that the forward pass chose. Call it behind the region",
+            _behind_region(names, backward, region),
+        )  # fmt: skip
 
 
-def banned_loss(names: ScriptNames) -> Iterator[Finding]:
+def _behind_region(names: ScriptNames, backward: Event, region: ast.Call) -> Rewriting:
+    """The end of the region's block is moved out of it, where only steps and the like follow; else the region is
+    switched off for the one line."""
+    block = next((one for site in reversed(backward.at.sites) for one in [site, *names.statements.around(site)]
+                  if isinstance(one, ast.With) and any(
+                      names.behind(item.context_expr) is region for item in one.items)), None)  # fmt: skip
+    sites = {id(one): one for site in backward.at.sites for one in [site, *names.statements.around(site)]}
+    rest = block.body if block is not None else []
+    begin = next((number for number, one in enumerate(rest) if id(one) in sites), len(rest))
+    tail = rest[begin:]
+    known = {
+        "backward",
+        "scale",
+        "step",
+        "update",
+        "unscale_",
+        "zero_grad",
+        "clip_grad_norm_",
+        "item",
+        "append",
+        "parameters",
+    }
+    called = {node.func for one in tail for node in ast.walk(one) if isinstance(node, ast.Call)}
+    plain = all(
+        (one.attr if isinstance(one, ast.Attribute) else dotted(one) or "") in known for one in called
+    )
+    advice = names.rewriting()
+    if block is not None and tail and plain and begin > 0 and len(block.items) == 1:
+        lines = [line for one in tail for line in names.statements.source(one)]
+        for one in tail:
+            advice.without(one)
+        return advice.behind(block, lines)
+    statement = backward.at.statement
+    device = text_of(region.args[0]) if region.args else "'cuda'"
+    named = [text_of(word.value) for word in region.keywords if word.arg == "device_type"]
+    source = [f"    {line}" for line in names.statements.source(statement)]
+    off = f"with torch.autocast({(named or [device])[0]}, enabled=False):"
+    return advice.in_place_of(statement, [off, *source])
+
+
+def banned_loss(names: ScriptNames, events: Events) -> Iterator[Finding]:
     """BCELoss raises in a CUDA autocast region (torch: "unsafe to autocast")."""
-    for call, at in names.calls:
-        region = names.autocast_of(at.place)
+    for one in events.called:
+        region = names.autocast_of(one.place)
         if region is None or _on_cpu(region):
             continue
-        words = f"binary cross entropy of probabilities raises an error in the autocast region of line {region.lineno}"
-        if names.is_one_of(call.func, _BANNED):
-            arguments = ", ".join(map(text_of, [*call.args])) + "".join(
-                f", {word.arg}={text_of(word.value)}" for word in call.keywords
-            )
-            new = f"torch.nn.functional.binary_cross_entropy_with_logits({arguments})"
-            remedy = "take the loss of the logits, and leave the sigmoid before it away"
-            yield names.finding(call, "banned-loss", f"{words}: {remedy}", names.script.line_with(call, new))
+        made = _loss_made(events, one)
+        if made is None and not names.is_one_of(one.call.func, _BANNED) and not _is_banned_alias(events, one):
             continue
-        values = [value for value, _ in names.values.get(dotted(call.func) or "", ())]
-        if (
-            len(values) == 1
-            and isinstance(made := values[0], ast.Call)
-            and names.is_one_of(made.func, _BANNED_LOSSES)
+        where = f"in the autocast region of line {region.lineno}"
+        node = made if made is not None else one.call
+        advice, remedy = _loss_of_logits(names, events, one, made)
+        yield names.finding(
+            node, "banned-loss",
+            f"binary cross entropy of probabilities raises an error {where} (line {one.call.lineno}): {remedy}", advice,
+        )  # fmt: skip
+
+
+def _loss_made(events: Events, one: Called) -> ast.Call | None:
+    """The `BCELoss()` that is called, also as one of an own module's attributes, or given as an argument."""
+    node: ast.expr | None = one.call.func
+    frame = one.frame
+    for _ in range(8):
+        if isinstance(node, ast.Name) and node.id in frame.arguments:
+            node, frame, _at = frame.arguments[node.id]
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("cuda", "to")
         ):
-            new = text_of(made).replace(text_of(made.func), "torch.nn.BCEWithLogitsLoss", 1)
-            remedy = f"line {call.lineno} calls it: take the loss of the logits, and leave the sigmoid before it away"
-            yield names.finding(made, "banned-loss", f"{words}; {remedy}", names.script.line_with(made, new))
+            node = node.func.value
+        elif (result := events.names.own.result(node)) is not None:
+            node = result
+        elif isinstance(node, ast.Name | ast.Attribute):
+            name = dotted(node) or ""
+            name = name if name in events.names.values else events.flow.name(node, frame) or name
+            values = events.names.values.get(name, ())
+            node, scope = (values[0][0], values[0][1].place.scope) if len(values) == 1 else (None, None)
+            given = (
+                events.flow.given(node.id, scope)
+                if isinstance(node, ast.Name) and scope is not None
+                else None
+            )
+            node, frame = (given[0], given[1]) if given is not None else (node, frame)
+        elif isinstance(node, ast.Subscript):
+            values = [value for value, _ in events.names.values.get(dotted(node.value) or "", ())]
+            held = values[0] if len(values) == 1 else None
+            pairs = zip(held.keys, held.values, strict=True) if isinstance(held, ast.Dict) else ()
+            key = text_of(node.slice)
+            node = next((value for one, value in pairs if one is not None and text_of(one) == key), None)
+        else:
+            break
+    return node if isinstance(node, ast.Call) and events.names.is_one_of(node.func, _BANNED_LOSSES) else None
 
 
-RULES = (deprecated_names, backward_in_autocast, banned_loss)
+def _is_banned_alias(events: Events, one: Called) -> bool:
+    return events.flow.full(one.call.func, one.frame) in _BANNED
+
+
+def _loss_of_logits(
+    names: ScriptNames, events: Events, one: Called, made: ast.Call | None
+) -> tuple[Rewriting, str]:
+    """With logits, where the sigmoid before the loss is seen and can be left away; else in FP32, out of autocast."""
+    advice = names.rewriting()
+    sigmoid = _sigmoid(names, events, one)
+    if sigmoid is not None and (inner := _inside(names, sigmoid)) is not None:
+        advice.replace(sigmoid, text_of(inner))
+        if made is not None:
+            advice.replace(made.func, "torch.nn.BCEWithLogitsLoss")
+        else:
+            advice.replace(one.call.func, "torch.nn.functional.binary_cross_entropy_with_logits")
+        return advice, "take the loss of the logits, and leave the sigmoid before it away"
+    given = [
+        f"{text_of(arg)}.float()" if number < 2 else text_of(arg) for number, arg in enumerate(one.call.args)
+    ]
+    given += [
+        f"{word.arg}={text_of(word.value)}" if word.arg else f"**{text_of(word.value)}"
+        for word in one.call.keywords
+    ]
+    wide = f"{text_of(one.call.func)}({', '.join(given)})"
+    statement = one.statement
+    source = names.rewriting().replace(one.call, wide).within(statement)
+    lines = ["with torch.autocast('cuda', enabled=False):", *(f"    {line}" for line in source)]
+    return advice.in_place_of(statement, lines), (
+        "compute it in FP32 out of autocast; better still is the loss of the logits, without the last sigmoid"
+    )
+
+
+def _sigmoid(names: ScriptNames, events: Events, one: Called) -> ast.Call | None:
+    """The one sigmoid whose result is the loss's first input, and nothing else's."""
+    node, at, frame = (one.argument(0, "input"), one.at, one.frame)
+    for _ in range(6):
+        if isinstance(node, ast.Name):
+            uses = [found for found in names.all if isinstance(found.node, ast.Name) and found.node.id == node.id
+                    and isinstance(found.node.ctx, ast.Load) and found.place.scope is at.place.scope]  # fmt: skip
+            if len(uses) > 1:
+                return None
+            node, at, frame = events.flow.value(node, at, frame)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("float", "squeeze", "flatten", "view")
+        ):
+            node = node.func.value if not (names.full(node.func) or "").startswith("torch.") else None
+        else:
+            break
+    if isinstance(node, ast.Call) and _inside(names, node) is not None:
+        return node
+    return None
+
+
+def _inside(names: ScriptNames, call: ast.Call) -> ast.expr | None:
+    """x of `sigmoid(x)` and `x.sigmoid()`."""
+    full = names.full(call.func) or ""
+    if full in ("torch.sigmoid", "torch.nn.functional.sigmoid") and call.args:
+        return call.args[0]
+    if (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "sigmoid"
+        and not call.args
+        and not full.startswith("torch.")
+    ):
+        return call.func.value
+    return None
+
+
+RULES = (backward_in_autocast, banned_loss)
 
 
 def _modern(device: str, name: str, call: ast.Call | None) -> str:
@@ -85,8 +229,12 @@ def _modern(device: str, name: str, call: ast.Call | None) -> str:
     given += [f"{word.arg}={text_of(word.value)}" if word.arg else f"**{text_of(word.value)}"
               for word in (call.keywords if call else [])]  # fmt: skip
     first = f"device_type='{device}'" if name.startswith("custom") else f"'{device}'"
-    if name == "custom_bwd" and call is not None and call.args:
-        return f"torch.amp.custom_bwd({', '.join([*given, first])})"
+    if name.startswith("custom") and call is not None and call.args:
+        return f"torch.amp.{name}({', '.join([*given, first])})"
+    if name == "GradScaler" and call is None:
+        return "torch.amp.GradScaler"
+    if name == "autocast" and call is None:
+        return f"(lambda *given, **words: torch.amp.autocast('{device}', *given, **words))"
     return f"torch.amp.{name}({', '.join([first, *given])})"
 
 

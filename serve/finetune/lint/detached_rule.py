@@ -4,7 +4,9 @@ import ast
 from collections.abc import Iterator
 from enum import IntEnum
 
-from .script_names import ScriptNames, dotted
+from .events import Events
+from .own_code import dotted
+from .script_names import ScriptNames
 from .training_script import Finding
 from .walk import Located, text_of
 
@@ -28,15 +30,61 @@ def detached_generator_loss(names: ScriptNames) -> Iterator[Finding]:
             continue
         losses = _losses_before(names, at)
         sources = _Sources(names, generator)
-        if losses and all(sources.reach(loss, one) is Reach.NO for loss, one in losses) and sources.detached:
+        stepped = {dotted(step.args[0]) if step.args else name for step, name, _ in names.methods("step")}
+        idle = names.optimizers.keys() - stepped
+        if (
+            losses
+            and not idle
+            and all(sources.reach(loss, one) is Reach.NO for loss, one in losses)
+            and sources.detached
+        ):
             node = sources.detached[-1]
             assert isinstance(node.func, ast.Attribute)
             yield names.finding(
                 node, "detached-generator-loss",
                 f"{optimizer} in line {call.lineno} steps {generator} by a loss of detached samples, so no gradient "
                 f"reaches {generator}: detach them for the discriminator's loss, not for the generator's",
-                names.script.line_with(node, text_of(node.func.value)),
+                text_of(node.func.value),
             )  # fmt: skip
+
+
+def step_of_another(names: ScriptNames, events: Events) -> Iterator[Finding]:
+    """The loss reaches the module of one optimizer, which never steps, and another one steps."""
+    stepped = {one.target for one in events.of("step", "plain-step")}
+    for step in events.of("step"):
+        generator = names.optimizers.get(step.target or "")
+        since = max((one.order for one in events.before(step, "step")), default=-1)
+        backwards = [one for one in events.before(step, "backward") if one.order > since]
+        if generator is None or not backwards or len({one.at.frame for one in backwards}) > 1:
+            continue
+        losses = [(_loss(names, one.at.call, one.at.at), one.at.at) for one in backwards]
+        if any(_Sources(names, generator).reach(loss, one) is not Reach.NO for loss, one in losses):
+            continue
+        reached = [
+            other
+            for other, owner in names.optimizers.items()
+            if owner not in (None, generator)
+            and any(_Sources(names, owner or "").reach(loss, one) is Reach.YES for loss, one in losses)
+        ]
+        argument = step.at.argument(0, "optimizer")
+        while isinstance(argument, ast.Name) and argument.id in step.at.frame.arguments:
+            argument = step.at.frame.arguments[argument.id][0]
+        if len(reached) == 1 and reached[0] not in stepped and argument is not None:
+            yield names.finding(
+                argument, "other-optimizer",
+                f"the loss before this step reaches {names.optimizers[reached[0]]}, the module of "
+                f"{reached[0]}, and not "
+                f"{generator}, whose optimizer steps: its gradients are none, or old ones",
+                names.rewriting().replace(argument, reached[0]),
+            )  # fmt: skip
+
+
+def _loss(names: ScriptNames, call: ast.Call, at: Located) -> ast.expr:
+    assert isinstance(call.func, ast.Attribute)
+    value = call.func.value
+    if isinstance(value, ast.Name) and (bound := names.last_value(value.id, at)) is not None:
+        value = bound if "scale" in text_of(bound) else value
+    return _unscaled(names, value, at)
 
 
 def _losses_before(names: ScriptNames, at: Located) -> list[tuple[ast.expr, Located]]:

@@ -3,10 +3,27 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import autocast_rules, detached_rule, half_rules, scaler_rules
+from . import (
+    apex_rules,
+    autocast_rules,
+    clip_rules,
+    detached_rule,
+    function_rules,
+    half_rules,
+    order_rules,
+    scaler_rules,
+    skipped_rules,
+    weight_rules,
+)
+from .events import Events
+from .flow import Flow
 from .script_names import ScriptNames
 from .training_script import Finding, read_script
 from .value_types import ValueTypes
+
+_OF_EVENTS = (*order_rules.RULES, *clip_rules.RULES, *skipped_rules.RULES, *autocast_rules.RULES, *apex_rules.RULES,
+              detached_rule.step_of_another)  # fmt: skip
+_OF_NAMES = (*scaler_rules.RULES, *detached_rule.RULES, autocast_rules.deprecated_names)
 
 
 def lint(paths: Sequence[Path]) -> list[Finding]:
@@ -17,12 +34,21 @@ def lint(paths: Sequence[Path]) -> list[Finding]:
     """
     read = [ScriptNames(read_script(path)) for path in paths]
     in_half = any(names.uses_half for names in read)
-    found: list[Finding] = []
-    for names in read:
-        types = ValueTypes(names, in_half)
-        mine = [finding for rule in (*scaler_rules.RULES, *autocast_rules.RULES, *detached_rule.RULES)
-                for finding in rule(names)]  # fmt: skip
-        mine += [finding for rule in half_rules.RULES for finding in rule(names, types)]
-        mine = [finding for finding in mine if not names.script.allows(finding.line, finding.rule)]
-        found += sorted(set(mine), key=lambda one: (one.line, one.rule))
-    return found
+    return [finding for names in read for finding in _of_script(names, in_half)]
+
+
+def _of_script(names: ScriptNames, in_half: bool) -> list[Finding]:
+    found = [finding for rule in _OF_NAMES for finding in rule(names)]
+    flow = Flow(names)
+    for reading in flow.readings:
+        events = Events(flow, reading)
+        found += [finding for rule in _OF_EVENTS for finding in rule(names, events)]
+    found += [finding for rule in weight_rules.RULES for finding in rule(names, flow)]
+    types = ValueTypes(flow, in_half)
+    found += [finding for rule in half_rules.RULES for finding in rule(names, types)]
+    found += [finding for rule in function_rules.RULES for finding in rule(names, in_half)]
+    # A helper that is called twice is read twice: one mistake of one line is named once.
+    first = {
+        (one.line, one.rule): one for one in reversed(found) if not names.script.allows(one.line, one.rule)
+    }
+    return [first[key] for key in sorted(first)]

@@ -7,10 +7,12 @@ file alone (an object built elsewhere, a name with two meanings) is left out: th
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
+from .own_code import OwnCode, dotted
+from .rewriting import Rewriting, Statements
 from .training_script import Finding, Script
 from .walk import Located, Place, located
 
@@ -24,17 +26,10 @@ AUTOCASTS = frozenset(
 _OPTIMIZER = re.compile(
     r"(^|[._])(opt|optim|optimizer)s?(_?[A-Za-z0-9]{1,3}|_[a-z]+)?$|(_|^)[a-zA-Z]+_(opt|optim|optimizer)$"
 )
+_OTHER_OPTIMIZERS = ("apex.optimizers.", "bitsandbytes.optim.", "transformers.AdamW", "timm.optim.")
+_DEEPEST = 8
 _NO_OPTIMIZER = re.compile(r"sched|profil|option", re.I)
 _SCALER = re.compile(r"(^|[._])(grad_?)?scaler(_?[A-Za-z0-9]{1,3})?$")
-
-
-def dotted(node: ast.AST) -> str | None:
-    """`a.b.c` of names and attributes; None for anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
 
 class ScriptNames:
@@ -43,14 +38,27 @@ class ScriptNames:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.all = located(script.tree)
+        self.statements = Statements(script)
         self._imports = _imports(self.all)
+        self.own = OwnCode(self.all)
         self.values: dict[str, list[tuple[ast.expr | None, Located]]] = defaultdict(list)
         for one in self.all:
-            for name, value in _bound(one.node):
-                self.values[name].append((value, _bound_at(one)))
+            for name, value in _bound(one.node, self.own.result):
+                if value is None or dotted(value) != name:
+                    self.values[name].append((value, _bound_at(one)))
 
-    def finding(self, node: ast.expr | ast.stmt, rule: str, message: str, instead: str) -> Finding:
-        return Finding(str(self.script.path), node.lineno, rule, message, instead)
+    def finding(self, node: ast.expr | ast.stmt, rule: str, message: str, advice: str | Rewriting) -> Finding:
+        """``advice``: the text to write in place of ``node``, or further changes."""
+        if isinstance(advice, str):
+            advice = self.rewriting().replace(node, advice)
+        first, last, instead = advice.block()
+        if re.search(r"\btorch\.", instead) and "torch" not in self._imports:
+            advice.before(self.statements.of(node), ["import torch"])
+            first, last, instead = advice.block()
+        return Finding(str(self.script.path), node.lineno, rule, message, instead, first, last)
+
+    def rewriting(self) -> Rewriting:
+        return Rewriting(self.statements)
 
     def full(self, node: ast.AST) -> str | None:
         """The dotted name with its import written out; None where the name is imported from two places or is none."""
@@ -58,10 +66,22 @@ class ScriptNames:
         if name is None:
             return None
         head, dot, rest = name.partition(".")
-        if head not in self._imports:
-            return name
-        places = self._imports[head]
+        places = self._places(head)
         return next(iter(places)) + dot + rest if len(places) == 1 else None
+
+    def is_alias(self, node: ast.AST) -> bool:
+        return (dotted(node) or "").partition(".")[0] not in self._imports
+
+    def _places(self, head: str) -> set[str]:
+        """Where the name comes from: its imports, also behind an alias (`amp = torch.cuda.amp`)."""
+        if head in self._imports:
+            return self._imports[head]
+        bound = self.values.get(head, [])
+        alias = dotted(bound[0][0]) if len(bound) == 1 else None
+        first = (alias or "").partition(".")
+        if alias is None or first[0] not in self._imports or len(self._imports[first[0]]) != 1:
+            return {head}
+        return {next(iter(self._imports[first[0]])) + first[1] + first[2]}
 
     def is_one_of(self, node: ast.AST, wanted: frozenset[str]) -> bool:
         """Whether each import of the name is one of ``wanted`` (a script may fall back from one to the other)."""
@@ -69,7 +89,7 @@ class ScriptNames:
         if name is None:
             return False
         head, dot, rest = name.partition(".")
-        return all(place + dot + rest in wanted for place in self._imports.get(head, {head}))
+        return all(place + dot + rest in wanted for place in self._places(head))
 
     @cached_property
     def calls(self) -> list[tuple[ast.Call, Located]]:
@@ -93,34 +113,62 @@ class ScriptNames:
             if any(self.makes_scaler(value) for value, _ in values)
             and all(self.makes_scaler(value) or _is_none(value) for value, _ in values)
         }
-        scaling = {
-            receiver
-            for call, _, _ in self.methods("backward")
-            if isinstance(call.func, ast.Attribute) and (receiver := _scale_receiver(call.func.value))
-        }
-        return frozenset(
-            found | {name for name in scaling if name not in self.values and _SCALER.search(name)}
-        )
+        return frozenset(found | {name for name in self._scaling if name not in self.values})
 
-    def makes_scaler(self, value: ast.expr | None) -> bool:
+    @cached_property
+    def _scaling(self) -> frozenset[str]:
+        """Names called `scaler`, where the file scales a loss by such a one."""
+        named = {receiver for _, receiver, _ in self.methods("scale") if _SCALER.search(receiver)}
+        return frozenset(named | {name.rpartition(".")[2] for name in named})
+
+    def makes_scaler(self, value: ast.expr | None, depth: int = 0) -> bool:
+        if depth > _DEEPEST:
+            return False
         if isinstance(value, ast.IfExp):
-            return any(map(self.makes_scaler, (value.body, value.orelse))) and all(
-                self.makes_scaler(one) or _is_none(one) for one in (value.body, value.orelse)
+            return any(self.makes_scaler(one, depth + 1) for one in (value.body, value.orelse)) and all(
+                self.makes_scaler(one, depth + 1) or _is_none(one) for one in (value.body, value.orelse)
             )
-        if not isinstance(value, ast.Call) or not self.is_one_of(value.func, SCALERS):
+        if isinstance(value, ast.Name | ast.Attribute):
+            name = dotted(value) or ""
+            behind = [one for one, _ in self.values.get(name, ()) if one is not value]
+            return (
+                all(self.makes_scaler(one, depth + 1) for one in behind) if behind else name in self._scaling
+            )
+        if not isinstance(value, ast.Call):
+            return False
+        if (result := self.own.result(value)) is not None:
+            return self.makes_scaler(result, depth + 1)
+        if not self.is_one_of(value.func, SCALERS) and not self._is_subclass(value.func, SCALERS):
             return False
         return not any(_is_false(word.value) for word in value.keywords if word.arg == "enabled")
+
+    def _is_subclass(self, node: ast.AST, wanted: frozenset[str]) -> bool:
+        own = self.own.classes.get(dotted(node) or "")
+        return own is not None and any(self.is_one_of(base, wanted) for base in own.bases)
 
     @cached_property
     def optimizers(self) -> dict[str, str | None]:
         """Name of an optimizer → name of the module whose parameters it has, where that is known."""
         found: dict[str, str | None] = {}
         for name, values in self.values.items():
-            made = [value for value, _ in values if self._makes_optimizer(value)]
-            if made and len(made) == len(values):
-                owners = {_parameters_of(value) for value in made}
+            made = [(self._optimizer_call(value), one) for value, one in values]
+            if made and all(call is not None for call, _ in made):
+                owners = {self._owner(call, one) for call, one in made if call is not None}
                 found[name] = owners.pop() if len(owners) == 1 else None
-        return found
+        looped = {
+            name
+            for name, values in self.values.items()
+            if values and all(self._loops_over(one, found) for _, one in values)
+        }
+        return found | dict.fromkeys(looped - found.keys())
+
+    def _loops_over(self, one: Located, optimizers: dict[str, str | None]) -> bool:
+        """`for opt in (first, second)`."""
+        source = one.node.iter if isinstance(one.node, ast.For) else None
+        values = [value for value, _ in self.values.get(dotted(source) or "", ())]
+        source = values[0] if len(values) == 1 else source
+        elements = source.elts if isinstance(source, ast.List | ast.Tuple) else []
+        return bool(elements) and all(dotted(element) in optimizers for element in elements)
 
     def is_optimizer(self, name: str) -> bool:
         """By its value, or where this file does not bind it, by its name."""
@@ -128,19 +176,28 @@ class ScriptNames:
             return name in self.optimizers
         return bool(_OPTIMIZER.search(name)) and not _NO_OPTIMIZER.search(name)
 
-    def _makes_optimizer(self, value: ast.expr | None) -> bool:
-        name = self.full(value.func) if isinstance(value, ast.Call) else None
-        return name is not None and name.startswith("torch.optim.") and name.count(".") == 2
-
-    def scaled_backward(self, call: ast.Call, place: Located) -> str | None:
-        """The scaler S of `S.scale(loss).backward()`, also where the scaled loss has a name of its own."""
-        if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+    def _optimizer_call(self, value: ast.expr | None, depth: int = 0) -> ast.Call | None:
+        if not isinstance(value, ast.Call) or depth > _DEEPEST:
             return None
-        loss: ast.expr | None = call.func.value
-        if isinstance(loss, ast.Name):
-            loss = self.last_value(loss.id, place)
-        receiver = _scale_receiver(loss)
-        return receiver if receiver in self.scalers else None
+        if (result := self.own.result(value)) is not None:
+            return self._optimizer_call(result, depth + 1)
+        name = self.full(value.func) or ""
+        of_torch = name.startswith("torch.optim.") and name.count(".") == 2
+        return value if of_torch or name.startswith(_OTHER_OPTIMIZERS) else None
+
+    def _owner(self, call: ast.Call, at: Located) -> str | None:
+        """The one module of which the optimizer's arguments take parameters."""
+        parts: list[ast.AST] = [*call.args, *(word.value for word in call.keywords)]
+        for part in list(parts):
+            if isinstance(part, ast.Name) and (value := self.last_value(part.id, at)) is not None:
+                parts.append(value)
+        taken = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)]
+        owners = {
+            dotted(node.func.value)
+            for node in taken
+            if isinstance(node.func, ast.Attribute) and node.func.attr in ("parameters", "named_parameters")
+        }
+        return owners.pop() if len(owners) == 1 else None
 
     def last_value(self, name: str, at: Located) -> ast.expr | None:
         """What the name was last bound to before ``at`` in the same function; None where that is not sure."""
@@ -156,11 +213,37 @@ class ScriptNames:
 
     def autocast_of(self, place: Place) -> ast.Call | None:
         """The innermost autocast region around a place, where it is switched on."""
-        for region in reversed(place.regions):
+        for item in reversed(place.regions):
+            region = self.behind(item)
             if isinstance(region, ast.Call) and self.is_one_of(region.func, AUTOCASTS):
                 switched = [word.value for word in region.keywords if word.arg == "enabled"]
                 return None if any(map(_is_false, switched)) else region
         return None
+
+    def behind(self, item: ast.expr, depth: int = 0) -> ast.expr | None:
+        """What a `with` item stands for: a name's one value, the result of an own function or of a lambda."""
+        for _ in range(_DEEPEST if depth < _DEEPEST else 0):
+            if isinstance(item, ast.IfExp):
+                branches = (self.behind(item.body, depth + 1), self.behind(item.orelse, depth + 1))
+                casts = [
+                    one
+                    for one in branches
+                    if isinstance(one, ast.Call) and self.is_one_of(one.func, AUTOCASTS)
+                ]
+                return casts[0] if casts else item
+            called = (
+                item.func if isinstance(item, ast.Call) and not self.is_one_of(item.func, AUTOCASTS) else item
+            )
+            values = [value for value, _ in self.values.get(dotted(called) or "", ())]
+            if isinstance(item, ast.Call) and (result := self.own.result(item)) is not None:
+                item = result
+            elif len(values) == 1 and isinstance(item, ast.Call) and isinstance(values[0], ast.Lambda):
+                item = values[0].body
+            elif len(values) == 1 and values[0] is not None and not isinstance(item, ast.Call):
+                item = values[0]
+            else:
+                break
+        return item
 
     def of_half(self, region: ast.Call) -> bool:
         """Whether an autocast region may be in FP16: it names no other dtype, and no processor."""
@@ -194,7 +277,9 @@ def _imports(nodes: list[Located]) -> dict[str, set[str]]:
     return found
 
 
-def _bound(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+def _bound(
+    node: ast.AST, result: Callable[[ast.expr | None], ast.expr | None]
+) -> Iterator[tuple[str, ast.expr | None]]:
     """The names that a statement or expression binds, each with its value; None where that is not an expression."""
     pairs: list[tuple[ast.AST, ast.expr | None]] = []
     match node:
@@ -203,7 +288,13 @@ def _bound(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         case ast.AnnAssign() | ast.NamedExpr():
             pairs = [(node.target, node.value)]
         case ast.AugAssign():
-            pairs = [(node.target, None)]
+            read = (
+                ast.copy_location(ast.Name(node.target.id), node.target)
+                if isinstance(node.target, ast.Name)
+                else None
+            )
+            together = ast.BinOp(read, node.op, node.value) if read is not None else None
+            pairs = [(node.target, ast.copy_location(together, node) if together is not None else None)]
         case ast.For() | ast.AsyncFor() | ast.comprehension():
             pairs = [(node.target, None)]
         case ast.With() | ast.AsyncWith():
@@ -211,13 +302,24 @@ def _bound(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     while pairs:
         target, value = pairs.pop()
         if isinstance(target, ast.Tuple | ast.List):
+            value = result(value) or value
             values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
             paired = len(values) == len(target.elts)
-            pairs += [(one, values[place] if paired else None) for place, one in enumerate(target.elts)]
+            pairs += [
+                (one, values[place] if paired else _item(value, place))
+                for place, one in enumerate(target.elts)
+            ]
         elif isinstance(target, ast.Starred):
             pairs.append((target.value, None))
         elif (name := dotted(target)) is not None:
             yield name, value
+
+
+def _item(value: ast.expr | None, place: int) -> ast.expr | None:
+    """One of several results of a call."""
+    if not isinstance(value, ast.Call):
+        return None
+    return ast.copy_location(ast.Subscript(value, ast.copy_location(ast.Constant(place), value)), value)
 
 
 def _bound_at(one: Located) -> Located:
@@ -225,26 +327,6 @@ def _bound_at(one: Located) -> Located:
     if isinstance(one.node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         return replace(one, order=one.order + sum(1 for _ in ast.walk(one.node)) - 1)
     return one
-
-
-def _scale_receiver(node: ast.expr | None) -> str | None:
-    """S of `S.scale(…)`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
-        return dotted(node.func.value)
-    return None
-
-
-def _parameters_of(value: ast.expr | None) -> str | None:
-    """M of `Adam(M.parameters(), …)`."""
-    if isinstance(value, ast.Call) and value.args:
-        first = value.args[0]
-        if (
-            isinstance(first, ast.Call)
-            and isinstance(first.func, ast.Attribute)
-            and first.func.attr == "parameters"
-        ):
-            return dotted(first.func.value)
-    return None
 
 
 def _is_none(value: ast.expr | None) -> bool:

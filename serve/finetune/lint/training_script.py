@@ -23,13 +23,16 @@ class BadScript(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake. ``instead``: the line or lines to write in place of that line, without its indentation."""
+    """One mistake. ``instead``: what to write in place of the lines ``first`` to ``last``, without the indentation of
+    the first of them. They are the line of the mistake, but where lines are moved."""
 
     file: str
     line: int
     rule: str
     message: str
     instead: str
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,6 @@ class Script:
     path: Path
     lines: list[str]
     tree: ast.Module
-
-    def line_with(self, node: ast.expr | ast.stmt, text: str) -> str:
-        """The line of ``node`` with ``text`` in its place; only ``text`` where the node spans several lines."""
-        line = self.lines[node.lineno - 1].encode()
-        if node.lineno != node.end_lineno:
-            return text
-        return (line[: node.col_offset] + text.encode() + line[node.end_col_offset :]).decode().strip()
 
     def allows(self, line: int, rule: str) -> bool:
         """Whether the line has the comment ``# lint: allow RULE``."""

@@ -8,126 +8,273 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ....exporters.policy.classes import Rule, class_of
-from .script_names import ScriptNames, dotted
-from .walk import Located, Place
+from .flow import Flow, Frame
+from .own_code import Function, dotted
+from .walk import Located, text_of
 
 _DEEPEST = 12  # expressions and names that one value is followed through
 _LIKE_THEIR_INPUTS = frozenset(
-    {"sigmoid", "tanh", "gelu", "silu", "leaky_relu", "elu", "max", "min", "square", "logit"}
+    {
+        "sigmoid",
+        "tanh",
+        "silu",
+        "leaky_relu",
+        "elu",
+        "max",
+        "min",
+        "square",
+        "logit",
+        "cuda",
+        "cpu",
+        "dropout",
+        "pin_memory",
+    }
+    | {"unbind", "index_select", "narrow", "roll", "flip", "masked_select", "maximum", "minimum", "hardtanh"}
 )
+_LIKE_LAYERS = ("torch.nn.ReLU", "torch.nn.Dropout", "torch.nn.Identity", "torch.nn.Flatten", "torch.nn.Sigmoid",
+                "torch.nn.Tanh", "torch.nn.GELU", "torch.nn.SiLU", "torch.nn.LeakyReLU")  # fmt: skip
 _HALF_LAYERS = ("torch.nn.Linear", "torch.nn.Conv", "torch.nn.Bilinear")
-_HALVES = ("torch.float16", "torch.half")
+_WIDE_LAYERS = ("torch.nn.LayerNorm", "torch.nn.Softmax", "torch.nn.LogSoftmax", "torch.nn.Embedding")
+_FACTORIES = frozenset({"ones", "zeros", "full", "rand", "randn", "linspace", "eye"})
+_MOVES = frozenset({"cuda", "to", "cpu", "half", "float", "train", "eval", "requires_grad_"})
+_WRAPPERS = ("DataParallel", "DDP", "compile", "FullyShardedDataParallel")
+HALVES = ("torch.float16", "torch.half")
+WIDES = ("torch.float32", "torch.float")
 
 
 class Type(Enum):
     HALF = "half"
+    WIDE = "FP32"
     MODULE = "of a module"  # half where its last layer is a product, FP32 where it is a softmax
     NUMBER = "a Python number"
-    UNKNOWN = "FP32, or not known"
+    UNKNOWN = "not known"
 
 
 class ValueTypes:
-    def __init__(self, names: ScriptNames, in_half: bool) -> None:
+    def __init__(self, flow: Flow, in_half: bool) -> None:
         """``in_half``: whether the scripts that are read together compute in FP16 at all."""
-        self._names, self._in_half = names, in_half
+        self.flow, self._names, self._in_half = flow, flow.names, in_half
         self._modules = {
-            receiver for name in ("parameters", "train", "eval") for _, receiver, _ in names.methods(name)
+            receiver
+            for name in ("parameters", "train", "eval")
+            for _, receiver, _ in self._names.methods(name)
         }
+        self._known: dict[tuple[ast.expr, Frame], Type] = {}
 
-    def casts_to_half(self, place: Place) -> bool:
-        """Whether products at this place are half: in an autocast region, or in a module's forward."""
-        for region in reversed(place.regions):
-            if isinstance(region, ast.Call) and "autocast" in (dotted(region.func) or ""):
-                return self._names.autocast_of(place) is region and self._names.of_half(region)
+    def casts_to_half(self, at: Located, frame: Frame) -> bool:
+        """Whether products at this place are half: in an autocast region, or in a module's methods."""
+        for item in reversed(frame.placed(at).regions):
+            region = self._names.behind(item)
+            if isinstance(region, ast.Call) and (self._names.full(region.func) or "").endswith("autocast"):
+                return self._names.autocast_of(frame.placed(at)) is region and self._names.of_half(region)
         in_module = any(
-            (self._names.full(base) or "").endswith("Module") for one in place.classes for base in one.bases
+            (self._names.full(base) or "").endswith("Module")
+            for one in at.place.classes
+            for base in one.bases
         )
-        return (
-            in_module
-            and self._in_half
-            and isinstance(place.scope, ast.FunctionDef)
-            and place.scope.name == "forward"
-        )
+        scope = at.place.scope
+        return in_module and self._in_half and isinstance(scope, ast.FunctionDef) and scope.name != "__init__"
 
-    def type_of(self, node: ast.expr, at: Located, depth: int = 0) -> Type:
+    def type_of(self, node: ast.expr, at: Located, frame: Frame, depth: int = 0) -> Type:
         if depth > _DEEPEST:
             return Type.UNKNOWN
+        key = (node, frame)
+        if key not in self._known:
+            self._known[key] = Type.UNKNOWN  # while it is looked at: a value that comes from itself
+            self._known[key] = self._of(node, at, frame, depth + 1)
+        return self._known[key]
+
+    def _of(self, node: ast.expr, at: Located, frame: Frame, depth: int) -> Type:
         match node:
             case ast.Constant(value=bool() | int() | float()):
                 return Type.NUMBER
-            case ast.UnaryOp(operand=operand):
-                return self.type_of(operand, at, depth + 1)
+            case ast.UnaryOp(operand=value) | ast.Subscript(value=value):
+                return self.type_of(value, at, frame, depth)
             case ast.BinOp(left=left, op=op, right=right):
                 if isinstance(op, ast.MatMult):
-                    return Type.HALF if self.casts_to_half(at.place) else Type.UNKNOWN
-                if isinstance(op, ast.Pow) and self.casts_to_half(at.place):
-                    return Type.UNKNOWN
-                return _joined([self.type_of(left, at, depth + 1), self.type_of(right, at, depth + 1)])
-            case ast.Subscript(value=value):
-                return self.type_of(value, at, depth + 1)
+                    return Type.HALF if self.casts_to_half(at, frame) else Type.UNKNOWN
+                if isinstance(op, ast.Pow) and self.casts_to_half(at, frame):
+                    return Type.WIDE
+                types = [self.type_of(left, at, frame, depth), self.type_of(right, at, frame, depth)]
+                if isinstance(op, ast.Add) and Type.HALF in types and _masks(right):
+                    return Type.HALF if Type.WIDE not in types else Type.WIDE
+                return joined(types)
+            case ast.IfExp(body=body, orelse=orelse):
+                both = {self.type_of(body, at, frame, depth), self.type_of(orelse, at, frame, depth)}
+                return both.pop() if len(both) == 1 else Type.UNKNOWN
             case ast.Call():
-                return self._of_call(node, at, depth)
-            case ast.Name(id=name):
-                value = self._names.last_value(name, at)
-                bound = next((one for found, one in self._names.values.get(name, ()) if found is value), None)
-                return (
-                    Type.UNKNOWN if value is None or bound is None else self.type_of(value, bound, depth + 1)
-                )
+                return self._of_call(node, at, frame, depth)
+            case ast.Name() | ast.Attribute():
+                value, there, where = self.flow.value(node, at, frame)
+                if (
+                    value is None
+                    and isinstance(node, ast.Attribute)
+                    and node.attr in ("T", "mT", "data", "grad")
+                ):
+                    return self.type_of(node.value, at, frame, depth)
+                return Type.UNKNOWN if value is None else self.type_of(value, there, where, depth)
         return Type.UNKNOWN
 
-    def _of_call(self, call: ast.Call, at: Located, depth: int) -> Type:
+    def _of_call(self, call: ast.Call, at: Located, frame: Frame, depth: int) -> Type:
         name = self._names.full(call.func) or ""
-        if layer := self._layer(dotted(call.func) or ""):
-            return layer if self.casts_to_half(at.place) or layer is Type.MODULE else Type.UNKNOWN
+        target = self.flow.target(call, frame)
+        if target is not None and target is not frame.scope and target.name != "__init__":
+            return self._of_own(target, call, at, frame, depth)
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr == "apply"
+            and self.casts_to_half(at, frame)
+        ):
+            return self._of_autograd_function(dotted(call.func.value) or "")
+        if layer := self._layer(call.func, at, frame):
+            if not self.casts_to_half(at, frame):
+                return self._outside(call.func, layer, frame)
+            return layer
         of_torch = name.startswith("torch.")
         operation = name.rpartition(".")[2] if of_torch else getattr(call.func, "attr", "")
         inputs = call.args if of_torch else [getattr(call.func, "value", call), *call.args]
         if not operation or (not of_torch and not isinstance(call.func, ast.Attribute)):
             return Type.UNKNOWN
         if operation in ("half", "float"):
-            return Type.HALF if operation == "half" else Type.UNKNOWN
-        if operation == "to":
-            return self._converted(call, inputs, at, depth)
-        rule = class_of(operation).o1
+            return Type.HALF if operation == "half" else Type.WIDE
+        if operation in ("to", "type", "tensor", "as_tensor", *_FACTORIES):
+            return self._converted(call, operation, inputs, at, frame, depth)
+        rule = class_of(operation.rstrip("_")).o1
         if rule in (Rule.LOWER, Rule.FP32, Rule.FP32_DTYPE):
-            if not self.casts_to_half(at.place):
-                return Type.UNKNOWN
-            return Type.HALF if rule is Rule.LOWER else Type.UNKNOWN
+            if self.casts_to_half(at, frame):
+                return Type.HALF if rule is Rule.LOWER else Type.WIDE
+            return self.type_of(inputs[0], at, frame, depth) if inputs else Type.UNKNOWN
         if class_of(operation).name == "other" and operation not in _LIKE_THEIR_INPUTS:
             return Type.UNKNOWN
-        types = [self.type_of(one, at, depth + 1) for one in inputs if not isinstance(one, ast.Starred)]
-        # Who squashes or averages what a module gives has its logits there, which a product made.
+        inputs = [one for one in inputs if not isinstance(one, ast.Starred)]
+        inputs = [*inputs[:1], *(one for one in inputs[1:] if operation in _SEVERAL)]
+        types = [self.type_of(one, at, frame, depth) for one in inputs]
+        # What is squashed or averaged and comes from a module is its logits, which a product made.
         if operation in ("sigmoid", "tanh", "mean", "std", "var", "abs", "relu") and self.casts_to_half(
-            at.place
+            at, frame
         ):
             types = [Type.HALF if one is Type.MODULE else one for one in types]
-        return _joined(types)
+        return joined(types)
 
-    def _layer(self, name: str) -> Type | None:
-        """What a call of this name gives, where it is a layer of torch or a module of the script's."""
-        made = [value for value, _ in self._names.values.get(name, ()) if isinstance(value, ast.Call)]
-        kinds = [self._names.full(value.func) or "" for value in made]
-        if kinds and all(kind.startswith(_HALF_LAYERS) for kind in kinds):
-            return Type.HALF
+    def _of_own(self, target: Function, call: ast.Call, at: Located, frame: Frame, depth: int) -> Type:
+        inner = self.flow.entered(target, call, at, frame, self._names.statements.of(call))
+        ends = {
+            self.type_of(one, self.flow.end_of(target), inner, depth)
+            for one in self._names.own.returns(target)
+        }
+        found = ends.pop() if len(ends) == 1 else Type.UNKNOWN
+        return Type.MODULE if found is Type.UNKNOWN and target.name == "forward" else found
+
+    def _of_autograd_function(self, kind: str) -> Type:
+        """Half, where an own autograd function gives a product as it is."""
+        forward = self._names.own.method(kind, "forward")
+        if forward is None or any("cast_inputs" in text_of(one) for one in forward.decorator_list):
+            return Type.UNKNOWN
+        products = [
+            isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult)
+            for one in self._names.own.returns(forward)
+        ]
+        return Type.HALF if products and all(products) else Type.UNKNOWN
+
+    def _layer(self, func: ast.expr, at: Located, frame: Frame) -> Type | None:
+        """What a call of this gives, where it is a layer of torch or a module of the script's."""
+        name = self.flow.name(func, frame) or ""
+        values = [value for value, _ in self._names.values.get(name, ())]
+        if isinstance(func, ast.Name) and func.id in frame.arguments:
+            values = [frame.arguments[func.id][0]]
+        kinds = {self._layer_made(value) for value in values}
+        if len(kinds) == 1 and (kind := kinds.pop()) is not None:
+            return kind
         return Type.MODULE if name in self._modules and name != "self" else None
 
-    def _converted(self, call: ast.Call, inputs: Sequence[ast.expr], at: Located, depth: int) -> Type:
-        words = [word.value for word in call.keywords if word.arg == "dtype"]
-        kinds = {self._names.full(one) or "" for one in [*call.args, *words]}
-        if kinds & set(_HALVES):
+    def _outside(self, func: ast.expr, layer: Type, frame: Frame) -> Type:
+        """Out of autocast: half where the module's weights are."""
+        values = [value for value, _ in self._names.values.get(self.flow.name(func, frame) or "", ())]
+        casts = [one for value in values if value is not None for one in ast.walk(value)
+                 if isinstance(one, ast.Call) and self.is_half_cast(one)]  # fmt: skip
+        return Type.HALF if casts else Type.MODULE if layer is Type.MODULE else Type.UNKNOWN
+
+    def is_half_cast(self, node: ast.expr) -> bool:
+        """`x.half()`, `x.to(torch.float16)`."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return False
+        words = [*node.args, *(word.value for word in node.keywords if word.arg == "dtype")]
+        to_half = any(self._names.full(word) in HALVES for word in words)
+        return node.func.attr == "half" or (node.func.attr in ("to", "type") and to_half)
+
+    def _layer_made(self, value: ast.expr | None) -> Type | None:
+        if not isinstance(value, ast.Call):
+            return None
+        full = self._names.full(value.func) or ""
+        if (
+            isinstance(value.func, ast.Attribute)
+            and value.func.attr in _MOVES
+            and not full.startswith("torch.")
+        ):
+            return self._layer_made(value.func.value)
+        if full.rpartition(".")[2].endswith(_WRAPPERS) and value.args:
+            made = [
+                inner
+                for inner, _ in self._names.values.get(dotted(value.args[0]) or "", ())
+                if inner is not value
+            ]
+            return self._layer_made(made[0] if len(made) == 1 else value.args[0])
+        if full == "torch.nn.Sequential" and value.args:
+            last = [
+                one
+                for one in value.args
+                if not (self._names.full(getattr(one, "func", one)) or "").startswith(_LIKE_LAYERS)
+            ]
+            return self._layer_made(last[-1]) if last else None
+        if full.startswith(_HALF_LAYERS):
             return Type.HALF
-        if kinds & {"torch.float32", "torch.float"}:
-            return Type.UNKNOWN
+        return Type.WIDE if full.startswith(_WIDE_LAYERS) else None
+
+    def _converted(
+        self,
+        call: ast.Call,
+        operation: str,
+        inputs: Sequence[ast.expr],
+        at: Located,
+        frame: Frame,
+        depth: int,
+    ) -> Type:
+        words = [word.value for word in call.keywords if word.arg == "dtype"]
+        for one in [*call.args, *words]:
+            full = self._names.full(one) or ""
+            if full in (*HALVES, *WIDES):
+                return Type.HALF if full in HALVES else Type.WIDE
+            if isinstance(one, ast.Attribute) and one.attr == "dtype":
+                return self.type_of(one.value, at, frame, depth)
+        if operation in ("tensor", "as_tensor"):
+            return Type.UNKNOWN if words or not call.args else self.type_of(call.args[0], at, frame, depth)
+        if operation in _FACTORIES:
+            return Type.UNKNOWN if words else Type.WIDE
         devices = [
             one for one in call.args if isinstance(one, ast.Constant) or "device" in (dotted(one) or "")
         ]
         same = len(devices) == len(call.args) and not words
-        return self.type_of(inputs[0], at, depth + 1) if same else Type.UNKNOWN
+        return self.type_of(inputs[0], at, frame, depth) if same else Type.UNKNOWN
 
 
-def _joined(types: Sequence[Type]) -> Type:
+_SEVERAL = frozenset(
+    {"add", "sub", "mul", "div", "true_divide", "maximum", "minimum", "where", "lerp", "addcmul"}
+)
+
+
+def joined(types: Sequence[Type]) -> Type:
     """The type of an operation that follows its inputs."""
     tensors = [one for one in types if one is not Type.NUMBER]
     if not tensors:
         return Type.NUMBER
+    if Type.WIDE in tensors:
+        return Type.WIDE
     return Type.HALF if all(one is Type.HALF for one in tensors) else Type.UNKNOWN
+
+
+def _masks(node: ast.expr) -> bool:
+    """Whether a term looks like a mask that is added to scores; it is given in their type."""
+    numbers = [
+        one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, float)
+    ]
+    return "mask" in text_of(node) or any(number >= 1e4 for number in numbers)

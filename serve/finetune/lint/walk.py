@@ -25,6 +25,16 @@ class Place:
     regions: tuple[ast.expr, ...] = ()
     classes: tuple[ast.ClassDef, ...] = ()
 
+    def within(self, outer: "Place") -> "Place":
+        """The place of a helper's node where the helper is called at ``outer``."""
+        return replace(
+            outer,
+            loops=outer.loops + self.loops,
+            conditions=outer.conditions + self.conditions,
+            regions=outer.regions + self.regions,
+            classes=self.classes,
+        )
+
     def excludes(self, other: "Place") -> bool:
         """Whether both never run in one pass: one needs the opposite of a test that the other needs."""
         mine = set(self.conditions)
@@ -78,7 +88,8 @@ def _statement(statement: ast.stmt, place: Place) -> Iterator[tuple[ast.AST, Pla
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield from _expressions([*statement.decorator_list, statement.args], place)
-            yield from _block(statement.body, Place(statement, classes=place.classes))
+            decorators = tuple(statement.decorator_list)
+            yield from _block(statement.body, Place(statement, regions=decorators, classes=place.classes))
         case ast.ClassDef():
             yield from _expressions([*statement.decorator_list, *statement.bases], place)
             yield from _block(statement.body, Place(statement, classes=(*place.classes, statement)))

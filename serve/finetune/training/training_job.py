@@ -24,9 +24,11 @@ from .checkpoints import Checkpoints, Identity, sync
 from .chosen import AUTO, settings_of
 from .evaluation import BestStep, held_out_loss, seconds_of_a_row
 from .first_steps import first_steps
+from .loop.amp import Loop
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
 from .loop.patience import audit, finite_names
 from .loop.ranks import ranks_of
+from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
 from .loop.training_terms import StepRecord, Stopped
 from .nets import loop_of
@@ -207,6 +209,8 @@ class TrainingJob:
     def train(self, orders: Orders) -> Line | None:
         """The steps that are left; a last line where the server ended them."""
         self._memory.enter(STEPS)
+        if isinstance(self.loop, Loop) and self.loop.scaler.is_enabled():
+            self.loop.recorder = ScalerRecorder(self.loop.module)
         for record in self.loop.run():
             self._log(self._line(record))
             due = self.loop.done == self.loop.steps or (self._every and self.loop.done % self._every == 0)
@@ -243,6 +247,8 @@ class TrainingJob:
 
     def _line(self, record: StepRecord) -> Line:
         line = {key: number(value) for key, value in asdict(record).items()}
+        if found := line.pop("overflow"):
+            line["overflow"] = {"words": found[0], "rows": self._training.rows[list(found[1])].tolist()}
         if losses := line.pop("losses"):
             line["losses"] = {name: number(value) for name, value in losses.items()}
         line["quarantined"] = self._training.rows[list(record.quarantined)].tolist()

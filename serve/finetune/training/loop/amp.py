@@ -24,6 +24,7 @@ from .learner import learner_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
 from .patience import audit, named_tensors
 from .ranks import ALONE, Ranks
+from .scaler_recorder import ScalerRecorder, overflow_of
 from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
@@ -58,6 +59,7 @@ class Loop(BatchLoop):
         self.passes.meanwhile = self.fetch_next
         self.quarantine = Quarantine(rows)
         self.diagnose(self.learner, self.passes)
+        self.recorder: ScalerRecorder | None = None
 
     def state_of_rows(self) -> dict[str, Tensor]:
         return {"good": self.passes.good, "quarantined": self.quarantine.rows}
@@ -87,11 +89,21 @@ class Loop(BatchLoop):
                     self.average.take()
                 passes.good = batch[:GOOD_ROWS]
             update(scaler, self.settings.scale_floor, cause)
+        overflow = overflow_of(self.recorder, cause, scale, batch)
         if cause is not None:
             restore(before)
         learner.patience.count(cause, fell(scaler, scale, cause))
         return StepRecord(
-            self.done + 1, epoch, passed.loss, scale, norm, cause is not None, cause, rate, found
+            self.done + 1,
+            epoch,
+            passed.loss,
+            scale,
+            norm,
+            cause is not None,
+            cause,
+            rate,
+            found,
+            overflow=overflow,
         )
 
 

@@ -86,6 +86,7 @@ class StepRecord:
 
     ``grad_norm`` is the global norm of the unscaled gradients before clipping, None without a backward pass.
     ``quarantined``: row numbers that were found to spoil this step, and are left out of it and of all later ones.
+    ``overflow``: where gradients left half's range, in words, and in which row numbers.
     ``losses``: of each step of a training with several, by its optimizer; ``loss`` is then that of the model's own.
     """
 
@@ -99,3 +100,4 @@ class StepRecord:
     learning_rate: float
     quarantined: tuple[int, ...] = ()
     losses: Mapping[str, float] = field(default_factory=dict)
+    overflow: tuple[str, tuple[int, ...]] | None = None

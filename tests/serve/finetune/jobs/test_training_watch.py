@@ -23,6 +23,10 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
     ]
     lines[0] |= {"in_fp32": {f"norm{i}": "a LayerNorm" for i in range(30)}, "mixed": ["", "head"]}
     lines += [{**skipped, "step": step} for step in range(1, steps + 1)]
+    lines[1]["overflow"] = {
+        "words": "the gradients of body.2 left the range of half first, in mul",
+        "rows": [7, 9],
+    }
     TrainingWatch(job_store, job.id, lambda rows: rows).follow(child, lines)  # type: ignore[arg-type]
     events = [event.message for event in job_store.events(job.id, limit=1000)]
     assert "training in fp16 is slow" in events
@@ -32,6 +36,8 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
     assert any("… (30 modules)" in one for one in events)
     assert any("compute in half: the model itself, 'head'. Write the norm" in one for one in events)
     assert sum("was skipped" in message for message in events) == MOST_SKIP_EVENTS
+    overflow = [message for message in events if "the gradients of body.2" in message and "7" in message]
+    assert len(overflow) == 1 and "in the rows" in overflow[0]
     assert sum(FURTHER_SKIPS in message for message in events) == 1
     assert len(job_store.steps(job.id)) == steps and job_store.job(job.id).progress["skipped"] == steps
     job_store.close()

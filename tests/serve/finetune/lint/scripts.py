@@ -370,7 +370,7 @@ def _changed(script: str, old: str, new: str) -> str:
 
 STATE = """\
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")  # <-
-optimizer.load_state_dict(torch.load("last.pt")["optimizer"])
+optimizer.load_state_dict(torch.load("last.pt")["optimizer"])  # <-
 """
 MISTAKES = {
     "amp-backward": _changed(
@@ -425,7 +425,9 @@ MISTAKES = {
         RECIPE, "        scaler.scale(loss).backward()", "            scaler.scale(loss).backward()  # <-"
     ),
     "banned-loss": _changed(
-        RECIPE, "F.cross_entropy(out, y)", "F.binary_cross_entropy(torch.sigmoid(out), y)  # <-"
+        RECIPE,
+        "F.cross_entropy(out, y)",
+        "F.binary_cross_entropy(torch.sigmoid(out), F.one_hot(y, 4).float())  # <-",
     ),
     "detached-generator-loss": _changed(GAN, " + (fake - fake.detach()).abs().mean()", "").replace(
         "output = netD(fake)\n", "output = netD(fake.detach())  # <-\n"
@@ -434,9 +436,7 @@ MISTAKES = {
         RECIPE, "F.cross_entropy(out, y)", "-torch.log(torch.sigmoid(out) + 1e-8).mean()  # <-"
     ),
     "large-mask": _changed(
-        FP32_GUARDS,
-        "scores.float().masked_fill(mask == 0, -1e9)",
-        "scores.masked_fill(mask == 0, -1e9)  # <-",
+        RECIPE, "F.cross_entropy(out, y)", "F.cross_entropy(out.masked_fill(out > 9, -1e9), y)  # <-"
     ),
     "half-weights": _changed(RECIPE, "nn.Linear(8, 4).cuda()", "nn.Linear(8, 4).cuda().half()  # <-"),
 }

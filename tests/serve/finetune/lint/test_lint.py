@@ -1,6 +1,7 @@
 """`halfeven lint`: each mistake is found at its line, the line to write mends it, and correct loops are not named."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ from halfeven.serve.finetune.lint.lint import lint
 from halfeven.serve.finetune.lint.training_script import BadScript, Finding
 from typer.testing import CliRunner
 
+from tests.serve.finetune.lint.clean_loops import CLEAN
+from tests.serve.finetune.lint.running import mended, run
 from tests.serve.finetune.lint.scripts import CORRECT, MISTAKES, RECIPE
+from tests.serve.finetune.lint.spellings import FURTHER, SEEDED, SPELLINGS
 
 
 def findings(folder: Path, text: str) -> list[Finding]:
@@ -18,36 +22,55 @@ def findings(folder: Path, text: str) -> list[Finding]:
     return lint([script])
 
 
-@pytest.mark.parametrize("name", CORRECT)
+CASES = [
+    pytest.param(rule, text, id=f"{rule}-{number}")
+    for rule in sorted(MISTAKES.keys() | SPELLINGS.keys())
+    for number, text in enumerate([*([MISTAKES[rule]] if rule in MISTAKES else []), *SPELLINGS.get(rule, [])])
+]
+CASES_WITHOUT_LINE = [
+    pytest.param(rule, text, id=f"{rule}-further-{number}") for number, (rule, text) in enumerate(FURTHER)
+]
+KINDS = {  # of the rules, and the mistakes that have two spellings
+    rule
+    for rule in MISTAKES.keys() | SPELLINGS.keys()
+    if len(SPELLINGS.get(rule, [])) + (rule in MISTAKES) > 1
+}
+
+
+@pytest.mark.parametrize("name", [*CORRECT, *CLEAN])
 def test_a_correct_loop_is_not_named(name: str, tmp_path: Path) -> None:
-    assert findings(tmp_path, CORRECT[name]) == []
+    text = CORRECT.get(name) or CLEAN[name]
+    compile(text, "train.py", "exec")
+    assert findings(tmp_path, text) == []
 
 
-@pytest.mark.parametrize("rule", MISTAKES)
-def test_a_mistake_is_named_at_its_line_and_nothing_else_is(rule: str, tmp_path: Path) -> None:
-    lines = MISTAKES[rule].splitlines()
-    faulty = [number for number, line in enumerate(lines, 1) if line.endswith("# <-")]
-    assert [(one.rule, one.line) for one in findings(tmp_path, MISTAKES[rule])] == [(rule, faulty[0])]
+@pytest.mark.parametrize(("rule", "text"), CASES)
+def test_a_mistake_is_named_at_its_line_and_nothing_else_is(rule: str, text: str, tmp_path: Path) -> None:
+    faulty = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# <-")]
+    assert faulty
+    assert [(one.rule, one.line) for one in findings(tmp_path, text)] == [(rule, line) for line in faulty]
 
 
-# The line to write goes elsewhere: before the loop, behind the step, out of the region.
-ELSEWHERE = {"scaler-in-loop", "update-in-window", "backward-in-autocast"}
+@pytest.mark.parametrize(("rule", "text"), CASES_WITHOUT_LINE)
+def test_a_mistake_through_names_and_functions_is_named_and_nothing_else_is(
+    rule: str, text: str, tmp_path: Path
+) -> None:
+    assert {one.rule for one in findings(tmp_path, text)} == {rule}
 
 
-@pytest.mark.parametrize("rule", sorted(MISTAKES.keys() - ELSEWHERE))
-def test_with_the_line_that_is_to_be_written_instead_nothing_is_found(rule: str, tmp_path: Path) -> None:
-    (finding,) = findings(tmp_path, MISTAKES[rule])
-    lines = MISTAKES[rule].splitlines()
-    old = lines[finding.line - 1]
-    indent = old[: len(old) - len(old.lstrip())]
-    lines[finding.line - 1 : finding.line] = [indent + line for line in finding.instead.splitlines()]
-    assert findings(tmp_path, "\n".join(lines)) == []
-    compile("\n".join(lines), "train.py", "exec")
+@pytest.mark.parametrize(("rule", "text"), [*CASES, *CASES_WITHOUT_LINE])
+def test_the_script_runs_once_its_advice_is_followed(rule: str, text: str, tmp_path: Path) -> None:
+    """Each step of the advice is applied to the script, then the script runs on this machine."""
+    mended_text = mended(text, tmp_path / "train.py")
+    assert mended_text != text
+    run(mended_text, tmp_path)
 
 
-def test_every_correct_loop_is_python(tmp_path: Path) -> None:
-    for text in CORRECT.values():
-        compile(text, "train.py", "exec")
+def test_every_rule_of_the_documentation_is_found_in_two_spellings() -> None:
+    table = (Path(__file__).parents[4] / "docs/finetune.md").read_text().split("| rule | finds |")[1]
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", "".join(re.findall(r"^\|([^|]*)\|", table, re.M))))
+    assert named == MISTAKES.keys() | SPELLINGS.keys()
+    assert named == KINDS
 
 
 def test_a_module_beside_a_script_in_half_is_read_as_computing_in_half(tmp_path: Path) -> None:
@@ -58,7 +81,15 @@ def test_a_module_beside_a_script_in_half_is_read_as_computing_in_half(tmp_path:
     assert lint([tmp_path / "net.py"]) == []
     (finding,) = lint([tmp_path / "net.py", tmp_path / "train.py"])
     assert (finding.rule, finding.line) == ("large-mask", 6)
-    assert finding.instead == "return scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
+    assert finding.instead == "import torch\nreturn scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
+
+
+def test_a_script_with_a_dozen_mistakes_is_clean_and_trains_after_all_advice(tmp_path: Path) -> None:
+    rules = {one.rule for one in findings(tmp_path, SEEDED)}
+    assert len(rules) >= 10, rules
+    after = run(mended(SEEDED, tmp_path / "train.py"), tmp_path)
+    assert after["losses"][-1] < 0.7 * after["losses"][0]
+    assert after["scaler"].get_scale() < 2.0**60  # it overflowed, skipped, and went on
 
 
 def test_a_line_that_allows_its_rule_is_not_named(tmp_path: Path) -> None:
@@ -105,10 +136,8 @@ def test_the_command_ends_with_3_for_findings_0_for_none_and_2_for_a_file_that_i
     done = CliRunner().invoke(app, ["lint", str(clean), str(faulty), "--json"])
     facts = json.loads(done.stdout.splitlines()[-1])
     assert (done.exit_code, facts["status"], len(facts["findings"])) == (3, "found", 1)
-    assert set(facts["findings"][0]) == {"file", "line", "rule", "message", "instead"}
+    assert set(facts["findings"][0]) == {*("file", "line", "rule", "message", "instead", "first", "last")}
     shown = CliRunner().invoke(app, ["lint", str(faulty)])
-    assert (
-        f"{faulty}:17: missing-update: " in shown.stdout and "\n           scaler.update()\n" in shown.stdout
-    )
+    assert f"{faulty}:17: missing-update: " in shown.stdout and "\n        scaler.update()\n" in shown.stdout
     assert CliRunner().invoke(app, ["lint", str(clean)]).exit_code == 0
     assert CliRunner().invoke(app, ["lint", str(tmp_path / "none.py")]).exit_code == 2

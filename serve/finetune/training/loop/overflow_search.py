@@ -1,0 +1,249 @@
+"""Finds where the numbers of one pass left half's range: layer, operation, rows. Needs torch and numpy.
+
+The pass is run again as it was (inputs, random numbers, autocast), by a copy of the module, and each operation is
+looked at, forward and backward, in the order in which they run. The first whose result is not finite although what it
+was given is, is named.
+"""
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+MOST_ROWS = 16  # rows that are named
+_ALONE = 64  # rows that are tried one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """``layer``: a module's name; `the model` for its own lines, `the loss` for what comes behind it. ``rows``: of the
+    batch, none where no single row is to blame. ``direction``: forward or backward."""
+
+    step: int
+    scale: float
+    layer: str
+    operation: str
+    direction: str
+    rows: tuple[int, ...]
+
+    def __str__(self) -> str:
+        what = "the values" if self.direction == "forward" else "the gradients"
+        rows = (
+            f" in row{'s' if len(self.rows) > 1 else ''} {', '.join(map(str, self.rows))}"
+            if self.rows
+            else ""
+        )
+        return f"{what} of {self.layer} left the range of half first, in {self.operation}{rows}"
+
+
+@dataclass(eq=False)
+class Pass:
+    """One forward pass, as it was. ``gradients``: of its results, by their place among the tensors of the output."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    generators: tuple[Tensor, ...]
+    casts: tuple[str, bool, torch.dtype]
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        tensors = [
+            one
+            for one in tree_leaves((self.args, dict(self.kwargs)))
+            if isinstance(one, Tensor) and one.dim()
+        ]
+        return len(tensors[0]) if tensors else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    layer: str
+    operation: str
+    direction: str
+    rows: tuple[int, ...]
+
+
+def search(module: nn.Module, one: Pass) -> Found | None:
+    """The first operation of the pass whose result is not finite; None where all are."""
+    module = copy.deepcopy(module)  # a module may keep more of a pass than its buffers
+    with _as_it_was(one), _Operations(module, one.rows) as operations:
+        device, enabled, dtype = one.casts
+        with torch.autocast(device, dtype=dtype, enabled=enabled):
+            output = module(*one.args, **one.kwargs)
+        results = tensors_of(output)
+        if operations.found is not None and not (operations.filled and _finite(results)):
+            return operations.found
+        given = [
+            (results[place], gradient) for place, gradient in one.gradients.items() if place < len(results)
+        ]
+        for _, gradient in given:
+            if not bool(torch.isfinite(gradient).all()):
+                return Found("the loss", "its gradient", "backward", rows_of(gradient, one.rows))
+        return operations.backward(given) or operations.found
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors of a module's answer that have a gradient."""
+    return [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
+
+
+def rows_of(tensor: Tensor, rows: int) -> tuple[int, ...]:
+    """The rows of the batch in which values are not finite; none where the first axis is not that of the batch."""
+    if not rows or not tensor.dim() or len(tensor) % rows:
+        return ()
+    bad = ~torch.isfinite(tensor).reshape(rows, -1).all(dim=1)
+    return tuple(bad.nonzero().flatten()[:MOST_ROWS].tolist())
+
+
+@contextlib.contextmanager
+def _as_it_was(one: Pass) -> Iterator[None]:
+    """The random numbers of the pass, and afterwards all generators as they were before."""
+    now, python, arrays = generators(), random.getstate(), np.random.get_state()
+    put_generators(one.generators)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        put_generators(now)
+        random.setstate(python)
+        np.random.set_state(arrays)
+
+
+def generators() -> tuple[Tensor, ...]:
+    on_device = (torch.cuda.get_rng_state(),) if torch.cuda.is_initialized() else ()
+    return (torch.get_rng_state(), *on_device)
+
+
+def put_generators(states: Sequence[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
+
+
+class _Operations(TorchFunctionMode):
+    """Inside, each operation is looked at, and known by the layer that ran it."""
+
+    def __init__(self, module: nn.Module, rows: int) -> None:
+        super().__init__()
+        self._module, self._rows = module, rows
+        self._layers: list[str] = []
+        self._origins: dict[Any, tuple[str, str]] = {}  # a node of the graph → layer, operation
+        self.found: Found | None = None
+        self.filled = False  # with an infinity that the module's own code names: a mask
+
+    def __enter__(self) -> "_Operations":
+        super().__enter__()
+        self._handles = []
+        for name, layer in self._module.named_modules():
+            self._handles.append(layer.register_forward_pre_hook(self._enter(name)))
+            self._handles.append(layer.register_forward_hook(self._leave, always_call=True))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*error)
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._layers.append(name or "the model")
+
+    def _leave(self, *_: Any) -> None:
+        self._layers.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._layers:
+            with torch._C.DisableTorchFunction():
+                self._look(getattr(func, "__name__", str(func)), args, kwargs or {}, result)
+        return result
+
+    def _look(self, name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        results = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.is_floating_point()]
+        for one in results:
+            self._name_nodes(one.grad_fn, (self._layers[-1], name))
+            if self.found is None and not bool(torch.isfinite(one).all()):
+                given = [each for each in tree_leaves((args, dict(kwargs))) if isinstance(each, Tensor)]
+                if all(bool(torch.isfinite(each).all()) for each in given if each.is_floating_point()):
+                    self.found = Found(self._layers[-1], name, "forward", rows_of(one, self._rows))
+                    self.filled = any(each in (float("inf"), -float("inf")) for each in tree_leaves(args)
+                                      if isinstance(each, float))  # fmt: skip
+
+    def _name_nodes(self, node: Any, origin: tuple[str, str]) -> None:
+        waiting = [node]
+        while waiting:
+            one = waiting.pop()
+            if one is not None and one not in self._origins:
+                self._origins[one] = origin
+                waiting += [before for before, _ in one.next_functions]
+
+    def backward(self, given: Sequence[tuple[Tensor, Tensor]]) -> Found | None:
+        """Asks each node behind its run. The gradients go nowhere: those of the weights stay as they are."""
+        first: list[tuple[Any, Tensor | None, tuple[Tensor | None, ...]]] = []
+
+        def hook_of(node: Any) -> Callable[..., None]:
+            def look(made: tuple[Tensor | None, ...], taken: tuple[Tensor | None, ...]) -> None:
+                if not first and _finite(taken):
+                    bad = next((one for one in made if one is not None and not _finite((one,))), None)
+                    if bad is not None:
+                        first.append((node, bad, taken))
+
+            return look
+
+        handles = [node.register_hook(hook_of(node)) for node in self._origins]
+        weights = [one for one in self._module.parameters() if one.requires_grad]
+        self._run(given, weights)
+        for handle in handles:
+            handle.remove()
+        if not first:
+            return None
+        node, bad, _ = first[0]
+        layer, operation = self._origins[node]
+        rows = rows_of(bad, self._rows) if bad is not None and not self._is_of_weight(bad) else ()
+        rows = rows or self._alone(given, weights)
+        return Found(layer, f"{operation} ({node.name()})", "backward", rows)
+
+    def _is_of_weight(self, gradient: Tensor) -> bool:
+        """Whether this is the gradient of a weight, whose first axis is not that of the batch."""
+        shapes = {tuple(one.shape) for one in self._module.parameters()}
+        return tuple(gradient.shape) in shapes or tuple(reversed(gradient.shape)) in shapes
+
+    @staticmethod
+    def _run(given: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        results, gradients = [one for one, _ in given], [one for _, one in given]
+        return torch.autograd.grad(results, weights, gradients, retain_graph=True, allow_unused=True)
+
+    def _alone(self, given: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor]) -> tuple[int, ...]:
+        """Rows whose gradient alone is too large; none where only their sum is."""
+        rows = self._rows
+        if (
+            not rows
+            or rows > _ALONE
+            or any(not gradient.dim() or len(gradient) % rows for _, gradient in given)
+        ):
+            return ()
+        bad = []
+        for row in range(rows):
+            only = [(result, _only(gradient, row, rows)) for result, gradient in given]
+            if not _finite(self._run(only, weights)):
+                bad.append(row)
+        return tuple(bad[:MOST_ROWS])
+
+
+def _only(gradient: Tensor, row: int, rows: int) -> Tensor:
+    kept = torch.zeros_like(gradient)
+    size = len(gradient) // rows
+    kept[row * size : (row + 1) * size] = gradient[row * size : (row + 1) * size]
+    return kept
+
+
+def _finite(tensors: Sequence[Tensor | None]) -> bool:
+    return all(bool(torch.isfinite(one).all()) for one in tensors if one is not None)
