@@ -11,6 +11,7 @@ from halfeven.models.telemetry import switch_off
 from halfeven.models.version import __version__
 
 if TYPE_CHECKING:
+    from halfeven.serve.python_api.async_client import AsyncClient
     from halfeven.serve.python_api.client import Client
     from halfeven.serve.python_api.converting import convert, load
     from halfeven.serve.python_api.half import Half
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 switch_off()
 
 _PLACES = {
+    "AsyncClient": "halfeven.serve.python_api.async_client",
     "Client": "halfeven.serve.python_api.client",
     "Half": "halfeven.serve.python_api.half",
     "convert": "halfeven.serve.python_api.converting",
     "load": "halfeven.serve.python_api.converting",
     "prove": "halfeven.serve.python_api.proving",
 }
-__all__ = ["Client", "Half", "__version__", "convert", "load", "prove", "serve"]
+__all__ = ["AsyncClient", "Client", "Half", "__version__", "convert", "load", "prove", "serve"]
 
 
 def __getattr__(name: str) -> Any:
