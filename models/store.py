@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .durable import READABLE, fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
@@ -31,8 +31,10 @@ from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .reserve import with_reserve
-from .spec import ModelSpec
 from .stored_json import json_of, stored_bytes
+
+if TYPE_CHECKING:
+    from .spec import ModelSpec
 
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 # By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
@@ -119,8 +121,10 @@ class Version:
         except ValueError as error:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 
-    def spec(self) -> ModelSpec:
+    def spec(self) -> "ModelSpec":
         """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
+        from .spec import ModelSpec  # brings numpy, which a command that only lists versions does not need
+
         data = self.json("spec.json")
         try:
             return replace(ModelSpec.from_json(data), name=self.name)

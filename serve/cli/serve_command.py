@@ -119,9 +119,9 @@ def serve(
 def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     """Serve until a signal comes."""
     from ..access.access_control import AccessControl
-    from ..http.routes.history import store_at
     from ..server import serve
     from ..settings import unknown_variables
+    from ..versions.stored import store_at
 
     set_up(settings.log_level, settings.log_format, settings.access_log)
     for sentence in unknown_variables(os.environ):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from halfeven.exporters.evidence import facts_of
+from halfeven.exporters.version_facts import facts_of
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.maker import Maker
 from halfeven.exporters.onnx.forms import foreign_subject

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from halfeven.exporters.evidence import facts_of
+from halfeven.exporters.version_facts import facts_of
 from halfeven.exporters.gate.divergence import SENTINEL
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from halfeven.exporters.gate.trial import Pair, pairs_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.evidence import facts_of
+from halfeven.exporters.version_facts import facts_of
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.prove import (
     SMALL_BATCHES,
