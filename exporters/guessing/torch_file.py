@@ -1,5 +1,5 @@
-"""Files of weights and pickles (`torch.save`, `torch.jit.save`, safetensors): what they hold, and the three lines of Python
-that make one a model of ours. A pickle may run code: it is looked through here, and never opened."""
+"""Files of weights and pickles (`torch.save`, `torch.jit.save`, safetensors): what they hold, and the three lines of
+Python that make one a model of ours. A pickle may run code: it is looked through here, and never opened."""
 
 import pickletools
 import zipfile
@@ -8,7 +8,9 @@ from pathlib import Path
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _MOST = 1 << 22  # bytes of a pickle that are looked through
 _OF_WEIGHTS = ("collections", "torch", "torch._utils", "torch.storage", "numpy", "builtins")
-_CONVERT = 'halfeven.convert(net, samples={"x": x}).save("halfeven-store")  # x: real inputs; the first axis counts them'
+_CONVERT = (
+    'halfeven.convert(net, samples={"x": x}).save("halfeven-store")  # x: real inputs, first axis = samples'
+)
 
 
 def advice_for(file: Path) -> str:

@@ -41,8 +41,8 @@ from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plo
 
 _LEGEND = (
     "u: the error, as a multiple of the half's rounding unit at the output's largest value. SQNR: signal to noise "
-    "in dB, slice: that of the worst channel. flips: decisions that change. half: nodes in half. kept: nodes in FP32 for "
-    "the answer's sake. casts: nodes that change the datatype. size: bytes of the weights, of FP32's."
+    "in dB, slice: that of the worst channel. flips: decisions that change. half: nodes in half. kept: nodes in FP32 "
+    "for the answer's sake. casts: nodes that change the datatype. size: bytes of the weights, of FP32's."
 )
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...models.errors import BadSetting
 
-VARIABLE = "HALFEVEN_API_KEY"
+VARIABLES = "HALFEVEN_"  # how every environment variable of ours begins
+VARIABLE = f"{VARIABLES}API_KEY"
 
 
 def use_key(key: str | None) -> None:

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Group
+from rich.console import Group as Lines
 from rich.text import Text
 
 from ...models.errors import BadSetting
 from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
+from ..http.error_mapping import EXIT_CODES
 from .bringing import import_models, init
 from .console import (
     DEFAULT_STORE,
@@ -30,6 +31,7 @@ from .console import (
     progress,
 )
 from .device_commands import doctor, selftest
+from .help import Command, Group
 from .key_commands import app as keys
 from .lint_command import lint
 from .measuring import bench, tune
@@ -40,10 +42,19 @@ from .store_commands import backup, models, promote_version, rollback
 from .training import finetune, job_metrics, reproduce
 from .utf8_mode import use_utf8
 
+_EXITS = "\n\n".join(
+    [
+        "Exit codes:",
+        *(f"{code}: {meaning}" for code, meaning in EXIT_CODES.items()),
+        "Reference: docs/commands.md",
+    ]
+)
 app = typer.Typer(
     name="halfeven",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    cls=Group,
+    epilog=_EXITS,
 )
 
 
@@ -121,7 +132,7 @@ def convert(
             notify(f"{done.version}: the folder has not changed since; no new version")
         passed = done.any_passed if form in (None, "auto") else done.asked_passed
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
-        shown = Group(
+        shown = Lines(
             render_terminal(done.shown()), *map(Text, ["", *ending(done.version, opened, store, report)])
         )
         return done.facts, shown, 0 if passed else refused
@@ -168,7 +179,7 @@ def parity(
 
 
 def predict(
-    name: str,
+    name: Annotated[str, typer.Argument(help="The model.")],
     file: Annotated[
         Path,
         typer.Argument(
@@ -240,7 +251,7 @@ _GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
 _NAMES = {import_models: "import", promote_version: "promote"}
 for _group, _commands in _GROUPS.items():
     for _command in _commands:
-        app.command(_NAMES.get(_command), rich_help_panel=_group)(_command)
+        app.command(_NAMES.get(_command), cls=Command, rich_help_panel=_group)(_command)
 app.add_typer(keys, rich_help_panel="Serve")
 
 

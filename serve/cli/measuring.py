@@ -68,7 +68,8 @@ def tune(
     """Measure forms, batch sizes, threads and delay on this device, and keep the winner for `serve`."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..tuning.search import described, tune
+        from ..tuning.search import tune
+        from ..tuning.shown import described
         from ..versions.stored import store_at
 
         facts = tune(name, store_at(store, "the winner", in_state=True), device, seconds, notify)

@@ -77,7 +77,11 @@ def _served(version: Mapping[str, Any]) -> str:
     return "not yet" if version["live"] else ""
 
 
-def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
+def rollback(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
     """Make the previous version active again; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
