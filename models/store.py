@@ -104,10 +104,8 @@ class Version:
         except OSError as error:
             raise DamagedFile(f"{path} cannot be read ({error.strerror}); {restored(error)}") from error
         if found != expected:
-            raise DamagedFile(
-                f"{path} is damaged: its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…; "
-                f"{restored()}"
-            )
+            said = f"its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…"
+            raise DamagedFile(f"{path} is damaged: {said}; {restored()}")
 
     def bytes(self, file: str) -> bytes:
         """All bytes of one small file, after they were checked against the manifest."""
@@ -222,10 +220,8 @@ class Store:
             self._promote(version, by)
 
     def promote_over(self, current: int | None, version: Version, by: str) -> None:
-        """Promote only where ``current`` (None: nothing) is still active: compared and moved in one step.
-
-        Raises Conflict where another version was made active since, or for a refused one.
-        """
+        """Promote only where ``current`` (None: nothing) is still active: compared and moved in one step. Raises
+        Conflict where another version was made active since, or for a refused one."""
         with alias_lock(self._folder(version.name)):
             found = self.live_number(version.name)
             if found != current:

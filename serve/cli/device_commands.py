@@ -37,7 +37,7 @@ def selftest(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..selftest.selftest import selftest, table_of
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
 
         check_target("--out", out)
         root = store_at(store, "what is wrong on this device", in_state=True).root

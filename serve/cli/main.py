@@ -113,7 +113,7 @@ def convert(
         from ...exporters.convert import Options, convert
         from ...exporters.report.page import render_terminal
         from ...models.engines.device_choice import resolve_device
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
         from .convert_ending import ending
 
         check_target("--report", report)
@@ -162,7 +162,7 @@ def parity(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.report.page import render_terminal
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
         from .parity_command import judge_again, judge_saved
 
         if limit and (samples is not None or device != "auto"):
@@ -213,7 +213,7 @@ def samples(
     """Make a samples file, which is a training file too, of a folder of pictures."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
         from .pack import pack
 
         facts = pack(target, pictures, out, store_at(store))

@@ -70,7 +70,7 @@ def tune(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..tuning.search import tune
         from ..tuning.shown import described
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
 
         facts = tune(name, store_at(store, "the winner", in_state=True), device, seconds, notify)
         return facts, described(facts), 0

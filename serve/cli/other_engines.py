@@ -22,7 +22,7 @@ def export(
         from rich.text import Text
 
         from ...exporters.exported.folder import export as write
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
         from .parity_command import version_called
 
         facts = write(version_called(target, store_at(store)), engine, folder, notify)

@@ -131,7 +131,7 @@ def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     from ..access.access_control import AccessControl
     from ..server import serve
     from ..settings import unknown_variables
-    from ..versions.stored import store_at
+    from ..versions.versions_in_store import store_at
 
     set_up(settings.log_level, settings.log_format, settings.access_log)
     for sentence in unknown_variables(os.environ):

@@ -28,7 +28,7 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
     """List what is in the store, and the precision in which each active version was served last."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..versions.stored import damaged_files, store_at
+        from ..versions.versions_in_store import damaged_files, store_at
 
         opened = store_at(store)
         damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name))}
@@ -56,7 +56,7 @@ def _versions(store: "Store", name: str) -> list[dict[str, Any]]:
     """The facts of a model's versions. ``served``: the precision, form and device of the active one's last activation;
     None where no server made it active."""
     from ..versions.orders import last_activation
-    from ..versions.stored import versions_of
+    from ..versions.versions_in_store import versions_of
 
     try:
         versions = versions_of(store, name)
@@ -86,7 +86,7 @@ def rollback(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.version_facts import facts_of
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
 
         facts = facts_of(store_at(store, "which version is active").rollback(name))
         return facts, f"{name}@{facts['version']} is active", 0
@@ -104,7 +104,7 @@ def promote_version(
     """Make a version the active one by hand; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..versions.stored import promote, store_at
+        from ..versions.versions_in_store import promote, store_at
 
         name, number = version_named(target)
         facts = promote(store_at(store, "which version is active"), name, number)
@@ -122,7 +122,7 @@ def backup(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..backup import back_up
-        from ..versions.stored import store_at
+        from ..versions.versions_in_store import store_at
 
         facts = back_up(store_at(store), folder, notify)
         for fault in facts["damaged"]:

@@ -156,7 +156,7 @@ def reproduce(
         from ...exporters.inputs.samples import MAX_BYTES
         from ..finetune.jobs.reproducing import reproduce, sentence_of
         from ..settings import largest_upload
-        from ..versions.stored import store_at, version_of
+        from ..versions.versions_in_store import store_at, version_of
 
         name, number = version_named(target)
         opened, most = store_at(store), max(MAX_BYTES, largest_upload())

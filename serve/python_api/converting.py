@@ -26,7 +26,7 @@ from ...models.store import Store
 from ..cli.console import progress as progress_line
 from ..cli.parity_command import version_called
 from ..settings import order_bounds
-from ..versions.stored import store_at
+from ..versions.versions_in_store import store_at
 from .arrays_given import Given, rows_in
 from .half import Half
 

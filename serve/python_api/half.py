@@ -20,7 +20,7 @@ from ...exporters.version_facts import facts_of
 from ...models.errors import ParityRefused
 from ...models.store import LIVE, OPERATOR, Store, Version
 from ...models.version_copy import copied_version
-from ..versions.stored import store_at
+from ..versions.versions_in_store import store_at
 from .arrays_given import Given, by_name, is_tensor
 from .in_process import InProcess
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..background_server import BackgroundServer
 from ..settings import read_settings
-from ..versions.stored import store_at
+from ..versions.versions_in_store import store_at
 from .half import Half
 
 

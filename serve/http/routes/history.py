@@ -6,7 +6,7 @@ from ....exporters.device_proofs import proofs_of
 from ....exporters.report.device_section import with_device_proofs
 from ....exporters.version_facts import facts_of
 from ....models.store import Store, Version
-from ...versions.stored import version_of, versions_of
+from ...versions.versions_in_store import version_of, versions_of
 from .app import History
 
 
