@@ -110,6 +110,10 @@ def convert(
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.guessing.bare import folder_at
+
+        if not folder.exists():
+            folder_at(folder)  # says so before torch is imported
         from ...exporters.convert import Options, convert
         from ...exporters.report.page import render_terminal
         from ...models.engines.device_choice import resolve_device
