@@ -112,6 +112,7 @@ def convert(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.guessing.bare import folder_at
 
+        check_target("--report", report)
         if not folder.exists():
             folder_at(folder)  # says so before torch is imported
         from ...exporters.convert import Options, convert
@@ -120,7 +121,6 @@ def convert(
         from ..versions.versions_in_store import store_at
         from .convert_ending import ending
 
-        check_target("--report", report)
         options = Options(
             *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
             search=search,
