@@ -30,7 +30,17 @@ _PLACES = {
     "load": "halfeven.serve.python_api.converting",
     "prove": "halfeven.serve.python_api.proving",
 }
-__all__ = ["AsyncClient", "Client", "Half", "__version__", "assert_half_equal", "convert", "load", "prove", "serve"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Half",
+    "__version__",
+    "assert_half_equal",
+    "convert",
+    "load",
+    "prove",
+    "serve",
+]
 
 
 def __getattr__(name: str) -> Any:
