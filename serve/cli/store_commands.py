@@ -24,14 +24,20 @@ def version_named(target: str) -> tuple[str, str]:
     return name, number
 
 
-def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
+def models(
+    store: StoreAt = DEFAULT_STORE,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also read every file of the active versions: was it changed?")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """List what is in the store, and the precision in which each active version was served last."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..versions.versions_in_store import damaged_files, store_at
 
         opened = store_at(store)
-        damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name))}
+        damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name, check))}
         found = {name: _versions(opened, name) for name in opened.names()}
         table = Table("model", "version", "served", "status", "forms", "reason", box=SIMPLE_HEAD)
         for name, versions in found.items():

@@ -41,8 +41,9 @@ def _listed(store: Store, model: str, number: int) -> dict[str, Any]:
     }
 
 
-def damaged_files(store: Store, model: str) -> list[str]:
-    """The faults of a model's files, a sentence each: of its manifests, and of every file of the active version.
+def damaged_files(store: Store, model: str, every_byte: bool) -> list[str]:
+    """The faults of a model's files, a sentence each: of its manifests, and of files of the active version that are
+    missing; with ``every_byte`` also of those that were changed, for which all are read.
 
     The files of older versions are not read: they may be many, and large.
     """
@@ -58,6 +59,9 @@ def damaged_files(store: Store, model: str) -> list[str]:
     if version is None:
         return found
     for file in version.manifest["files"]:
+        path = version.folder / file
+        if not every_byte and path.is_file() and not path.is_symlink():
+            continue
         try:
             version.opened(file).close()
         except DamagedFile as error:
