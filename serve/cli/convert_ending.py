@@ -31,8 +31,8 @@ def _served(version: Version, live: int | None) -> str:
     name, form = half.upper(), version.spec().form
     passed = [one for one, facts in version.manifest["forms"].items() if facts["passed"]]
     if form in passed:
-        return f"the proven {name} half, because form = {form!r} asks for it"
-    any_case = f"; form = {passed[0]!r} in model.toml serves the half in any case"
+        return f'the proven {name} half, because form = "{form}" asks for it'
+    any_case = f'; form = "{passed[0]}" in model.toml serves the half in any case'
     measured = f"if a server measures it {HALF_MUST_GAIN:g} times as fast when it first loads it"
     if resolve_device("auto").type == "cpu" and half not in this_processor().units():
         return (

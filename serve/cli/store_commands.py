@@ -1,5 +1,6 @@
 """The commands about the versions of a store: they read and move small files, and import no torch."""
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,8 @@ from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
 
 if TYPE_CHECKING:
     from ...models.store import Store
+
+_LONGEST_REASON = 120  # in the table; the whole sentence is in --json and in the report
 
 
 def version_named(target: str) -> tuple[str, str]:
@@ -44,7 +47,8 @@ def models(
             for version in versions:
                 forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
                 number = f"{version['version']}{' ●' if version['live'] else ''}"
-                cells = (name, number, _served(version), version["status"], forms, version["reason"])
+                reason = textwrap.shorten(version["reason"], _LONGEST_REASON, placeholder=" …")
+                cells = (name, number, _served(version), version["status"], forms, reason)
                 table.add_row(*map(Text, cells))
         table.caption = "●: the active version. served: its precision, form and device at its last activation"
         table.caption_justify = "left"
