@@ -137,7 +137,8 @@ def convert(
         passed = done.any_passed if form in (None, "auto") else done.asked_passed
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
         shown = Lines(
-            render_terminal(done.shown()), *map(Text, ["", *ending(done.version, opened, store, report)])
+            render_terminal(done.shown()),
+            *map(Text, ["", *ending(done.version, opened, folder, store, report)]),
         )
         return done.facts, shown, 0 if passed else refused
 

@@ -36,13 +36,13 @@ def test_the_lines_name_the_report_and_the_next_command(
     monkeypatch.chdir(tmp_path)
     for given, more in (("halfeven-store", ""), ("other", " --store other")):
         version = published(tmp_path / given, "torch")
-        lines = ending(version, Store(tmp_path / given), Path(given), None)
+        lines = ending(version, Store(tmp_path / given), tmp_path, Path(given), None)
         assert lines == [
             'served here: the proven FP16 half, because form = "torch" asks for it',
             f"report: {given}/models/net/1/report.html",
             f"next: halfeven serve{more}",
         ]
-    asked = ending(version, Store(tmp_path / given), Path(given), Path("page.html"))
+    asked = ending(version, Store(tmp_path / given), tmp_path, Path(given), Path("page.html"))
     assert asked[1] == "report: page.html"
 
 
@@ -57,13 +57,13 @@ def test_where_there_is_no_half_fp32_is_served(
     status: str, half: str | None, words: str, tmp_path: Path
 ) -> None:
     version = published(tmp_path, status=status, half=half)
-    assert words in ending(version, Store(tmp_path), tmp_path, None)[0]
+    assert words in ending(version, Store(tmp_path), tmp_path, tmp_path, None)[0]
 
 
 def test_a_refused_version_leaves_the_active_one(tmp_path: Path) -> None:
     published(tmp_path)
     second = published(tmp_path, status=REFUSED)
-    said = ending(second, Store(tmp_path), tmp_path, None)[0]
+    said = ending(second, Store(tmp_path), tmp_path, tmp_path, None)[0]
     assert said == "served here: version 1, which stays active; this one is refused"
 
 
@@ -74,7 +74,14 @@ def test_where_measurement_decides_it_is_said_what_is_likely(
     import torch
 
     monkeypatch.setattr(convert_ending, "resolve_device", lambda _: torch.device(device))
-    said = ending(published(tmp_path), Store(tmp_path), tmp_path, None)[0]
+    version, file = published(tmp_path), tmp_path / "net.onnx"
+    file.write_bytes(b"")
+    assert (
+        f"in the model.toml that `halfeven init {file}` writes serves"
+        in ending(version, Store(tmp_path), file, tmp_path, None)[0]
+    )
+    (tmp_path / "model.toml").write_text("")
+    said = ending(version, Store(tmp_path), file, tmp_path, None)[0]
     unlikely = device == "cpu" and "fp16" not in this_processor().units()
     assert ("probably FP32" in said) == unlikely
-    assert "measures it 1.1 times as fast" in said and 'form = "torch" in model.toml' in said
+    assert "measures it 1.1 times as fast" in said and 'form = "torch" in model.toml serves' in said
