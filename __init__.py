@@ -11,22 +11,36 @@ from halfeven.models.telemetry import switch_off
 from halfeven.models.version import __version__
 
 if TYPE_CHECKING:
+    from halfeven.serve.python_api.async_client import AsyncClient
     from halfeven.serve.python_api.client import Client
     from halfeven.serve.python_api.converting import convert, load
     from halfeven.serve.python_api.half import Half
+    from halfeven.serve.python_api.half_equality import assert_half_equal
     from halfeven.serve.python_api.proving import prove
     from halfeven.serve.python_api.serving import serve
 
 switch_off()
 
 _PLACES = {
+    "AsyncClient": "halfeven.serve.python_api.async_client",
     "Client": "halfeven.serve.python_api.client",
     "Half": "halfeven.serve.python_api.half",
+    "assert_half_equal": "halfeven.serve.python_api.half_equality",
     "convert": "halfeven.serve.python_api.converting",
     "load": "halfeven.serve.python_api.converting",
     "prove": "halfeven.serve.python_api.proving",
 }
-__all__ = ["Client", "Half", "__version__", "convert", "load", "prove", "serve"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Half",
+    "__version__",
+    "assert_half_equal",
+    "convert",
+    "load",
+    "prove",
+    "serve",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
-from .evidence import SOURCE_SUFFIXES, facts_of, files_of
+from .evidence import SOURCE_SUFFIXES, files_of
 from .guessing.bare import folder_at
 from .guessing.given_samples import laid_out
 from .inputs.samples import Samples, checked_samples, load_samples, read_tensors
@@ -42,6 +42,7 @@ from .road import travel
 from .signature_change import signature_change
 from .subject import CPU, Subject
 from .torch.forms import ProgramForms
+from .version_facts import facts_of
 
 GENERATED = 32
 # Ranges (least, largest) of generated integers, tried in this order if the model fails with the usual range.

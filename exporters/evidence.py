@@ -11,7 +11,7 @@ from typing import Any
 
 from ..models.errors import CannotConvert
 from ..models.opened_file import opened_inside
-from ..models.store import Draft, Version
+from ..models.store import Draft
 from .environment import environment
 from .gate.power import Power
 from .gate.refusals import accepting, without_advice
@@ -38,29 +38,6 @@ class Form:
     @property
     def passed(self) -> bool:
         return bool(self.facts["passed"])
-
-
-def facts_of(version: Version) -> dict[str, Any]:
-    """The facts of a version that the command line prints; paths are relative to the store."""
-    forms = {}
-    for name, facts in version.manifest["forms"].items():
-        file = facts.get("file")
-        path = (
-            {"path": f"models/{version.name}/{version.number}/{file}"} if file and version.has(file) else {}
-        )
-        forms[name] = {key: value for key, value in facts.items() if key != "file"} | path
-    return {
-        "model": version.name,
-        "version": version.number,
-        "digest": next((form["digest"] for form in forms.values() if form.get("digest")), version.digest),
-        "status": version.status,
-        "half": version.manifest["half"],
-        "reason": version.manifest["reason"],
-        "notes": version.manifest["notes"],
-        "samples": version.manifest.get("samples"),
-        "power": version.manifest.get("power"),
-        "forms": forms,
-    }
 
 
 def _every_half_misses(last: ParityReport) -> str:

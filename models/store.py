@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .durable import READABLE, fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
@@ -31,8 +31,10 @@ from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .reserve import with_reserve
-from .spec import ModelSpec
 from .stored_json import json_of, stored_bytes
+
+if TYPE_CHECKING:
+    from .spec import ModelSpec
 
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 # By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
@@ -102,10 +104,8 @@ class Version:
         except OSError as error:
             raise DamagedFile(f"{path} cannot be read ({error.strerror}); {restored(error)}") from error
         if found != expected:
-            raise DamagedFile(
-                f"{path} is damaged: its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…; "
-                f"{restored()}"
-            )
+            said = f"its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…"
+            raise DamagedFile(f"{path} is damaged: {said}; {restored()}")
 
     def bytes(self, file: str) -> bytes:
         """All bytes of one small file, after they were checked against the manifest."""
@@ -119,8 +119,10 @@ class Version:
         except ValueError as error:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 
-    def spec(self) -> ModelSpec:
+    def spec(self) -> "ModelSpec":
         """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
+        from .spec import ModelSpec  # brings numpy, which a command that only lists versions does not need
+
         data = self.json("spec.json")
         try:
             return replace(ModelSpec.from_json(data), name=self.name)
@@ -218,10 +220,8 @@ class Store:
             self._promote(version, by)
 
     def promote_over(self, current: int | None, version: Version, by: str) -> None:
-        """Promote only where ``current`` (None: nothing) is still active: compared and moved in one step.
-
-        Raises Conflict where another version was made active since, or for a refused one.
-        """
+        """Promote only where ``current`` (None: nothing) is still active: compared and moved in one step. Raises
+        Conflict where another version was made active since, or for a refused one."""
         with alias_lock(self._folder(version.name)):
             found = self.live_number(version.name)
             if found != current:

@@ -252,7 +252,12 @@ def grpc_beside(
     """The gRPC server that the settings ask for."""
     if settings.grpc_port is None:
         return None
-    from .grpc.grpc_server import GrpcServer  # grpcio is 20 MB that a server without gRPC does not need
+    try:
+        from .grpc.grpc_server import GrpcServer  # grpcio is 20 MB that a server without gRPC does not need
+    except ImportError as error:
+        raise BadSetting(
+            f"--grpc-port needs grpcio, which cannot be imported ({error}): pip install 'halfeven[grpc]'"
+        ) from error
 
     named = settings.name_on_the_wire
     return GrpcServer(front, roster, settings.host, settings.grpc_port, named, certificates, settings.limits)

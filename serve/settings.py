@@ -13,13 +13,14 @@ from ..models.model_name import NAME
 from ..models.nearest_name import nearest_name
 from ..models.order.one_order import DEFAULT_BOUNDS, OrderBounds
 from .access.certificates import Certificates
+from .access.client_key import VARIABLE, VARIABLES
 from .access.key_file import NAME_IN_STORE, KeyFile
 from .http.cross_origin import read_origins
 from .http.limits.request_limits import DEFAULTS, RequestLimits
 from .http.web_guard import WebGuard, is_loopback, read_names
 
 _MIB = 2**20
-_OTHER_VARIABLES = frozenset(("HALFEVEN_API_KEY",))  # of the commands that ask a server
+_OTHER_VARIABLES = frozenset((VARIABLE,))  # of the commands that ask a server
 _OF_TESTS = "HALFEVEN_TEST_"
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 
@@ -27,7 +28,7 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 class Settings(BaseSettings):
     """Every value is checked once, here."""
 
-    model_config = SettingsConfigDict(env_prefix="HALFEVEN_", extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=VARIABLES, extra="forbid")
 
     store: Path = Path("halfeven-store")
     models: Path | None = None
@@ -185,9 +186,8 @@ def read_settings(**given: object) -> Settings:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable of ours that is no setting, and so changes nothing."""
-    prefix = "HALFEVEN_"
-    known = {f"{prefix}{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
-    sent = [name for name in environment if name.upper().startswith(prefix) and name.upper() not in known]
+    known = {f"{VARIABLES}{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
+    sent = [name for name in environment if name.upper().startswith(VARIABLES) and name.upper() not in known]
     return [
         f"the environment variable {name} is no setting and changes nothing: the nearest one is "
         f"{nearest_name(name.upper(), sorted(known))}"

@@ -11,8 +11,7 @@ from ...models.guarded_reading import guarded
 from ...models.package import ModelFolder, check_program, parse_folder, read_folder
 from ..inputs.samples import read_tensors
 from .guess import Guess, name_for
-from .module_source import guess_module
-from .onnx_file import guess_onnx
+from .torch_file import SUFFIXES, advice_for
 
 TOML = "model.toml"
 _MOST = 1 << 20  # bytes of a config.json that are read
@@ -68,6 +67,9 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
 
     An ONNX file is run with such inputs where they are given. Raises BadFolder where nothing is guessed of such a path.
     """
+    from .module_source import guess_module  # both bring torch, without which a wrong path is named at once
+    from .onnx_file import guess_onnx
+
     file, _, function = path.partition(":")
     where = absolute(Path(file))
     if function and where.suffix == ".py":
@@ -88,6 +90,8 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
         raise BadFolder(
             f"{path} does not exist: expected a model file, a transformers folder or model.py:build"
         )
+    if where.suffix in SUFFIXES and (advice := advice_for(where)):
+        raise BadFolder(advice)
     raise BadFolder(
         f"{path} is no model folder and nothing that is taken without one: expected a folder with a model.toml, an "
         "ONNX file (.onnx), an exported program (.pt2), a transformers folder (config.json and safetensors), or "

@@ -33,7 +33,10 @@ def write_folder(
     where = Path(path.partition(":")[0] if ".py:" in path else path)
     is_file = where.is_file() and ".py:" not in path
     if folder is not None and (where.is_dir() or ".py:" in path):
-        raise BadInput(f"{path} stays where it is: model.toml is written beside it, so no FOLDER is taken")
+        raise BadInput(
+            f"FOLDER {folder}: of code and of a transformers folder nothing is copied, model.toml is written beside "
+            f"{where}: leave FOLDER out"
+        )
     refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
     guess = guess_at(path, arrays)
     target = (folder or Path(guess.spec.name)) if is_file else where if where.is_dir() else where.parent

@@ -41,6 +41,11 @@ from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_sam
 from .own_noise import widened_limits
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
+_LEGEND = (
+    "u: the error, as a multiple of the half's rounding unit at the output's largest value. SQNR: signal to noise "
+    "in dB, slice: that of the worst channel. flips: decisions that change. half: nodes in half. kept: nodes in FP32 "
+    "for the answer's sake. casts: nodes that change the datatype. size: bytes of the weights, of FP32's."
+)
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -50,25 +55,29 @@ def render_html(facts: Mapping[str, Any]) -> str:
 
 
 def render_terminal(facts: Mapping[str, Any]) -> Group:
-    """One row for each form and output, and under the table every sentence of a refusal and every note."""
+    """One row for each form and output, the legend, and every sentence of a refusal and every note."""
     fp32 = ", in FP32" if _in_fp32(facts) else ""
     title = escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}{fp32}")
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("form", "output", "verdict"):  # with these eight more it fits 80 columns
-        table.add_column(heading)
-    for heading in ("u / limit", "SQNR", "slice", "flips", "half", "kept", "casts", "bytes"):
+    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("form", no_wrap=True)
+    table.add_column("output", overflow="fold")  # what the others leave of 80 columns
+    table.add_column("verdict", no_wrap=True)
+    for heading in ("u/limit", "SQNR", "slice", "flips", "half", "kept", "casts", "size"):
         table.add_column(heading, justify="right", no_wrap=True)
     sentences: list[Text] = []
+    dtype = str(facts.get("half") or "fp16").upper()
     for form, found in facts["forms"].items():
         for row in _rows(form, found):
             table.add_row(*row)
         sentences += [Text(f"✗ {form}: {sentence}", style="red") for sentence in _sentences(found)]
-        sentences += [Text(f"  {form}: {sentence}") for sentence in (*_diagnoses(found), *_orders(found))]
+        sentences += [
+            Text(f"  {form}: {sentence}") for sentence in (*_diagnoses(found, dtype), *_orders(found))
+        ]
         widened = widened_limits(found.get("parity") or {})
         sentences += [Text(f"! {form}: {sentence}", style="yellow") for sentence in widened]
     sentences += [Text(f"! {sentence}", style="yellow") for sentence in _findings(facts)]
     sentences += [Text(f"  {note}") for note in facts.get("notes", ())]
-    return Group(table, *_verdict(facts), *sentences)
+    return Group(table, Text(), *_verdict(facts), *sentences, Text(), Text(_LEGEND, style="dim"))
 
 
 def _verdict(facts: Mapping[str, Any]) -> Iterable[Text]:
@@ -95,7 +104,7 @@ def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
             escape(form),
             escape(output["name"]),
             "[green]passed[/]" if output["passed"] else "[red]refused[/]",
-            f"{number_text(output['max_error_u'])} / {output['limit_u']:g}",
+            f"{number_text(output['max_error_u'])}/{output['limit_u']:g}",
             db_text(output["sqnr_db"], output["exact"]),
             db_text((output.get("worst_slice") or {}).get("db"), output["exact"]),
             f"{decisions['flipped']}/{decisions['decisions']}" if decisions else "–",
@@ -113,14 +122,16 @@ def _sentences(found: Mapping[str, Any]) -> list[str]:
     return ([error] if error else []) + [failure["message"] for failure in failures]
 
 
-def _diagnoses(found: Mapping[str, Any]) -> Iterable[str]:
+def _diagnoses(found: Mapping[str, Any], dtype: str) -> Iterable[str]:
     for diagnosis in (found.get("parity") or {}).get("diagnoses") or []:
         if diagnosis["verdict"] in ("range", "precision"):
             yield f"{diagnosis['verdict']}: {diagnosis['message']}"
         elif diagnosis["floor_u"] and diagnosis["error_u"]:
-            away = "" if diagnosis["distance"] is None else f", {number_text(diagnosis['distance'])} times"
             error, floor = number_text(diagnosis["error_u"]), number_text(diagnosis["floor_u"])
-            yield f"'{diagnosis['output']}' errs by {error}u where no half errs less than {floor}u{away}"
+            best = f"the best possible for {dtype}"
+            yield f"'{diagnosis['output']}' errs by {error}u, " + (
+                best if error == floor else f"where {floor}u is {best}"
+            )
 
 
 def _orders(found: Mapping[str, Any]) -> Iterable[str]:

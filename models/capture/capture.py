@@ -204,9 +204,23 @@ def _run_child(module: str, out: Path, folder: Path) -> dict[str, Any]:
             f"{code} ended its process ({exit_words(child.returncode)}); its last output: {_last_output(out)}"
         )
     if "error" in result:
-        sentence = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""
-        raise CaptureFailed(f"the model in {folder} cannot be captured: {result['error']}{sentence}")
+        frames = (
+            f"\n{result['traceback']}{_kept(result.get('every_frame', ''))}" if result["traceback"] else ""
+        )
+        raise CaptureFailed(f"the model in {folder} cannot be captured: {result['error']}{frames}")
     return result
+
+
+def _kept(every_frame: str) -> str:
+    """A sentence with the file that has the whole traceback; empty where none can be written."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="halfeven-traceback-", suffix=".txt", delete=False, errors="replace"
+        ) as file:
+            file.write(every_frame)
+    except OSError:
+        return ""
+    return f"the whole traceback is in {file.name}"
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

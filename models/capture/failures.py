@@ -71,15 +71,20 @@ CAUSES = (
 )  # fmt: skip
 
 
+_LONGEST = 2**20
+
+
 class Refused(Exception):
     """A failure that has a sentence of its own (others show the user's traceback)."""
 
 
 def described(error: BaseException, request: Request) -> dict[str, Any]:
-    """A failure as result.json has it: a sentence, and the traceback where the sentence needs one."""
+    """A failure as result.json has it: a sentence; where that needs it, the last frames (``traceback``) and all of them
+    (``every_frame``)."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
     found = {"error": explained(error, request), "traceback": tail(error, request)}
+    found["every_frame"] = "".join(traceback.format_exception(error))[-_LONGEST:]
     lacking = is_out_of_memory(error)
     return {**found, "out_of_memory": True} if lacking else found
 
@@ -211,12 +216,14 @@ def first_lines(error: object) -> str:
 
 
 def tail(error: BaseException, request: Request) -> str:
-    """The last frames of the user's own code and the last frame of all; torch's frames between them are left out."""
+    """Four lines: the last three frames of the user's own code, and the last frame of all."""
     _, error = getattr(error, "halfeven_inputs", ("", error))
     frames = traceback.extract_tb(error.__traceback__)
-    shown = of_the_model(frames, request)[-6:] or frames[-6:]
+    shown = of_the_model(frames, request)[-3:] or frames[-3:]
     shown += [frame for frame in frames[-1:] if frame not in shown]
-    return "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))[-4000:]
+    return "".join(
+        f"  {one.filename}:{one.lineno}, in {one.name}: {(one.line or '')[:200]}\n" for one in shown
+    )
 
 
 def is_own(file: str, request: Request) -> bool:

@@ -1,13 +1,36 @@
 """The key that the client commands send: that of the environment variable HALFEVEN_API_KEY, so that no process list
-shows it."""
+shows it, or that of ``--key`` or ``--key-file``, which takes its place in this process."""
 
 import os
 from collections.abc import Sequence
 from http import HTTPStatus
+from pathlib import Path
 
 from ...models.errors import BadSetting
 
-VARIABLE = "HALFEVEN_API_KEY"
+VARIABLES = "HALFEVEN_"  # how every environment variable of ours begins
+VARIABLE = f"{VARIABLES}API_KEY"
+
+
+def use_key(key: str | None) -> None:
+    """Send this key from now on."""
+    if key is not None:
+        os.environ[VARIABLE] = key
+
+
+def use_key_in(file: Path | None) -> None:
+    """Send the key that is the text of the file. Raises BadSetting."""
+    if file is None:
+        return
+    try:
+        words = file.read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"--key-file {file} cannot be read: {error}") from None
+    if len(words) != 1:
+        raise BadSetting(
+            f"--key-file {file}: expected one key, as `halfeven keys add` printed it, got {len(words)} words"
+        )
+    use_key(words[0])
 
 
 def key_headers(key: str | None = None) -> dict[str, str]:
@@ -22,8 +45,9 @@ def key_advice(status: int) -> str:
         return ""
     sent = "the key in it is none of this server's" if key_headers() else "it is not set"
     return (
-        f" (commands send the key of the environment variable {VARIABLE}: {sent}. The server's operator makes one with "
-        "`halfeven keys add NAME --store STORE`, or --key-file FILE where the server was started with one)"
+        f" (commands send the key of --key-file, --key or the environment variable {VARIABLE}: {sent}. The server's "
+        "operator makes one with `halfeven keys add NAME --store STORE`, or --key-file FILE where the server was "
+        "started with one)"
     )
 
 

@@ -18,10 +18,11 @@ from ...exporters.inputs.samples import load_samples
 from ...exporters.inputs.synthetic import USUAL_LENGTH, generate
 from ...models.batch_axis import array_batch_back, batch_first
 from ...models.datatypes import DATATYPES
-from ...models.errors import BadInput, BadSetting, UnknownName
+from ...models.errors import BadInput, BadSetting, NotReady, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import key_advice, request_headers
 from ..access.direct_requests import opened
+from ..access.refusal_words import READ_BYTES, words_of
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -68,7 +69,8 @@ class BenchedModel:
 def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> BenchedModel:
     """The model as the server describes it, its free dimensions as ``shapes`` has them (``ids=128``).
 
-    Raises BadSetting where no server answers or an option is wrong, UnknownName where there is no such model.
+    Raises NotReady where no server answers, BadSetting where an option is wrong, UnknownName where there is no such
+    model.
     """
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -110,18 +112,18 @@ def bodies(
 
 
 def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
-    """One request outside the load. Raises BadSetting where no server answers, else the server's refusal."""
+    """One request outside the load. Raises NotReady where no server answers, else the server's refusal."""
     request = urllib.request.Request(url, body, dict(headers))
     try:
         with opened(request, _PATIENCE_S) as answer:
             content = answer.read()
     except urllib.error.HTTPError as error:
-        said = error.read(4000).decode(errors="replace")
+        said = words_of(error.read(READ_BYTES))
         kind = UnknownName if error.code == 404 else BadInput
         hint = "; sizes of free dimensions are set with --shape" if error.code == 400 else ""
         raise kind(f"{url} answers {error.code}: {said}{hint}{key_advice(error.code)}") from None
     except (OSError, ValueError) as error:
-        raise BadSetting(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
+        raise NotReady(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
     try:
         return json.loads(content) if body is None else None
     except ValueError:

@@ -39,8 +39,8 @@ class Plan:
 
 
 def bench(url: str, name: str, plan: Plan, notify: Notify = print) -> dict[str, Any]:
-    """Every stage of the plan. Raises BadSetting where no server answers or an option is wrong, UnknownName for
-    an unknown model, BadInput in the server's own words where it refuses the very first request.
+    """Every stage of the plan. Raises NotReady where no server answers, BadSetting where an option is wrong,
+    UnknownName for an unknown model, BadInput in the server's own words where it refuses the very first request.
     """
     _check(plan)
     subject = find(url, name, plan.shapes, plan.headers)

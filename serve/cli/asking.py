@@ -15,9 +15,9 @@ from http import HTTPStatus
 from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
 from ..access.client_key import key_advice, key_headers
 from ..access.direct_requests import opened
+from ..access.refusal_words import READ_BYTES, words_of
 
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
-_LONGEST_WORDS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _sent(url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: f
             return Answer(answer.status, _lower(answer.headers.items()), answer.read())
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, _lower(error.headers.items()), error.read(_LONGEST_WORDS))
+            return Answer(error.code, _lower(error.headers.items()), error.read(READ_BYTES))
     except urllib.error.URLError as error:
         raise error.reason if isinstance(error.reason, OSError) else error from None
 
@@ -105,7 +105,7 @@ def _refusal(answer: Answer) -> BadInput | CannotServe:
         return BadInput(
             f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
         )
-    words = answer.body.decode(errors="replace") + key_advice(answer.status)
+    words = words_of(answer.body) + key_advice(answer.status)
     sentence = f"the server refused with {answer.status}: {words}"
     if answer.of_a_proxy:
         return NotReady(sentence)

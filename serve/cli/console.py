@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rich.segment import Segment
 
 from ...models.errors import BadSetting, HalfevenError
 from ...models.order.one_order import one_order
+from ..access.client_key import VARIABLE, use_key, use_key_in
 from ..http.error_mapping import exit_code_of
 
 # All control characters but tab and line feed: C0, DEL and C1. Names in a file and a server's words can have them.
@@ -23,6 +25,7 @@ _CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHA
     9: "\t",
     10: "\n",
 }
+_NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*")
 
 
 class _Terminal(Console):
@@ -39,6 +42,38 @@ out = _Terminal(highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
 StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="The folder of the store.")]
 DEFAULT_STORE = Path("halfeven-store")
+LOCAL = "http://127.0.0.1:8000"
+Url = Annotated[str, typer.Option("--url", help="The server.")]
+
+
+def _taken(use: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A callback of an option, whose value is used at once, and whose error is one of usage."""
+
+    def take(value: Any) -> None:
+        try:
+            use(value)
+        except BadSetting as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return take
+
+
+# What they give is sent by every request of this process (`client_key.py`): the commands themselves do not read them.
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        callback=_taken(use_key),
+        expose_value=False,
+        help=f"The server's API key; others on this machine can see it here. Default: {VARIABLE}.",
+    ),
+]
+KeyFileOf = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", callback=_taken(use_key_in), expose_value=False, help="A file that has the key alone."
+    ),
+]
 
 
 Work = Callable[[], tuple[Mapping[str, Any], Any, int]]
@@ -99,9 +134,26 @@ def check_target(option: str, file: Path | None) -> None:
 
 @contextmanager
 def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is done now: the function replaces it. Brackets in it are the text's own."""
+    """A line on stderr that says what is done now: the function replaces it. Brackets in it are the text's own. Without
+    a terminal each stage has a line of its own; sentences that differ only in their numbers are one stage."""
+    if not errors.is_terminal:
+        yield _lines()
+        return
     with errors.status(first) as status:
         yield lambda sentence: status.update(escape(sentence))
+
+
+def _lines() -> Callable[[str], None]:
+    shown = ""
+
+    def show(sentence: str) -> None:
+        nonlocal shown
+        stage = _NUMBER.sub("", sentence)
+        if stage != shown:
+            notify(sentence)
+            shown = stage
+
+    return show
 
 
 def _of_the_system(error: OSError) -> str:

@@ -25,7 +25,7 @@ from ...models.store import Store, Version
 from ..bench.callers import Caller, Traffic
 from ..finetune.client.job_command import fine_tune
 from ..finetune.training.loop.setting_names import EMULATED
-from ..http.routes.history import store_at
+from ..versions.versions_in_store import store_at
 from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
 from .demo_stage import MODEL, Notify, await_version, own_folder, server
 

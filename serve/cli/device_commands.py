@@ -36,8 +36,8 @@ def selftest(
     """Check a device in about a minute, and switch off by name, in the store, what is wrong there."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import store_at
         from ..selftest.selftest import selftest, table_of
+        from ..versions.versions_in_store import store_at
 
         check_target("--out", out)
         root = store_at(store, "what is wrong on this device", in_state=True).root

@@ -10,6 +10,7 @@ from rich.table import Table
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import INFER, SCOPES, KeyRecord
 from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
+from .help import Command, Group
 
 FIRST = (
     "this is the first key of {file}: from now on every server that looks at this file refuses requests without a key, "
@@ -20,7 +21,9 @@ LAST = (
     "another key; to serve without keys, remove the file and start the server again"
 )
 
-app = typer.Typer(name="keys", help="Make, list and revoke the keys of a server.", no_args_is_help=True)
+app = typer.Typer(
+    name="keys", cls=Group, help="Make, list and revoke the keys of a server.", no_args_is_help=True
+)
 
 FileAt = Annotated[
     Path | None,
@@ -30,7 +33,7 @@ FileAt = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def add(
     name: Annotated[str, typer.Argument(help="A name of your own, shown in the list and in messages.")],
     scope: Annotated[
@@ -65,7 +68,7 @@ def add(
     finish(work, as_json)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_keys(store: StoreAt = DEFAULT_STORE, key_file: FileAt = None, as_json: Json = False) -> None:
     """Show every key: its name, scopes, models and limits; never the key itself."""
 
@@ -88,7 +91,7 @@ def list_keys(store: StoreAt = DEFAULT_STORE, key_file: FileAt = None, as_json: 
     finish(work, as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def revoke(
     name: Annotated[str, typer.Argument(help="The key's name or id.")],
     store: StoreAt = DEFAULT_STORE,

@@ -2,34 +2,59 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.table import Table
+from rich.console import Group as Lines
 from rich.text import Text
 
-from ...models.errors import BadSetting, DamagedFile
+from ...models.errors import BadSetting
 from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
-from .backup_command import backup
+from ..http.error_mapping import EXIT_CODES
 from .bringing import import_models, init
-from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, finish_order, notify, progress
+from .console import (
+    DEFAULT_STORE,
+    LOCAL,
+    Json,
+    Key,
+    KeyFileOf,
+    StoreAt,
+    Url,
+    check_target,
+    finish,
+    finish_order,
+    notify,
+    progress,
+)
 from .device_commands import doctor, selftest
+from .help import Command, Group
 from .key_commands import app as keys
 from .lint_command import lint
 from .measuring import bench, tune
 from .other_engines import export, prove
 from .serve_command import serve
-from .training import finetune, job_metrics, reproduce, version_named
+from .server_commands import canary, cancel, jobs, load, shadow, status, unload
+from .store_commands import backup, models, promote_version, rollback
+from .training import finetune, job_metrics, reproduce
 from .utf8_mode import use_utf8
 
+_EXITS = "\n\n".join(
+    [
+        "Exit codes:",
+        *(f"{code}: {meaning}" for code, meaning in EXIT_CODES.items()),
+        "Reference: docs/commands.md",
+    ]
+)
 app = typer.Typer(
     name="halfeven",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    cls=Group,
+    epilog=_EXITS,
 )
 
 
@@ -59,7 +84,6 @@ def options(
     """Half precision, even answers: an inference server that proves FP16 equal before it serves it."""
 
 
-@app.command()
 def convert(
     folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml, or a bare model.")],
     store: StoreAt = DEFAULT_STORE,
@@ -86,12 +110,17 @@ def convert(
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.guessing.bare import folder_at
+
+        check_target("--report", report)
+        if not folder.exists():
+            folder_at(folder)  # says so before torch is imported
         from ...exporters.convert import Options, convert
         from ...exporters.report.page import render_terminal
         from ...models.engines.device_choice import resolve_device
-        from ..http.routes.history import store_at
+        from ..versions.versions_in_store import store_at
+        from .convert_ending import ending
 
-        check_target("--report", report)
         options = Options(
             *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
             search=search,
@@ -100,14 +129,18 @@ def convert(
             name=name,
         )
         with progress("converting") as show:
-            done = convert(folder, store_at(store, "the new version"), options, show)
+            done = convert(folder, opened := store_at(store, "the new version"), options, show)
         if report is not None:
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
             notify(f"{done.version}: the folder has not changed since; no new version")
         passed = done.any_passed if form in (None, "auto") else done.asked_passed
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
-        return done.facts, render_terminal(done.shown()), 0 if passed else refused
+        shown = Lines(
+            render_terminal(done.shown()),
+            *map(Text, ["", *ending(done.version, opened, folder, store, report)]),
+        )
+        return done.facts, shown, 0 if passed else refused
 
     finish_order(work, as_json)
 
@@ -120,7 +153,6 @@ def _forms(word: str | None) -> tuple[str, ...]:
     return known[word]
 
 
-@app.command()
 def parity(
     target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
     store: StoreAt = DEFAULT_STORE,
@@ -135,7 +167,7 @@ def parity(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.report.page import render_terminal
-        from ..http.routes.history import store_at
+        from ..versions.versions_in_store import store_at
         from .parity_command import judge_again, judge_saved
 
         if limit and (samples is not None or device != "auto"):
@@ -151,16 +183,17 @@ def parity(
     finish_order(work, as_json)
 
 
-@app.command()
 def predict(
-    name: str,
+    name: Annotated[str, typer.Argument(help="The model.")],
     file: Annotated[
         Path,
         typer.Argument(
             help='PNG, JPEG, npy, npz, safetensors, or JSON: {"INPUT": nested lists} or {"instances": [...]}.'
         ),
     ],
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Url = LOCAL,
+    key: Key = None,
+    key_file: KeyFileOf = None,
     answer: Annotated[Path | None, typer.Option("--out", help="Write a .png, .npy or .npz instead.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -175,7 +208,6 @@ def predict(
     finish(work, as_json)
 
 
-@app.command()
 def samples(
     target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
     pictures: Annotated[Path, typer.Argument(help="A folder of PNG and JPEG files, or one such per label.")],
@@ -186,7 +218,7 @@ def samples(
     """Make a samples file, which is a training file too, of a folder of pictures."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import store_at
+        from ..versions.versions_in_store import store_at
         from .pack import pack
 
         facts = pack(target, pictures, out, store_at(store))
@@ -195,72 +227,6 @@ def samples(
     finish(work, as_json)
 
 
-@app.command()
-def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
-    """List what is in the store."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import damaged_files, history_of, store_at
-
-        opened = store_at(store)
-        damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name))}
-        found: dict[str, list[Mapping[str, Any]]] = {}
-        for name in opened.names():
-            try:
-                found[name] = list(history_of(opened).versions(name))
-            except DamagedFile:  # which version is active cannot be read; it is among the damaged
-                found[name] = []
-        table = Table("model", "version", "active", "status", "forms", "reason")
-        for name, versions in found.items():
-            for version in versions:
-                forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
-                live = "●" if version["live"] else ""
-                cells = (name, str(version["version"]), live, version["status"], forms, version["reason"])
-                table.add_row(*map(Text, cells))
-        for name, faults in damaged.items():
-            for fault in faults:
-                notify(f"damaged: {name}: {fault}")
-        way = f"`halfeven convert FOLDER --store {opened.root}` puts one there"
-        none = f"the store {opened.root} has no model yet; {way}"
-        return {"models": found, "damaged": damaged}, table if found or damaged else none, 0
-
-    finish(work, as_json)
-
-
-@app.command()
-def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Make the previous version active again; a running server follows within two seconds."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import history_of, store_at
-
-        facts = history_of(store_at(store, "which version is active")).rollback(name)
-        return facts, f"{name}@{facts['version']} is active", 0
-
-    finish(work, as_json)
-
-
-@app.command()
-def promote(
-    target: Annotated[
-        str, typer.Argument(help="NAME@VERSION: a live version, also one that a job left held.")
-    ],
-    store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
-    """Make a version the active one by hand; a running server follows within two seconds."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import promote, store_at
-
-        name, number = version_named(target)
-        facts = promote(store_at(store, "which version is active"), name, number)
-        return facts, f"{target} is active", 0
-
-    finish(work, as_json)
-
-
-@app.command()
 def demo(
     keep_store: Annotated[
         Path | None, typer.Option("--store", help="Keep the store and reports here.")
@@ -278,21 +244,20 @@ def demo(
     finish(work, as_json)
 
 
-app.command()(init)
-app.command("import")(import_models)
-app.command()(serve)
-app.command()(export)
-app.command()(prove)
-app.command()(bench)
-app.command()(tune)
-app.command()(doctor)
-app.command()(selftest)
-app.add_typer(keys)
-app.command()(backup)
-app.command()(finetune)
-app.command()(reproduce)
-app.command()(job_metrics)
-app.command()(lint)
+# The order is that of `halfeven --help`.
+_GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
+    "Start": (demo, doctor, selftest),
+    "Models: convert, prove, hand on": (convert, init, import_models, parity, samples, export, prove),
+    "Versions in a store": (models, promote_version, rollback, backup),
+    "Serve": (serve, tune, bench),
+    "Ask and order a running server": (status, predict, canary, shadow, load, unload),
+    "Fine-tune": (finetune, jobs, cancel, job_metrics, reproduce, lint),
+}
+_NAMES = {import_models: "import", promote_version: "promote"}
+for _group, _commands in _GROUPS.items():
+    for _command in _commands:
+        app.command(_NAMES.get(_command), cls=Command, rich_help_panel=_group)(_command)
+app.add_typer(keys, rich_help_panel="Serve")
 
 
 if __name__ == "__main__":

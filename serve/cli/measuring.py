@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, notify, progress
+from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, check_target, finish, notify, progress
 
 
 def bench(
@@ -29,6 +29,8 @@ def bench(
     ] = None,
     header: Annotated[list[str] | None, typer.Option(help="'NAME: VALUE', sent with every request.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until a request counts as lost.")] = 30.0,
+    key: Key = None,
+    key_file: KeyFileOf = None,
     report: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -66,8 +68,9 @@ def tune(
     """Measure forms, batch sizes, threads and delay on this device, and keep the winner for `serve`."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import store_at
-        from ..tuning.search import described, tune
+        from ..tuning.search import tune
+        from ..tuning.shown import described
+        from ..versions.versions_in_store import store_at
 
         facts = tune(name, store_at(store, "the winner", in_state=True), device, seconds, notify)
         return facts, described(facts), 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import DEFAULT_STORE, Json, StoreAt, finish, finish_order, notify
+from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, finish, finish_order, notify
 
 
 def export(
@@ -22,7 +22,7 @@ def export(
         from rich.text import Text
 
         from ...exporters.exported.folder import export as write
-        from ..http.routes.history import store_at
+        from ..versions.versions_in_store import store_at
         from .parity_command import version_called
 
         facts = write(version_called(target, store_at(store)), engine, folder, notify)
@@ -46,6 +46,8 @@ def prove(
     header: Annotated[
         list[str] | None, typer.Option(help="'NAME: VALUE', sent with every request to a server.")
     ] = None,
+    key: Key = None,
+    key_file: KeyFileOf = None,
     as_json: Json = False,
 ) -> None:
     """Compare another engine's answers with those of the FP32 original, by the rules that judge a half."""

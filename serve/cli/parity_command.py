@@ -10,12 +10,12 @@ from typing import Any
 from ...exporters.convert import Options, convert
 from ...exporters.device_proofs import keep_proof
 from ...exporters.environment import environment
-from ...exporters.evidence import facts_of
 from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.reprove import holds_here, reprove
 from ...exporters.selftest_record import obey_selftest
 from ...exporters.subject import CPU
+from ...exporters.version_facts import facts_of
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
 from ...models.engines.true_fp32 import use_true_fp32

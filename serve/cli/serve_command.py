@@ -1,5 +1,6 @@
-"""``halfeven serve``: its options. Each is a setting too (``HALFEVEN_…``); `serve/settings.py` has the rest."""
+"""``halfeven serve``: its options. Each is a setting too, as its help says; `serve/settings.py` has the rest."""
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..access.client_key import VARIABLES
 from ..logs import announce, make_all_stderr_json, set_up
 from .console import Json, finish, notify
 
@@ -19,20 +21,20 @@ def _option(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help)
 
 
-Store = Annotated[Path | None, _option("The folder of the store.")]
+Store = Annotated[Path | None, _option("The folder of the store; default halfeven-store.")]
 State = Annotated[
     Path | None,
     _option("Only read the store, and keep state here; default, where it may not be written: in the cache."),
 ]
 Models = Annotated[Path | None, _option("Also convert the model folders found here.")]
-Host = Annotated[str | None, _option("The address to listen on; default loopback.")]
-Port = Annotated[int | None, _option("0 takes a free one.")]
+Host = Annotated[str | None, _option("The address to listen on; default 127.0.0.1, this machine alone.")]
+Port = Annotated[int | None, _option("The port; default 8000. 0 takes a free one.")]
 GrpcPort = Annotated[int | None, _option("Speak gRPC too, at this port (8001 by custom); default not.")]
 HttpWorkers = Annotated[
     str | None, typer.Option(hidden=True)
 ]  # refused by the settings, with what replaced it
-Device = Annotated[str | None, _option("auto, cpu or cuda:N.")]
-Fallback = Annotated[str | None, _option("fp32 or none: when a half is refused.")]
+Device = Annotated[str | None, _option("auto, cpu or cuda:N; default auto.")]
+Fallback = Annotated[str | None, _option("fp32 or none, where a half is refused; default fp32.")]
 KeyFile = Annotated[Path | None, _option("The file of the keys; default: in the store (`halfeven keys`).")]
 Certificate = Annotated[Path | None, _option("Speak TLS: a PEM file with the certificate and its chain.")]
 PrivateKey = Annotated[Path | None, _option("The certificate's private key, a PEM file, not encrypted.")]
@@ -48,17 +50,20 @@ Required = Annotated[
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
 ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
 Sample = Annotated[
-    float | None, _option("Share of a half's live requests that its FP32 whole checks; default 0.001.")
+    float | None, _option("Share of a half's requests that its FP32 original checks; default 0.001.")
 ]
 Kept = Annotated[
-    float | None, _option("Seconds that a replaced version stays loaded and the new one is on trial.")
+    float | None,
+    _option("Seconds that a replaced version stays loaded and the new one is on trial; default 600."),
 ]
-Rescue = Annotated[bool | None, _option("Keep the FP32 whole loaded beside a half.", "--rescue/--no-rescue")]
+Rescue = Annotated[
+    bool | None, _option("Keep the FP32 original loaded beside a half; default yes.", "--rescue/--no-rescue")
+]
 Drain = Annotated[
     float | None, _option("Seconds after SIGTERM in which the server is not ready but answers; default 5.")
 ]
-LogLevel = Annotated[str | None, _option("debug, info, warning or error.")]
-LogFormat = Annotated[str | None, _option("text, or json: one object a line.")]
+LogLevel = Annotated[str | None, _option("debug, info, warning or error; default warning.")]
+LogFormat = Annotated[str | None, _option("text, or json: one object a line; default text.")]
 AccessLog = Annotated[bool | None, _option("Log every infer request.", "--access-log")]
 
 
@@ -116,12 +121,17 @@ def serve(
     finish(work, as_json)
 
 
+for _name, _parameter in inspect.signature(serve).parameters.items():
+    if _name not in ("http_workers", "as_json"):
+        _parameter.annotation.__metadata__[0].help += f" [{VARIABLES}{_name.upper()}]"
+
+
 def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     """Serve until a signal comes."""
     from ..access.access_control import AccessControl
-    from ..http.routes.history import store_at
     from ..server import serve
     from ..settings import unknown_variables
+    from ..versions.versions_in_store import store_at
 
     set_up(settings.log_level, settings.log_format, settings.access_log)
     for sentence in unknown_variables(os.environ):

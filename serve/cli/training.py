@@ -9,17 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ...models.errors import BadInput, BadSetting
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .console import DEFAULT_STORE, LOCAL, Json, Key, KeyFileOf, StoreAt, Url, errors, finish, notify
+from .store_commands import version_named
 
 Published = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-def version_named(target: str) -> tuple[str, str]:
-    """Name and number of NAME@VERSION. Raises BadInput."""
-    name, _, number = target.partition("@")
-    if not number:
-        raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
-    return name, number
 
 
 def settings_of(words: Sequence[str]) -> dict[str, Any]:
@@ -59,7 +52,9 @@ def finetune(
     name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
     data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
     validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Url = LOCAL,
+    key: Key = None,
+    key_file: KeyFileOf = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW's; else a range test finds it.")] = None,
@@ -119,7 +114,9 @@ def job_metrics(
     job: Annotated[str, typer.Argument(help="The identifier of a fine-tuning job, ftjob-….")],
     tensorboard: Annotated[Path | None, typer.Option(help="Write an event file into a folder here.")] = None,
     mlflow: Annotated[Path | None, typer.Option(help="Write a run into this MLflow folder (mlruns).")] = None,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Url = LOCAL,
+    key: Key = None,
+    key_file: KeyFileOf = None,
     as_json: Json = False,
 ) -> None:
     """Write the course of a fine-tuning job for TensorBoard or MLflow."""
@@ -158,8 +155,8 @@ def reproduce(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.inputs.samples import MAX_BYTES
         from ..finetune.jobs.reproducing import reproduce, sentence_of
-        from ..http.routes.history import store_at, version_of
         from ..settings import largest_upload
+        from ..versions.versions_in_store import store_at, version_of
 
         name, number = version_named(target)
         opened, most = store_at(store), max(MAX_BYTES, largest_upload())

@@ -19,6 +19,7 @@ from ...models.batch_axis import array_batch_back, array_batch_first
 from ...models.datatypes import name_of
 from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
 from ..access.direct_requests import opened
+from ..access.refusal_words import READ_BYTES, words_of
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json
 
 MOST_BYTES = 1 << 30  # of one answer
@@ -120,8 +121,7 @@ def _ask(
         with opened(request, timeout_s) as answer:
             return _read(answer, url, deadline), answer.headers.get(HEADER_LENGTH)
     except urllib.error.HTTPError as error:
-        words = error.read(4000).decode(errors="replace")
-        raise EngineFailed(f"{url} answers {error.code}: {words}") from None
+        raise EngineFailed(f"{url} answers {error.code}: {words_of(error.read(READ_BYTES))}") from None
     except (OSError, http.client.HTTPException) as error:
         raise NotReady(
             f"no answer from {url} within {timeout_s:g} s: {error}; does the server run?"

@@ -13,12 +13,13 @@ from ..batching.interface import Answer
 from .error_mapping import SlowBody
 from .inference import taken_away
 from .limits.memory_budget import Lease, MemoryBudget, json_bytes, unlimited
-from .limits.request_limits import DEFAULTS
+from .limits.request_limits import DEFAULTS, MORE_ROOM
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 MAX_CHUNKS = DEFAULTS.body_pieces
+_MIB = 2**20
 _LEASE = "halfeven.lease"  # in the scope of a request
 
 
@@ -84,9 +85,9 @@ def _check_declared_length(headers: Iterable[tuple[bytes, bytes]], limit: int) -
 
 
 def _too_large(size: str, limit: int) -> str:
-    return (
-        f"request size of {size} bytes exceeds the maximum allowed input size of {limit} bytes; "
-        "send fewer rows in one request, or start the server with a larger limit"
+    """Bounds below a MiB are those of orders, which no setting changes."""
+    return f"request size of {size} bytes exceeds the maximum allowed input size of {limit} bytes" + (
+        "" if limit < _MIB else f"; {MORE_ROOM}"
     )
 
 

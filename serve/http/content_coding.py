@@ -15,6 +15,7 @@ from typing import Any
 from ...models.errors import BadRequest, TooLarge
 from .error_mapping import UnknownCoding
 from .limits.memory_budget import Lease
+from .limits.request_limits import MORE_ROOM
 
 InThread = Callable[..., Awaitable[Any]]  # calls a function with arguments elsewhere
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's words for the two wrappers
@@ -86,7 +87,7 @@ def _whole(stream: "zlib._Decompress", body: bytes, limit: int, name: str, size:
     if max(size, len(body)) > limit:
         raise TooLarge(
             f"request size of more than {limit} bytes once decompressed exceeds the maximum allowed input size of "
-            f"{limit} bytes; send fewer rows in one request, or start the server with a larger limit"
+            f"{limit} bytes; {MORE_ROOM}"
         )
     if not stream.eof:
         raise BadRequest(f"the request's body is cut off: its {name} stream does not end")

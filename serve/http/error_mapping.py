@@ -149,6 +149,15 @@ _EXIT: dict[type[BaseException], int] = {
     OSError: 2,  # a file or folder that the caller named
     BaseException: 1,
 }
+# What each exit code of the command line means; 1 to 4 of an error are those of `_EXIT`.
+EXIT_CODES = {
+    0: "done",
+    1: "anything else: no server answers, the server's or halfeven's own fault, interrupted by Ctrl-C",
+    2: "bad usage or input, or a file, folder or store that cannot be read or written; the message names it",
+    3: "refused: by the parity gate, or by what judges a fine-tuned version; or a check found something (`lint`, "
+    "`selftest`, `reproduce`)",
+    4: "cannot be captured, converted or exported",
+}
 _LONGEST, _QUOTED = DEFAULTS.error_characters, DEFAULTS.quoted_characters
 _LONG_QUOTATION = re.compile(
     rf"(?<!\w)'[^']{{{_QUOTED},}}'(?!\w)|\"[^\"]{{{_QUOTED},}}\"|\S{{{_QUOTED},}}"  # no apostrophe of a word

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ...models.errors import BadInput, EngineFailed, TimedOut
+from ...models.errors import BadInput, EngineFailed, Overloaded, TimedOut
 from ..access.client_key import key_headers
 from ..cli.asking import ask
 from ..cli.console import notify
@@ -23,14 +23,17 @@ from .arrays_given import Given, as_numpy, by_name, rows_in
 
 class Client:
     """One server by its URL. ``key``: by default that of HALFEVEN_API_KEY. A prediction whose answer was lost on the
-    way is asked once more.
+    way is asked once more; one that the server is too busy for is asked again up to ``retries`` times, when it says.
 
     Every method raises BadInput with the server's words where it refuses, Overloaded where it is to be asked later,
     NotReady where no server answers.
     """
 
-    def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, url: str, *, key: str | None = None, timeout_s: float = 60.0, retries: int = 2
+    ) -> None:
         self.url, self._key, self._timeout_s = url.rstrip("/"), key, timeout_s
+        self._retries = retries
         self._remote = Remote(self.url, key=key)
         self._signatures = dict[str, tuple[list[str], list[str]]]()
 
@@ -105,7 +108,14 @@ class Client:
         self, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[Mapping[str, str], bytes]:
         more = {**key_headers(self._key), **headers}
-        return ask(f"{self.url}{path}", body, timeout_s=self._timeout_s, headers=more)
+        for left in reversed(range(self._retries + 1)):
+            try:
+                return ask(f"{self.url}{path}", body, timeout_s=self._timeout_s, headers=more)
+            except Overloaded as error:
+                if not left or error.retry_after_s > self._timeout_s:
+                    raise
+                time.sleep(error.retry_after_s)
+        raise AssertionError("retries is at least 0")
 
 
 class Job:

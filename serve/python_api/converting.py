@@ -25,8 +25,8 @@ from ...models.spec import KINDS
 from ...models.store import Store
 from ..cli.console import progress as progress_line
 from ..cli.parity_command import version_called
-from ..http.routes.history import store_at
 from ..settings import order_bounds
+from ..versions.versions_in_store import store_at
 from .arrays_given import Given, rows_in
 from .half import Half
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ...exporters.convert import Conversion, check_signature
-from ...exporters.evidence import facts_of
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
 from ...exporters.report.page import render_terminal
+from ...exporters.version_facts import facts_of
 from ...models.errors import ParityRefused
 from ...models.store import LIVE, OPERATOR, Store, Version
 from ...models.version_copy import copied_version
-from ..http.routes.history import store_at
+from ..versions.versions_in_store import store_at
 from .arrays_given import Given, by_name, is_tensor
 from .in_process import InProcess
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ..background_server import BackgroundServer
-from ..http.routes.history import store_at
 from ..settings import read_settings
+from ..versions.versions_in_store import store_at
 from .half import Half
 
 

@@ -12,10 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 
 from ...exporters.inputs.samples import Samples, stored_samples
 from ...exporters.selftest_record import obey_selftest
@@ -283,38 +279,3 @@ def _row(one: Measured, rows: int) -> dict[str, Any]:
         "seconds": taken,
         "rows_per_second": rows / taken,
     }
-
-
-def described(facts: Mapping[str, Any]) -> Group:
-    """Every measurement for a terminal: rows per second by batch, a line for each way; then the delays."""
-    sizes = sorted({row["rows"] for row in facts["measurements"]})
-    table = Table(
-        title=escape(f"{facts['model']}@{facts['version']}: rows per second, by batch"), box=SIMPLE_HEAD
-    )
-    table.add_column("form")
-    for size in sizes:
-        table.add_column(str(size), justify="right", no_wrap=True)
-    rates: dict[Way, dict[int, float]] = {}
-    for row in facts["measurements"]:
-        way = Way(row["form"], row["precision"], CpuSetup(row["threads"], frozenset(row["passes"])))
-        rates.setdefault(way, {})[row["rows"]] = row["rows_per_second"]
-    for way, by_size in rates.items():
-        table.add_row(str(way), *(f"{by_size[size]:,.0f}" for size in sizes))
-    winner = Winner(**facts["winner"])
-    return Group(table, *_delays(facts["simulations"]), f"winner: {winner}", _advice(winner))
-
-
-def _delays(simulations: list[dict[str, Any]]) -> list[Table]:
-    if not simulations:
-        return []
-    table = Table("delay µs", "callers", "per second", "p50 ms", "p99 ms", box=SIMPLE_HEAD)
-    for one in simulations:
-        numbers = (one["per_second"], one["p50_ms"], one["p99_ms"])
-        table.add_row(str(one["delay_us"]), str(one["callers"]), *(f"{number:,.4g}" for number in numbers))
-    return [table]
-
-
-def _advice(winner: Winner) -> str:
-    if not winner.queue_delay_us:
-        return "no queue delay gains anything here"
-    return f"batching.max_queue_delay_us = {winner.queue_delay_us} in model.toml would gain throughput here"

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from ...exporters.evidence import facts_of
+from ...exporters.version_facts import facts_of
 from ...models.errors import BadInput, Conflict, HalfevenError, NotReady, UnknownName
 from ...models.store import LIVE, Version
 from .orders import events

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.maker import Maker
 from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.version_facts import facts_of
 from halfeven.models.errors import CannotConvert
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.store import Store

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.gate.divergence import SENTINEL
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from halfeven.exporters.gate.trial import Pair, pairs_of
@@ -28,6 +27,7 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.stored import stored_ties
 from halfeven.exporters.prove import answers_of, ties_of, tried
 from halfeven.exporters.report.headline import headline, judged_samples, one_in
+from halfeven.exporters.version_facts import facts_of
 from halfeven.models.engines.load import load_half, load_whole, whole_module
 from halfeven.models.errors import HalfevenError
 from halfeven.models.store import LIVE, Version

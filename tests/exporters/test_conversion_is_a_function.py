@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters import prove
-from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.inputs.planning import BYTES, few
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.prove import (
@@ -27,6 +26,7 @@ from halfeven.exporters.search.delta_debugging import Budget
 from halfeven.exporters.subject import Subject
 from halfeven.exporters.threads import FEW, LARGE_ROW, MANY, fixed_threads
 from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.version_facts import facts_of
 from halfeven.models.errors import OutOfTime
 from halfeven.models.package import Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters import road
-from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.gate.power import (
     BYPASSED,
     DAMPED,
@@ -29,17 +28,18 @@ from halfeven.exporters.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_original import ProgramOriginal
+from halfeven.exporters.version_facts import facts_of
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from halfeven.models.store import Store, Version
 from torch import Tensor, nn
 
+from tests.command_line import run
 from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured, cases
 from tests.corpus.case import linear, net
 from tests.exporters.blind_nets import blind_nets, usual
 from tests.programs import whole
-from tests.command_line import run
 
 HEALTHY = [name for name, case in CORPUS.items() if not case.trap]
 EXPLAINED = {"", DAMPED, STEP, BYPASSED}

@@ -186,15 +186,21 @@ class Watch:
 
 
 class Bar:
-    """One live line on stderr: bytes while sending, then step, loss, scale, skipped steps and what is left."""
+    """One live line on stderr: bytes while sending, then step, loss, scale, skipped steps and what is left. Without a
+    terminal a line for each stage, and for each tenth of the steps."""
 
     def __init__(self, console: Console) -> None:
+        self._console, self._printed = console, ("", 0)
         description, facts = (TextColumn(column, markup=False) for column in _COLUMNS)
-        self._progress = Progress(description, BarColumn(24), facts, console=console)
+        self._progress = Progress(
+            description, BarColumn(24), facts, console=console, disable=not console.is_terminal
+        )
         self._task = self._progress.add_task("sending", total=None, facts="")
 
     def __enter__(self) -> "Bar":
         self._progress.start()
+        if not self._console.is_terminal:
+            self._console.print("sending")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -209,6 +215,10 @@ class Bar:
         self._progress.update(
             self._task, description=stage, completed=done, total=total, facts=facts, refresh=True
         )
+        tenth = 10 * done // total if total else 0
+        if not self._console.is_terminal and self._printed != (stage, tenth):
+            self._printed = stage, tenth
+            self._console.print(f"{stage}: {facts}" if facts else stage, markup=False)
 
 
 def described(job: Job) -> tuple[str, str, int, int | None]:

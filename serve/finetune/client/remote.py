@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
 from ...access.client_key import key_advice, key_headers
+from ...access.refusal_words import words_of
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -189,23 +190,13 @@ def _read(status: int, body: bytes) -> dict[str, Any]:
     except ValueError:
         answer = None
     if status in _BUSY:
-        raise NotReady(f"the server refused with {status}: {_words(answer, body)}.")
+        raise NotReady(f"the server refused with {status}: {words_of(body)}.")
     if status >= 500:
-        raise CannotServe(f"the server failed with {status}: {_words(answer, body)}")
+        raise CannotServe(f"the server failed with {status}: {words_of(body)}")
     if not 200 <= status < 300:
         raise _REFUSALS.get(status, BadInput)(
-            f"the server refused with {status}: {_words(answer, body)}{key_advice(status)}"
+            f"the server refused with {status}: {words_of(body)}{key_advice(status)}"
         )
     if not isinstance(answer, dict):
         raise CannotServe(f"expected a JSON object, got {body[:80]!r}; is this a halfeven server?")
     return answer
-
-
-def _words(answer: Any, body: bytes) -> str:
-    """The sentence of an RFC 9457 problem, of OpenAI's error object or of V2's; else the body's beginning."""
-    if isinstance(answer, dict):
-        error = answer.get("error")
-        sentence = answer.get("detail") or (error.get("message") if isinstance(error, dict) else error)
-        if isinstance(sentence, str):
-            return sentence[:4000]
-    return body[:400].decode(errors="replace")

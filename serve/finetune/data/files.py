@@ -396,5 +396,5 @@ def _clean(filename: str) -> str:
 def _too_large(size: str, limit: int) -> str:
     return (
         f"the upload has {size} bytes, at most {limit} are taken; send fewer rows, or start the server with a "
-        "larger limit"
+        "larger HALFEVEN_MAX_UPLOAD_MIB"
     )

@@ -137,8 +137,14 @@ def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
 
 
 def _table(path: Path, kind: str, max_bytes: int) -> Any:
-    import pyarrow
-    from pyarrow import csv, json, parquet
+    try:
+        import pyarrow
+        from pyarrow import csv, json, parquet
+    except ImportError as error:
+        raise BadSamples(
+            f"Parquet, CSV and JSON lines are read by pyarrow, which cannot be imported here ({error}): send "
+            "safetensors or npz, or have the server's operator pip install 'halfeven[finetune]'"
+        ) from error
 
     try:
         if kind == CSV:

@@ -69,9 +69,14 @@ def _check_directory(body: bytes) -> None:
     if at < 0 or at + _END_SIZE > len(body):
         raise BadRequest("the body is not an npz file: it breaks off; send the whole file")
     (size,) = struct.unpack_from("<I", body, at + 12)
-    if size > _MAX_DIRECTORY or body[max(0, at - _LOCATOR_SIZE) : at].startswith(_ZIP64_LOCATOR):
+    if size > _MAX_DIRECTORY:
         raise TooLarge(
             f"the npz file lists more members than a model can have ({_MAX_DIRECTORY} bytes of list)"
+        )
+    if body[max(0, at - _LOCATOR_SIZE) : at].startswith(_ZIP64_LOCATOR):
+        raise BadRequest(
+            "the body is a ZIP64 archive, as torch.save writes them, and no npz file: send inputs, as numpy.savez or "
+            "safetensors write them, not a model"
         )
 
 

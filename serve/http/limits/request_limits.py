@@ -51,3 +51,4 @@ class RequestLimits:
 
 
 DEFAULTS = RequestLimits()
+MORE_ROOM = "send fewer rows in one request, or start the server with a larger HALFEVEN_MAX_BODY_MIB"

@@ -269,6 +269,8 @@ def test_a_module_that_gives_complex_numbers_is_refused_with_the_way_out(tmp_pat
 def test_code_that_fails_is_reported_with_its_own_traceback(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no weights here')\n")
     np.savez(tmp_path / "inputs.npz", x=np.zeros((2, 4), np.float32))
+    code, _, said = run("init", f"{tmp_path}/model.py:build", tmp_path / "there")
+    assert code == 2 and f"model.toml is written beside {tmp_path / 'model.py'}: leave FOLDER out" in said
     code, _, said = run("init", f"{tmp_path}/model.py:build", "--samples", tmp_path / "inputs.npz")
     assert code == 4 and "no weights here" in said
     assert not (tmp_path / "model.toml").exists()

@@ -69,8 +69,8 @@ def facts(parity: dict, **changes) -> dict:
     } | changes
 
 
-def terminal(reply: dict) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+def terminal(reply: dict, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     with console.file:
         console.print(render_terminal(reply))
         return console.export_text()
@@ -367,6 +367,21 @@ def test_a_curve_rises_with_the_error_and_the_limit_divides_it(random):
     )
 
 
+def test_the_table_fits_80_columns_and_its_columns_have_a_legend(random):
+    parity = report(random, 1e-4)
+    for output in parity["outputs"]:
+        output["name"] = "last_hidden_state"
+    reply = facts(parity)
+    for form in reply["forms"].values():
+        form |= {"nodes": 1204, "half_nodes": 1180, "casts": 120, "kept": [{}] * 24}
+    lines = terminal(reply, width=80).splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    (head,) = [line for line in lines if line.startswith("form")]
+    for word in head.replace("u/limit", "u").split()[3:]:
+        assert f"{word}: " in " ".join(lines)
+    assert "passed" in " ".join(lines) and "1180/1204" in " ".join(lines)
+
+
 def test_the_floor_and_the_verdict_are_told(random):
     whole = random.standard_normal((40, 10)).astype(np.float32)
 
@@ -381,7 +396,7 @@ def test_the_floor_and_the_verdict_are_told(random):
         assert found["verdict"] == verdict and f"{found['floor_u']:.3g}u" in page.text
         assert len(page.of("div", "floor")) == 2
         if verdict == "equal":
-            assert f"errs less than {found['floor_u']:.3g}u" in table
+            assert f"where {found['floor_u']:.3g}u is the best possible for FP16" in table
         else:
             assert found["message"] in page.text and found["message"] in " ".join(table.split())
 

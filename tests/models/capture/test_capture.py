@@ -291,7 +291,7 @@ def test_code_that_raises_is_told_with_file_and_line(captures: Captures) -> None
     message = captures.failed("raises")
     file = captures.root / "raises/model.py"
     line = file.read_text().splitlines().index("        raise ValueError('of mine')") + 1
-    assert "ValueError: of mine" in message and f'File "{file}", line {line}, in forward' in message
+    assert "ValueError: of mine" in message and f"{file}:{line}, in forward" in message
 
 
 @pytest.mark.slow

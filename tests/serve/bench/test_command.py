@@ -131,7 +131,6 @@ def test_refusals_are_figures_and_only_a_stage_without_any_good_answer_is_a_fail
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("http://127.0.0.1:1", "double"), "no server answers"),
         (("SERVER", "nosuch"), "unknown model"),
         (("ftp://127.0.0.1", "double"), "expected http"),
         (("SERVER", "double", "--concurrency", "1,zero"), "--concurrency"),

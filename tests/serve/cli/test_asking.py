@@ -1,5 +1,6 @@
 """A command's request is sent once more where its answer was lost on the way, and only there."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -91,3 +92,27 @@ def test_what_the_server_itself_says_is_final(url: str, replies: list[Reply]) ->
     with pytest.raises(Overloaded, match="the queue is full") as refused:
         ask(url, b"{}")
     assert refused.value.retry_after_s == 7.0 and replies == [GOOD]
+
+
+def test_a_refusal_that_comes_before_the_body_was_read_is_heard() -> None:
+    """As of a server that sees in the head that the body is too large, answers and closes."""
+    body = (
+        b'{"detail": "send less, or set HALFEVEN_MAX_BODY_MIB", "error": {"message": "the same once more"}}'
+    )
+    head = f"HTTP/1.1 413 Too Large\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+
+    def refuse(listener: socket.socket) -> None:
+        caller, _ = listener.accept()
+        with caller:
+            caller.recv(1000)
+            caller.sendall(head + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=refuse, args=(listener,))
+        thread.start()
+        with pytest.raises(BadInput) as refused:
+            ask(f"http://127.0.0.1:{listener.getsockname()[1]}", bytes(2**24))
+        thread.join()
+    assert str(refused.value) == (
+        "the server refused with 413: send less, or set HALFEVEN_MAX_BODY_MIB"  # once, and no JSON
+    )

@@ -53,6 +53,13 @@ def test_a_file_of_any_name_may_be_in_progress() -> None:
         show(f"reading {ODD}")
 
 
+def test_without_a_terminal_each_stage_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("converting") as show:
+        for sentence in ("capturing resnet50", "search: 1 of 30 kept", "search: 2 of 30 kept", "proving"):
+            show(sentence)
+    assert capsys.readouterr().err.splitlines() == ["capturing resnet50", "search: 1 of 30 kept", "proving"]
+
+
 def test_the_list_of_models_shows_the_reason_as_it_is(tmp_path: Path) -> None:
     with Store(tmp_path).draft("net") as draft:
         draft.publish(REFUSED, {"forms": {}, "half": None, "reason": ODD, "notes": []})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import BadInput
+from halfeven.models.store import REFUSED, Store
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.client_key import VARIABLE
 from halfeven.serve.access.key_file import KeyFile
@@ -89,11 +90,18 @@ def test_the_client_commands_send_the_key_of_the_environment(
         assert stage["concurrency"] == 1 and set(stage["statuses"]) == {"200"}, stage
 
 
-def test_the_command_line_begins_without_torch() -> None:
-    """It takes seconds to import, and most commands' help and `keys` need none of it."""
-    asked = "import sys, halfeven.serve.cli.main; print('torch' in sys.modules)"
+def test_the_command_line_and_what_only_looks_at_a_store_import_nothing_heavy(tmp_path: Path) -> None:
+    with Store(tmp_path).draft("net") as draft:
+        draft.publish(REFUSED, {"forms": {}, "half": None, "reason": "", "notes": []})
+    asked = (
+        "import sys; from halfeven.serve.cli.main import app; from typer.testing import CliRunner\n"
+        f"done = CliRunner().invoke(app, ['models', '--store', {str(tmp_path)!r}]); assert 'net' in done.stdout\n"
+        "assert not {'numpy', 'pydantic_settings'} & set(sys.modules)\n"
+        "done = CliRunner().invoke(app, ['convert', 'nothing.onnx']); assert 'does not exist' in done.stderr\n"
+        "print(sorted({'torch', 'fastapi', 'onnx'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.strip() == "False", done.stderr
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_the_first_key_and_the_last_revocation_say_that_they_close_running_servers(tmp_path: Path) -> None:

@@ -82,14 +82,60 @@ def test_scores_that_die_behind_large_boxes_are_refused_by_the_slice_rule(tmp_pa
     assert code == 0 and facts["forms"]["torch"]["kept"], "the search finds what they need"
 
 
-def test_a_model_that_cannot_be_captured_ends_with_exit_4_and_its_own_traceback(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "broken", "def build():\n    raise RuntimeError('no such layer')\n")
-    code, facts, reply = run("convert", folder, "--store", tmp_path / "store")
-    assert code == 4
-    assert "no such layer" in facts["error"]
-    assert "model.py" in reply
+DEEP = """
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return self.deeper(x, 9)
+    def deeper(self, x, steps):
+        if steps:
+            return self.deeper(x, steps - 1)
+        return torch.nn.functional.linear(x, torch.zeros(3, 99))
+def build():
+    return Net()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def build():\n    raise RuntimeError('no such layer')\n", "no such layer"),
+        (DEEP, "cannot be multiplied"),
+    ],
+)
+def test_a_model_that_cannot_be_captured_ends_with_exit_4_four_lines_and_a_file(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = write_folder(tmp_path / "broken", code)
+    ended, facts, reply = run("convert", folder, "--store", tmp_path / "store")
+    assert ended == 4 and words in facts["error"]
+    lines = reply.partition(words)[2].splitlines()[1:]
+    *frames, where = lines
+    assert 1 <= len(frames) <= 4 and "model.py" in frames[0]
+    assert "Traceback (most recent call last)" in Path(where.rpartition(" in ")[2]).read_text()
     assert not list((tmp_path / "store").rglob("*.pt2"))
     assert Store(tmp_path / "store").names() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "m", "x.npy"), ("finetune", "m", "--data", "x.npy"), ("status",), ("canary", "m"),
+        ("shadow", "m"), ("load", "m"), ("unload", "m"), ("jobs",), ("cancel", "j"),
+        ("job-metrics", "j", "--mlflow", "r"),
+        ("bench", "http://127.0.0.1:9", "m"),
+    ],
+)  # fmt: skip
+def test_where_no_server_answers_every_command_ends_with_1(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("halfeven.serve.cli.asking._PAUSE_S", 0.0)
+    np.save(tmp_path / "x.npy", np.zeros((1, 4), np.float32))
+    code, facts, _ = run(*words, *(() if words[0] == "bench" else ("--url", "http://127.0.0.1:9")))
+    assert (code, facts["code"]) == (1, "not_ready")
+    assert "is `halfeven serve` running there?" in facts["error"]
 
 
 def test_bad_input_ends_with_exit_2_and_names_what_is_wrong(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from halfeven.models.errors import (
     BadInput,
     BadSamples,
     BadSetting,
+    EngineFailed,
     NotReady,
+    Overloaded,
     ParityRefused,
     UnknownName,
 )
@@ -209,6 +211,26 @@ def test_a_key_is_sent_with_every_kind_of_request(half: he.Half, tmp_path: Path)
         assert client.predict("twoinputs", drawn(2))["answer"].shape == (2, 3)
         with pytest.raises(BadInput, match="no version before"):
             client.rollback("twoinputs")
+
+
+def test_a_busy_server_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from halfeven.serve.python_api import client as module
+
+    answers: list[Any] = [Overloaded("busy", 3.0), Overloaded("busy", 2.0), ({}, b"{}")]
+    waited: list[float] = []
+
+    def ask(*_: Any, **__: Any) -> Any:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(module, "ask", ask)
+    monkeypatch.setattr(module.time, "sleep", waited.append)
+    with pytest.raises(Overloaded):
+        he.Client("http://127.0.0.1:9", retries=0).infer("m", {})
+    with pytest.raises(EngineFailed):  # answered, though not as a model is described
+        he.Client("http://127.0.0.1:9").predict("m", 1)
+    assert waited == [2.0] and not answers
 
 
 def test_a_model_folder_keeps_what_its_toml_says(tmp_path: Path) -> None:

@@ -126,9 +126,9 @@ class Run:
     shown: str
 
 
-def run(script: Script, file: Path, clock: Clock | None = None, **options: Any) -> Run:
+def run(script: Script, file: Path, clock: Clock | None = None, terminal: bool = True, **options: Any) -> Run:
     clock, said = clock or Clock(), []
-    screen = Console(file=io.StringIO(), force_terminal=True, width=160)
+    screen = Console(file=io.StringIO(), force_terminal=terminal, width=160)
     with speaking(script) as url:
         facts = fine_tune(
             url,
@@ -224,6 +224,21 @@ def test_the_numbers_of_the_running_job_are_shown_and_so_is_each_stage_after_it(
     assert numbers in proving.shown and "training" in proving.shown
     assert "proving" in proving.shown.partition(numbers)[2]
     assert described(last[0][1])[:2] == ("proving", "step 120/120 · loss 0.6123 · scale 32768 · skipped 3")  # type: ignore[arg-type]
+
+
+def test_without_a_terminal_each_stage_and_each_tenth_of_the_steps_is_a_line(data: Path) -> None:
+    at = [{"step": step, "total_steps": 100, "loss": 1.0} for step in (0, 3, 7, 10, 15, 100)]
+    training = [state("running", progress=progress) for progress in at]
+    last = [state("running", "proving", progress=at[-1]), succeeded()]
+    lines = run(Script(states=[*training, *last]), data, terminal=False).shown.splitlines()
+    assert [line.partition(" ·")[0] for line in lines[:2]] == ["sending", "queued"]
+    assert [line.partition(" ·")[0] for line in lines[2:]] == [
+        "training: step 0/100",
+        "training: step 10/100",
+        "training: step 100/100",
+        "proving: step 100/100",
+        "succeeded",
+    ]
 
 
 def test_what_is_on_the_screen_in_the_end_is_the_last_state(data: Path) -> None:

@@ -129,7 +129,11 @@ def test_a_bad_body_is_a_problem_of_its_sender_alone(http: httpx.Client, grey: n
         (bomb, 413, "65535 × 65535 pixels"),
         (b"PK\x03\x04", 400, "not an npz file: it breaks off"),
         (b"\x93NUMPY", 400, "not an npy file"),
-        (bytes(2**20 + 1), 413, "maximum allowed input size of 1048576"),
+        (
+            bytes(2**20 + 1),
+            413,
+            "1048576 bytes; send fewer rows in one request, or start the server with a larger HALFEVEN_MAX_BODY_MIB",
+        ),
     ):
         answer = predict(http, "seeing", content=content)
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")

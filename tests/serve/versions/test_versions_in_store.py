@@ -92,10 +92,16 @@ def test_a_manifest_that_lacks_something_is_damaged_too(text: str, tmp_path: Pat
 def test_a_damaged_file_of_the_active_version_is_listed(tmp_path: Path) -> None:
     version = published(tmp_path, "net")
     Store(tmp_path).promote(version)
-    assert run("models", "--store", tmp_path)[1]["damaged"] == {}
+    assert run("models", "--check", "--store", tmp_path)[1]["damaged"] == {}
     (version.folder / "whole.onnx").write_bytes(b"as it is now")
-    (fault,) = run("models", "--store", tmp_path)[1]["damaged"]["net"]
+    assert run("models", "--store", tmp_path)[1]["damaged"] == {}, (
+        "no large file is read unless that is asked for"
+    )
+    (fault,) = run("models", "--check", "--store", tmp_path)[1]["damaged"]["net"]
     assert f"{version.folder / 'whole.onnx'} is damaged" in fault
+    (version.folder / "whole.onnx").unlink()
+    (fault,) = run("models", "--store", tmp_path)[1]["damaged"]["net"]
+    assert f"{version.folder / 'whole.onnx'} cannot be read" in fault
 
 
 def test_a_damaged_alias_hides_no_other_model(tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""The commands that ask or order a running server over HTTP."""
+
+import urllib.parse
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ...models.errors import BadInput, CannotServe, EngineFailed, NotReady
+from .asking import ask
+from .console import LOCAL, Json, Key, KeyFileOf, Url, finish
+from .store_commands import version_named
+
+_JOBS = "/v1/fine_tuning/jobs"
+_MANY = 10_000
+NameOf = Annotated[str, typer.Argument(help="The model.")]
+Target = Annotated[str, typer.Argument(help="NAME@VERSION; NAME alone ends it.")]
+Percent = Annotated[float | None, typer.Argument(help="The share in percent, above 0 to 100.")]
+
+
+def _asked(url: str, path: str, order: Mapping[str, Any] | None = None) -> Any:
+    """The JSON of the answer to a GET, or to a POST of the order. None for an empty body. Raises as `ask`."""
+    body = None if order is None else orjson.dumps(order)
+    _, answer = ask(url.rstrip("/") + path, body, "application/json", "application/json", timeout_s=600.0)
+    try:
+        return orjson.loads(answer) if answer else None
+    except ValueError:
+        raise EngineFailed(f"{url} does not answer with JSON: is it a halfeven server?") from None
+
+
+def _path_of(name: str) -> str:
+    return f"/v1/models/{urllib.parse.quote(name, safe='')}"
+
+
+def status(url: Url = LOCAL, key: Key = None, key_file: KeyFileOf = None, as_json: Json = False) -> None:
+    """Show what a running server serves: versions, precisions and why, shares of the traffic, requests and errors.
+    The exit code is 1 where it is not ready."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        server, waiting = _asked(url, "/v2"), _not_ready(url)
+        names = dict.fromkeys(entry["name"] for entry in _asked(url, "/v2/repository/index", {}))
+        models = {name: _asked(url, _path_of(name)) for name in names}
+        counted = {
+            (one["name"], one["version"]): one["inference_stats"]
+            for one in _asked(url, "/v2/models/stats")["model_stats"]
+        }
+        for name, model in models.items():
+            for version in model["loaded"]:
+                found = counted.get((name, str(version["version"])), {})
+                version["requests"] = found.get("success", {}).get("count", 0)
+                version["errors"] = found.get("fail", {}).get("count", 0)
+        facts = {"url": url, "server": server, "ready": not waiting, "not_ready": waiting, "models": models}
+        return facts, _status_shown(facts), 1 if waiting else 0
+
+    finish(work, as_json)
+
+
+def _not_ready(url: str) -> str:
+    """Why the server is not ready; empty where it is. Raises NotReady where no server answers."""
+    try:
+        _asked(url, "/v2/health/ready")
+    except NotReady:
+        raise
+    except (BadInput, CannotServe) as error:
+        return str(error)
+    return ""
+
+
+def _status_shown(facts: Mapping[str, Any]) -> Group:
+    server = facts["server"]
+    table = Table("model", "version", "is", "share", "served in", "requests", "errors", box=SIMPLE_HEAD)
+    lines = [f"{server['name']} {server['version']} at {facts['url']}: {facts['not_ready'] or 'ready'}"]
+    for name, model in facts["models"].items():
+        for one in model["loaded"]:
+            cells = (name, one["version"], one["label"], f"{one['percent']:g} %", one["precision"])
+            table.add_row(*(Text(str(cell)) for cell in (*cells, one["requests"], one["errors"])))
+            lines.append(f"{name}@{one['version']} is served in {one['precision']}: {one['reason']}")
+        if model.get("fault") or not model["loaded"]:
+            lines.append(f"{name}: {model.get('fault') or 'not loaded'}")
+    return Group(*([table] if table.rows else []), *map(Text, lines))
+
+
+def canary(
+    target: Target,
+    percent: Percent = None,
+    url: Url = LOCAL,
+    key: Key = None,
+    key_file: KeyFileOf = None,
+    as_json: Json = False,
+) -> None:
+    """Give a version a share of the requests: `canary NAME@2 10`. `canary NAME` ends it."""
+    finish(lambda: _share("canary", target, percent, url), as_json)
+
+
+def shadow(
+    target: Target,
+    percent: Percent = None,
+    url: Url = LOCAL,
+    key: Key = None,
+    key_file: KeyFileOf = None,
+    as_json: Json = False,
+) -> None:
+    """Put a share of the answered requests to a version too, and compare: `shadow NAME@2 10`. `shadow NAME` ends it."""
+    finish(lambda: _share("shadow", target, percent, url), as_json)
+
+
+def _share(role: str, target: str, percent: float | None, url: str) -> tuple[Mapping[str, Any], Any, int]:
+    name, number = version_named(target) if "@" in target else (target, None)
+    if (number is None) != (percent is None):
+        raise BadInput(
+            f"expected `halfeven {role} NAME@VERSION PERCENT`, or `halfeven {role} NAME` to end it; got {target!r} "
+            + ("without PERCENT" if percent is None else f"with {percent:g} %")
+        )
+    order = {} if number is None else {"version": number, "percent": percent}
+    facts = _asked(url, f"{_path_of(name)}/{role}", order)
+    done = f"the {role} of {name} has ended" if number is None else f"{target} is the {role}: {percent:g} %"
+    return facts, done, 0
+
+
+def unload(
+    name: NameOf, url: Url = LOCAL, key: Key = None, key_file: KeyFileOf = None, as_json: Json = False
+) -> None:
+    """Take a model out of a running server's memory; what was accepted is answered. `load` brings it back."""
+    finish(lambda: _repository(name, "unload", url), as_json)
+
+
+def load(
+    name: NameOf, url: Url = LOCAL, key: Key = None, key_file: KeyFileOf = None, as_json: Json = False
+) -> None:
+    """Load a model's active version into a running server; the command ends when it serves."""
+    finish(lambda: _repository(name, "load", url), as_json)
+
+
+def _repository(name: str, verb: str, url: str) -> tuple[Mapping[str, Any], Any, int]:
+    _asked(url, f"/v2/repository/models/{urllib.parse.quote(name, safe='')}/{verb}", {})
+    return {"model": name, "status": f"{verb}ed"}, f"{name} is {verb}ed", 0
+
+
+def jobs(
+    limit: Annotated[int, typer.Option(min=1, max=_MANY, help="How many, the newest first.")] = 20,
+    url: Url = LOCAL,
+    key: Key = None,
+    key_file: KeyFileOf = None,
+    as_json: Json = False,
+) -> None:
+    """List the fine-tuning jobs of a running server, the newest first."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        found = _asked(url, f"{_JOBS}?limit={limit}")
+        table = Table("job", "model", "status", "is", box=SIMPLE_HEAD)
+        for job in found["data"]:
+            table.add_row(*map(Text, (job["id"], job["model"], job["status"], _outcome(job))))
+        none = "no fine-tuning job yet; `halfeven finetune NAME --data FILE` begins one"
+        return {"jobs": found["data"], "has_more": found["has_more"]}, table if found["data"] else none, 0
+
+    finish(work, as_json)
+
+
+def _outcome(job: Mapping[str, Any]) -> str:
+    from ..finetune.client.job_command import described
+
+    if error := (job.get("error") or {}).get("message"):
+        return str(error)
+    if made := job.get("fine_tuned_model"):
+        promotion = (job.get("halfeven") or {}).get("promotion") or {}
+        return f"{made}: {promotion.get('state', 'published')}"
+    stage, numbers, _, _ = described(job)
+    return f"{stage}: {numbers}" if numbers else stage
+
+
+def cancel(
+    job: Annotated[str, typer.Argument(help="The identifier of a fine-tuning job, ftjob-….")],
+    url: Url = LOCAL,
+    key: Key = None,
+    key_file: KeyFileOf = None,
+    as_json: Json = False,
+) -> None:
+    """End a fine-tuning job after its current step; what serves is unchanged."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        found = _asked(url, f"{_JOBS}/{urllib.parse.quote(job, safe='')}/cancel", {})
+        return found, f"job {job}: {found['status']}", 0
+
+    finish(work, as_json)

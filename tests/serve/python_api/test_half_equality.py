@@ -1,0 +1,75 @@
+"""`assert_half_equal` and its fixture: the gate for two callables of a user's test."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import halfeven as he
+import numpy as np
+import pytest
+import torch
+from halfeven.models.errors import BadSetting
+from torch import nn
+
+from tests.serve.python_api.test_python_page import BLOCKS
+
+PLUGIN = "halfeven.serve.python_api.pytest_plugin"
+pytest_plugins = ["pytester"]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
+
+
+def test_a_true_half_is_equal_and_a_broken_one_is_refused_in_the_words_of_the_gate() -> None:
+    whole, x = net(), torch.randn(40, 8)
+    half = copy.deepcopy(whole).half()
+    he.assert_half_equal(whole, half, samples=x, kind="logits")
+    he.assert_half_equal(whole, lambda rows: half(rows.half()), samples=x)
+    with torch.no_grad():
+        half[2].weight[1] *= 1.02  # type: ignore[index, union-attr]
+    with pytest.raises(AssertionError, match="output 'output'"):
+        he.assert_half_equal(whole, half, samples=x)
+    he.assert_half_equal(whole, half, samples=x, max_error_u=1000, min_sqnr_db=10, min_slice_sqnr_db=10)
+
+
+@pytest.mark.parametrize("given", ["array", "tuple", "names"])
+def test_samples_are_given_in_order_or_by_name_and_answers_are_many(given: str) -> None:
+    def whole(a: Any, b: Any) -> Any:
+        return {"sum": a + b, "first": np.argmax(a, -1)} if given == "names" else (a + b, np.argmax(a, -1))
+
+    def half(a: Any, b: Any) -> Any:
+        found = whole(a, b)
+        rounded = [np.float16(one) if one.dtype.kind == "f" else one for one in _listed(found)]
+        return dict(zip(found, rounded, strict=True)) if isinstance(found, dict) else tuple(rounded)
+
+    def _listed(found: Any) -> list[Any]:
+        return list(found.values()) if isinstance(found, dict) else list(found)
+
+    a, b = (np.random.normal(size=(20, 5)).astype(np.float32) for _ in range(2))
+    if given == "array":
+        he.assert_half_equal(lambda a: whole(a, a), lambda a: half(a, a), samples=a)
+    else:
+        he.assert_half_equal(whole, half, samples=(a, b) if given == "tuple" else {"b": b, "a": a})
+    with pytest.raises(AssertionError):  # only in a batch of its own is the half wrong
+        he.assert_half_equal(lambda a: a, lambda a: a + (len(a) == 2), samples=a)
+    with pytest.raises(AssertionError):
+        he.assert_half_equal(lambda a: a, lambda a: {"other": a}, samples=a)
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    x = np.zeros((2, 3), np.float32)
+    for asked, words in (({"kind": "loggits"}, "expected one of"), ({"max_eror_u": 1}, "max_eror_u")):
+        with pytest.raises(BadSetting, match=words):
+            he.assert_half_equal(abs, abs, samples=x, **asked)  # type: ignore[arg-type]
+
+
+def test_the_fixture_runs_as_the_page_has_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(BLOCKS[-1])
+    Path(pytester.path / "test_other.py").write_text(
+        "import numpy as np\ndef test_it(half_equal):\n"
+        "    half_equal(lambda x: x, lambda x: x + 1, samples=np.ones((3, 2), 'f'))\n"
+    )
+    done = pytester.runpytest("-p", "no:halfeven", "-p", PLUGIN, "-q")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(["*AssertionError: the half is not equal:*"])
