@@ -39,6 +39,7 @@ from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_sam
 from .own_noise import widened_limits
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
+_HERE = Path(__file__).parent
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -144,9 +145,10 @@ def _findings(facts: Mapping[str, Any]) -> Iterable[str]:
 
 
 def pages_of(folder: Path) -> Environment:
-    """The templates of a folder: every text is escaped, and absent values are not drawn."""
+    """The templates of a folder, and the frame that all pages share (``base.html``, ``page.css``): every text is
+    escaped, and absent values are not drawn."""
     return Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader([folder, _HERE]),
         autoescape=True,
         undefined=ChainableUndefined,
         trim_blocks=True,
@@ -156,7 +158,7 @@ def pages_of(folder: Path) -> Environment:
 
 @cache
 def _environment() -> Environment:
-    environment = pages_of(Path(__file__).parent)
+    environment = pages_of(_HERE)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
     environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
     environment.globals.update(widened_limits=widened_limits)
