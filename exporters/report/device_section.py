@@ -1,11 +1,23 @@
-"""The section of a report about other devices than the conversion's, put into the stored page when it is asked for."""
+"""What is put into the stored page of a report when a server is asked for it: the way back to the server's pages, and
+the section about other devices than the conversion's."""
 
 from collections.abc import Sequence
 from html import escape
+from urllib.parse import quote
 
 from ..device_proofs import DeviceProof
 
 _COLUMNS = ("device", "driver", "cudnn", "torch", "onnxruntime")
+
+
+def served_page(model: str, page: str, proofs: Sequence[DeviceProof]) -> str:
+    """The page as ``/v1/models/MODEL/versions/NUMBER/report`` shows it; a proxy may show the server below a path."""
+    root = "../../../../../"
+    links = (
+        f'<a href="{root}">all models</a>, <a href="{root}models/{quote(model, safe="")}">{escape(model)}</a>'
+    )
+    way_back = f'<nav aria-label="Pages" style="margin-bottom: 14px">{links}</nav>'
+    return with_device_proofs(page.replace("<main>", f"<main>{way_back}", 1), proofs)
 
 
 def with_device_proofs(page: str, proofs: Sequence[DeviceProof]) -> str:
