@@ -33,11 +33,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..gate.gate_rows import few_pairs, gate_rows
+from ..gate.gate_rows import few_pairs
 from ..search.delta_debugging import EXHAUSTED
 from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
 from .own_noise import widened_limits
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
+from .side_by_side import adversarial, dropped_inputs, judged_outputs, rules_of
 
 _HERE = Path(__file__).parent
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -160,7 +161,8 @@ def pages_of(folder: Path) -> Environment:
 def _environment() -> Environment:
     environment = pages_of(_HERE)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
-    environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
+    environment.globals.update(curve_plot=curve_plot, headline=headline, rules_of=rules_of)
+    environment.globals.update(judged_outputs=judged_outputs, adversarial=adversarial, dropped_inputs=dropped_inputs)
     environment.globals.update(widened_limits=widened_limits)
     environment.globals.update(
         is_generated=is_generated, GENERATED=GENERATED, perturbed_samples=perturbed_samples

@@ -5,7 +5,7 @@ from typing import Any
 
 from ....exporters.device_proofs import proofs_of
 from ....exporters.evidence import facts_of
-from ....exporters.report.device_section import served_page
+from ....exporters.report.stored_page import served_page
 from ....models.errors import DamagedFile, StoreUnusable, UnknownName
 from ....models.store import Store, Version
 from .app import History
@@ -34,7 +34,7 @@ def history_of(store: Store) -> History:
 
 def _report(version: Version) -> str:
     """The page of the conversion, with the way back and what the gate found on other devices since."""
-    return served_page(version.name, version.bytes("report.html").decode(), proofs_of(version))
+    return served_page(version, proofs_of(version))
 
 
 def _listed(store: Store, model: str, number: int) -> dict[str, Any]:

@@ -237,12 +237,14 @@ def test_the_page_asks_nobody_else_for_anything() -> None:
     asked = [
         more.get(name) for _, more in page.tags for name in ("src", "href", "xlink:href") if more.get(name)
     ]
-    assert asked and all(str(path).startswith("../../../models/") for path in asked)
+    assert asked.count("data:,") == 1  # no icon
+    assert all(str(path).startswith("../../../../") for path in asked if path != "data:,")
 
 
 def test_a_version_that_was_made_is_linked_with_its_report_and_its_parent() -> None:
     links = {more.get("href") for tag, more in Tags(render_job(a_job(), [], [])).tags if tag == "a"}
-    here = "../../../models/digits/versions"
+    here, pages = "../../../../v1/models/digits/versions", {"", "jobs", "events", "docs"}
+    links -= {f"../../../../{page}" for page in pages}
     assert links == {f"{here}/2", f"{here}/2/report", f"{here}/2/lineage", f"{here}/1"}
     refused = render_job(failed("METRIC_REGRESSED", "worse", version=5), [], [])
     assert f'href="{here}/5/report"' in refused

@@ -5,19 +5,26 @@ from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
+from ...models.store import Version
 from ..device_proofs import DeviceProof
 
 _COLUMNS = ("device", "driver", "cudnn", "torch", "onnxruntime")
 
 
-def served_page(model: str, page: str, proofs: Sequence[DeviceProof]) -> str:
-    """The page as ``/v1/models/MODEL/versions/NUMBER/report`` shows it; a proxy may show the server below a path."""
-    root = "../../../../../"
-    links = (
-        f'<a href="{root}">all models</a>, <a href="{root}models/{quote(model, safe="")}">{escape(model)}</a>'
-    )
-    way_back = f'<nav aria-label="Pages" style="margin-bottom: 14px">{links}</nav>'
-    return with_device_proofs(page.replace("<main>", f"<main>{way_back}", 1), proofs)
+def stored_page(version: Version) -> str:
+    """The page with what was not known when it was written: the version's number, and when it was made."""
+    name, number = escape(version.name), version.number
+    page = version.bytes("report.html").decode().replace(f"<title>{name}:", f"<title>{name}@{number}:", 1)
+    made = f'<p class="quiet">version {number}, made {escape(str(version.manifest.get("created", "–")))}</p>'
+    return page.replace(f"<h1>{name}</h1>", f"<h1>{name}<span>@{number}</span></h1>{made}", 1)
+
+
+def served_page(version: Version, proofs: Sequence[DeviceProof]) -> str:
+    """The same as ``/v1/models/MODEL/versions/NUMBER/report`` shows it; a proxy may show the server below a path."""
+    root, name = "../../../../../", version.name
+    links = f'<a href="{root}">all models</a>, <a href="{root}models/{quote(name, safe="")}">{escape(name)}</a>'
+    way_back = f'<main><nav aria-label="Pages" style="margin-bottom: 14px">{links}</nav>'
+    return with_device_proofs(stored_page(version).replace("<main>", way_back, 1), proofs)
 
 
 def with_device_proofs(page: str, proofs: Sequence[DeviceProof]) -> str:
