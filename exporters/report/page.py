@@ -162,7 +162,9 @@ def _environment() -> Environment:
     environment = pages_of(_HERE)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
     environment.globals.update(curve_plot=curve_plot, headline=headline, rules_of=rules_of)
-    environment.globals.update(judged_outputs=judged_outputs, adversarial=adversarial, dropped_inputs=dropped_inputs)
+    environment.globals.update(
+        judged_outputs=judged_outputs, adversarial=adversarial, dropped_inputs=dropped_inputs
+    )
     environment.globals.update(widened_limits=widened_limits)
     environment.globals.update(
         is_generated=is_generated, GENERATED=GENERATED, perturbed_samples=perturbed_samples

@@ -18,12 +18,13 @@ class Judged(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule of the gate; ``asked`` is None where the forms were asked different things. A row for each form, None where
-    the form was not asked."""
+    """A rule of the gate; ``asked`` is None where the forms were asked different things. A row for each form, None
+    where it was not asked, and what its name adds to the common one."""
 
     name: str
     asked: Row | None
     rows: Sequence[Row | None]
+    details: Sequence[str | None]
 
 
 def judged_outputs(forms: Forms) -> list[list[Judged]]:
@@ -51,8 +52,15 @@ def rules_of(judged: Sequence[Judged]) -> list[Rule]:
     for rows in found.values():
         known = [row for row in rows if row is not None]
         same = len({row.asked for row in known}) == 1
-        rules.append(Rule(known[0].rule.partition(" (")[0], known[0] if same else None, rows))
+        name = _common([row.rule.partition(" (")[0] for row in known])
+        details = [None if row is None else row.rule.removeprefix(name).strip(" ()") for row in rows]
+        rules.append(Rule(name, known[0] if same else None, rows, details))
     return rules
+
+
+def _common(names: Sequence[str]) -> str:
+    """The one name, or the words before the number in which the names differ."""
+    return names[0] if len(set(names)) == 1 else re.split(r" of \d|\d", names[0])[0].strip()
 
 
 def adversarial(forms: Forms) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:

@@ -22,7 +22,9 @@ def stored_page(version: Version) -> str:
 def served_page(version: Version, proofs: Sequence[DeviceProof]) -> str:
     """The same as ``/v1/models/MODEL/versions/NUMBER/report`` shows it; a proxy may show the server below a path."""
     root, name = "../../../../../", version.name
-    links = f'<a href="{root}">all models</a>, <a href="{root}models/{quote(name, safe="")}">{escape(name)}</a>'
+    links = (
+        f'<a href="{root}">all models</a>, <a href="{root}models/{quote(name, safe="")}">{escape(name)}</a>'
+    )
     way_back = f'<main><nav aria-label="Pages" style="margin-bottom: 14px">{links}</nav>'
     return with_device_proofs(stored_page(version).replace("<main>", way_back, 1), proofs)
 
