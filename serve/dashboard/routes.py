@@ -25,8 +25,8 @@ from ..http.page_headers import own_page
 from ..http.route_scopes import TO_COUNT, TO_INFER, TO_INSPECT, TO_MANAGE, TO_TRAIN, permit_of
 from ..http.web_guard import WebGuard
 from . import examples
+from .documented_routes import documented_routes
 from .facts import Behind, answer_facts, cards, drift_bars, model_facts, server_facts, timeline, version_rows
-from .operations import operations
 from .typed_request import read_typed
 
 REFRESH_S = 5
@@ -68,7 +68,7 @@ def _add_home(routes: APIRouter, app: FastAPI, behind: Behind) -> None:
 
     @routes.get("/docs")
     def docs(request: Request) -> Response:
-        found = operations(app.openapi(), server_url(request, behind.root_path), behind.access.needed)
+        found = documented_routes(app.openapi(), server_url(request, behind.root_path), behind.access.needed)
         return _page(request, "docs.html", groups=found)
 
     @routes.get("/page.js")

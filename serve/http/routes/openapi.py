@@ -9,7 +9,7 @@ from typing import Any
 
 from ....models.datatypes import DATATYPES
 from ..codecs.infer_parameters import NAN_AS
-from .bodies import add_bodies
+from .documented_bodies import add_bodies
 
 Schema = dict[str, Any]
 

@@ -47,7 +47,8 @@ def browse(
 def typed(*parts: bytes) -> tuple[bytes, str]:
     """The form of a model's page, filled in: body and content type."""
     fields = (
-        b'--b\r\nContent-Disposition: form-data; name="input-%d"\r\n\r\n%b\r\n' % pair for pair in enumerate(parts)
+        b'--b\r\nContent-Disposition: form-data; name="input-%d"\r\n\r\n%b\r\n' % pair
+        for pair in enumerate(parts)
     )
     return b"".join(fields) + b"--b--\r\n", "multipart/form-data; boundary=b"
 

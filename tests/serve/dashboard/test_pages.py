@@ -55,25 +55,33 @@ def test_a_model_that_cannot_serve_is_on_the_pages_with_its_reason(versions: Ver
         assert "not ready" in browse(address, "/").text
 
 
-def test_no_link_of_any_page_is_dead(served: tuple[str, Roster]) -> None:
-    """Beginning at home, through every page that is reached; reports and JSON are asked for, not read."""
-    address, asked, dead = served[0], set[str](), []
-    waiting = ["/", "/v1/fine_tuning/jobs/nothing/page"]
-    while waiting:
-        path = urlsplit(waiting.pop())._replace(fragment="").geturl()
-        if path in asked:
-            continue
-        asked.add(path)
-        shown = browse(address, path)
-        if shown.status != 200 and "nothing" not in path and "/report" not in path:  # published without a report
-            dead.append((path, shown.status))
-        if "html" in shown.headers["content-type"]:
-            waiting += [urljoin(path, link) for link in Tags(shown.text).links()]
-    assert dead == []
-    assert {"/", "/models/net", "/models/otter", "/events", "/jobs", "/docs", "/openapi.json"} <= asked
+@pytest.mark.parametrize("below", ["", "/team/models"])
+def test_no_link_of_any_page_is_dead_or_leads_elsewhere(versions: Versions, store: Store, below: str) -> None:
+    """Beginning at home, through every page that is reached; behind a proxy that shows the server below a path too."""
+    store.promote(publish(store, of=spec(name="otter")))
+    asked, dead = set[str](), []
+    waiting = [f"{below}/", f"{below}/v1/fine_tuning/jobs/nothing/page"]
+    with serving(store, root_path=below) as (address, _):
+        while waiting:
+            path = urlsplit(waiting.pop())._replace(fragment="").geturl()
+            if path in asked:
+                continue
+            asked.add(path)
+            shown = browse(address, path.removeprefix(below))
+            if (
+                shown.status != 200 and "nothing" not in path and "/report" not in path
+            ):  # published without a report
+                dead.append((path, shown.status))
+            if "html" in shown.headers["content-type"]:
+                waiting += [urljoin(path, link) for link in Tags(shown.text).links()]
+    assert dead == [] and all(path.startswith(f"{below}/") for path in asked)
+    pages = ("/", "/models/net", "/models/otter", "/events", "/jobs", "/docs", "/openapi.json")
+    assert {f"{below}{page}" for page in pages} <= asked
 
 
-def test_pages_may_run_our_script_and_send_forms_here_and_nothing_else_may(served: tuple[str, Roster]) -> None:
+def test_pages_may_run_our_script_and_send_forms_here_and_nothing_else_may(
+    served: tuple[str, Roster],
+) -> None:
     address = served[0]
     for path in ("/", "/models/net", "/events", "/jobs", "/docs"):
         shown = browse(address, path)
@@ -150,11 +158,15 @@ def test_a_form_of_another_page_orders_nothing_also_where_its_origin_may_read(
 ) -> None:
     with serving(store, cors_origins=origins) as (address, roster):
         for order in (*ORDERS, "try"):
-            status, _, text = browse(address, f"/models/net/{order}", {"version": "2", "percent": "9"}, **said)
+            status, _, text = browse(
+                address, f"/models/net/{order}", {"version": "2", "percent": "9"}, **said
+            )
             assert status == 403 and "foreign_origin" in text, order
         net = roster.served("net")
         assert net is not None and list(net.traffic.loaded_versions().values()) == ["stable"]
-        assert browse(address, "/models/net/promote", {"version": "2"}, **{"sec-fetch-site": ""}).status == 303
+        assert (
+            browse(address, "/models/net/promote", {"version": "2"}, **{"sec-fetch-site": ""}).status == 303
+        )
 
 
 def test_a_request_is_tried_on_the_page_and_a_refusal_is_told_there(served: tuple[str, Roster]) -> None:
@@ -164,7 +176,12 @@ def test_a_request_is_tried_on_the_page_and_a_refusal_is_told_there(served: tupl
     said = Tags(shown.text).text
     assert shown.status == 200 and "Answered by net@1 in fp16" in said
     assert "class value 1 1 2 0.5 0 0.25 3 -2" in said  # the best first
-    for wrong, words in ((b"[1, 2]", "expected shape"), (b"", "is empty"), (b"{", "not JSON"), (b"[[1]]", "shape")):
+    for wrong, words in (
+        (b"[1, 2]", "expected shape"),
+        (b"", "is empty"),
+        (b"{", "not JSON"),
+        (b"[[1]]", "shape"),
+    ):
         shown = browse(address, "/models/net/try", typed(wrong)[0], **{"content-type": kind})
         assert shown.status == 400 and words in Tags(shown.text).text, wrong
     assert browse(address, "/models/nobody/try", body, **{"content-type": kind}).status == 404
@@ -198,12 +215,23 @@ def test_each_key_is_shown_its_models_and_offered_what_it_may_do(versions: Versi
 
 def test_a_browser_gets_errors_as_pages_and_programs_get_json(served: tuple[str, Roster]) -> None:
     address = served[0]
-    for path, status in (("/nothing", 404), ("/v1/models/nobody", 404), ("/v2/nothing", 404), ("/v2/models/x", 404)):
+    for path, status in (
+        ("/nothing", 404),
+        ("/v1/models/nobody", 404),
+        ("/v2/nothing", 404),
+        ("/v2/models/x", 404),
+    ):
         shown = browse(address, path)
         assert (shown.status, shown.headers["content-type"]) == (status, "text/html; charset=utf-8")
         links = Tags(shown.text).links()
         assert {urlsplit(urljoin(f"http://x{path}", link)).path for link in links} >= {"/"}
-    for accept in ("", "*/*", "application/json", "application/json, text/plain, */*", "application/json, text/html"):
+    for accept in (
+        "",
+        "*/*",
+        "application/json",
+        "application/json, text/plain, */*",
+        "application/json, text/html",
+    ):
         assert "json" in browse(address, "/nothing", accept=accept).headers["content-type"], accept
     java = "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"
     assert browse(address, "/v2/models/x", accept=java).headers["content-type"] == "application/json"
@@ -213,7 +241,11 @@ def test_a_browser_without_a_key_is_told_where_the_key_goes(versions: Versions, 
     KeyFile(store.root / "keys.json").add("one", ["infer"])
     with serving(store) as (address, _):
         shown = browse(address, "/models/net")
-    assert shown.status == 401 and "give the key as the password" in shown.text and "net" not in Tags(shown.text).text
+    assert (
+        shown.status == 401
+        and "give the key as the password" in shown.text
+        and "net" not in Tags(shown.text).text
+    )
 
 
 def test_what_is_stored_or_sent_is_text_on_every_page_and_never_markup(served: tuple[str, Roster]) -> None:

@@ -10,7 +10,7 @@ Schema = Mapping[str, Any]
 _PLACES = {"m": "MODEL", "v": "VERSION", "id": "ID"}
 
 
-def operations(document: Schema, server: str, needs_key: bool) -> dict[str, list[dict[str, Any]]]:
+def documented_routes(document: Schema, server: str, needs_key: bool) -> dict[str, list[dict[str, Any]]]:
     """The operations by group, in the document's order."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for path, methods in document["paths"].items():
