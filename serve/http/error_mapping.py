@@ -212,8 +212,9 @@ def headers_of(error: BaseException) -> dict[str, str]:
         headers["connection"] = "close"
     if (seconds := retry_after_of(error)) is not None:
         headers["retry-after"] = str(seconds)
-    if isinstance(error, errors.Unauthenticated):  # Basic: a browser then asks its user (RFC 7617)
-        headers["www-authenticate"] = 'Bearer realm="halfeven", Basic realm="halfeven"'
+    if isinstance(error, errors.Unauthenticated):
+        # Basic: a browser then asks its user (RFC 7617). It comes first, for Chromium reads the first scheme of a line.
+        headers["www-authenticate"] = 'Basic realm="halfeven", Bearer realm="halfeven"'
     if isinstance(error, UnknownCoding):
         headers["accept-encoding"] = "gzip, deflate"
     return headers

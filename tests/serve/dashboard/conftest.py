@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
+from halfeven.serve.versions.traffic.recent import Bin
+
 from tests.patience import PATIENCE_S
 from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store
@@ -51,6 +53,13 @@ def typed(*parts: bytes) -> tuple[bytes, str]:
         for pair in enumerate(parts)
     )
     return b"".join(fields) + b"--b--\r\n", "multipart/form-data; boundary=b"
+
+
+def busy(index: int) -> Bin:
+    """A bin of requests, each one another."""
+    buckets = [0] * len(Bin().buckets)
+    buckets[5 + index % 7] = 11 + index
+    return Bin(11 + index, index % 2, tuple(buckets))
 
 
 class Tags(HTMLParser):

@@ -13,7 +13,7 @@ from halfeven.serve.http.page_headers import OWN_PAGE, POLICY
 from halfeven.serve.versions.orders import record
 from halfeven.serve.versions.roster import Roster
 
-from tests.serve.dashboard.conftest import Tags, browse, typed
+from tests.serve.dashboard.conftest import Tags, browse, busy, typed
 from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec, until
 
 ORDERS = ("promote", "rollback", "canary", "shadow")
@@ -285,20 +285,12 @@ def test_fifty_models_are_less_than_300_kb_and_read_no_version_of_the_store(
         store.promote(publish(store, of=spec(name=f"model-{number:02}")))
     with serving(store) as (address, roster):
         for one in roster.all():
-            one.recent._bins.extend(_busy(index) for index in range(60))
+            one.recent._bins.extend(busy(index) for index in range(60))
         monkeypatch.setattr(Store, "version", None)
         page = browse(address, "/")
     assert page.status == 200 and page.text.count("<article") == 50
     assert len(page.text.encode()) < 300_000, len(page.text)
     print(f"{len(page.text.encode())} bytes for 50 models")
-
-
-def _busy(index: int) -> Any:
-    from halfeven.serve.versions.traffic.recent import Bin
-
-    buckets = [0] * 23
-    buckets[5 + index % 7] = 11 + index
-    return Bin(11 + index, index % 2, tuple(buckets))
 
 
 def test_every_operation_of_the_document_is_on_the_docs_page_with_its_body_and_a_command(

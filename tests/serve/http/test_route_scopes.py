@@ -90,7 +90,7 @@ def test_no_route_but_the_probes_answers_without_a_key_of_this_server(
         for method in METHODS:
             for key in (None, "hek_000000000000_x"):
                 status, headers, _ = ask(connection, method, path, key)
-                if status != 401 or not headers["www-authenticate"].startswith("Bearer"):
+                if status != 401 or "Bearer" not in headers["www-authenticate"]:
                     answered.append((method, path, key is None))
     assert {(method, path) for method, path, _ in answered} == {
         (method, path) for path in OPEN for method in ("GET", "HEAD")
