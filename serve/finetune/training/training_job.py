@@ -98,7 +98,7 @@ class TrainingJob:
     ) -> None:
         self._request, self._report, self._trainee, self._parent = request, report, trainee, parent
         self._training = task = Task(request, trainee.forward)
-        settings, self.chosen = settings_of(request, task, trainee)
+        settings, self.chosen = settings_of(request, task, trainee, report)
         held_out = request.get("held_out")
         self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None
         for name, largest in self._held_out.largest.items() if self._held_out else ():

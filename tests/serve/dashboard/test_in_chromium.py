@@ -141,18 +141,20 @@ def test_a_person_tries_a_model_and_makes_another_version_active_by_keyboard(
         assert "Answered by net@" in page.get_by_role("status").inner_text()
         page.get_by_label("Make version").select_option("2")
         page.get_by_role("button", name="active").press("Enter")
-        until(lambda: roster.served("net").traffic.stable.number == 2)
+        until(lambda: roster.active("net") == "2")
         assert page.url == f"http://{address}/models/net"
         assert page.get_by_role("button", name="Copy the text below").count() == (2 if script else 0)
 
 
-def test_a_browser_asks_its_user_for_the_key_and_sends_it(browser: Any, versions: Versions, store: Store) -> None:
+def test_a_browser_asks_its_user_for_the_key_and_sends_it(
+    browser: Any, versions: Versions, store: Store
+) -> None:
     store.promote(publish(store, of=spec(name="otter")))
     key, _ = KeyFile(store.root / "keys.json").add("mine", ["infer", "manage"], ["net"])
-    with serving(store) as (address, roster):
-        with opened(browser, http_credentials={"username": "me", "password": key}) as page:
-            page.goto(f"http://{address}/")
-            assert "net" in page.inner_text("main") and "otter" not in page.inner_text("main")
-            page.goto(f"http://{address}/models/net")
-            page.get_by_role("button", name="active").click()
-            until(lambda: roster.served("net").traffic.stable.number != 1)
+    given = {"username": "me", "password": key}
+    with serving(store) as (address, roster), opened(browser, http_credentials=given) as page:
+        page.goto(f"http://{address}/")
+        assert "net" in page.inner_text("main") and "otter" not in page.inner_text("main")
+        page.goto(f"http://{address}/models/net")
+        page.get_by_role("button", name="active").click()
+        until(lambda: roster.active("net") != "1")

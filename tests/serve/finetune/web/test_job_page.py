@@ -197,6 +197,13 @@ def test_no_value_of_any_field_breaks_the_page(value: Any) -> None:
         assert not re.search(r'(?:d|x1|y1|cx|cy|width)="[^"]*(?:nan|inf)', page)
 
 
+def test_while_learning_rates_are_tried_the_page_says_how_many_are_done() -> None:
+    page = Tags(render_job(a_job("running", progress={"rates_tried": 3, "rates": 7}), [], []))
+    assert "each of 7 rates, 3 of them done" in page.text
+    progress = {"rates_tried": 6, "rates": 7, "step": 1, "total_steps": 9}
+    assert "of them done" not in Tags(render_job(a_job("running", progress=progress), [], [])).text
+
+
 def test_a_job_that_has_only_begun_has_a_page_without_plots() -> None:
     job = {"id": "ftjob-1", "model": "digits", "status": "queued", "halfeven": None, "error": None}
     page = Tags(render_job(job, [], []))
