@@ -1,6 +1,7 @@
 """The web pages: what they say, to whom, what their forms order, and that no other page may send them."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -287,10 +288,17 @@ def test_fifty_models_are_less_than_300_kb_and_read_no_version_of_the_store(
         for one in roster.all():
             one.recent._bins.extend(busy(index) for index in range(60))
         monkeypatch.setattr(Store, "version", None)
-        page = browse(address, "/")
+        began, page = time.perf_counter(), browse(address, "/")
+        times = [1e3 * (time.perf_counter() - began)]
+        for _ in range(5):
+            began = time.perf_counter()
+            assert browse(address, "/").status == 200
+            times.append(1e3 * (time.perf_counter() - began))
     assert page.status == 200 and page.text.count("<article") == 50
     assert len(page.text.encode()) < 300_000, len(page.text)
-    print(f"{len(page.text.encode())} bytes for 50 models")
+    print(
+        f"50 models: {len(page.text.encode())} bytes, {times[0]:.0f} ms the first time, then {min(times):.0f} ms"
+    )
 
 
 def test_every_operation_of_the_document_is_on_the_docs_page_with_its_body_and_a_command(
