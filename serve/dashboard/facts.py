@@ -2,14 +2,13 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...exporters.report.headline import is_generated
-from ...models.errors import HalfevenError
 from ...models.pictures.picture import png_of
 from ...models.pictures.pixels import Picture
 from ...models.processor import this_processor
@@ -197,16 +196,14 @@ def drift_bars(drift: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def timeline(behind: Behind, names: Iterable[str], jobs: Iterable[Job], most: int) -> list[dict[str, Any]]:
-    """Orders, decisions and the ends of jobs of these models, the newest first. It reads a file for each model."""
-    wanted, found = set(names), list[dict[str, Any]]()
-    for name in wanted:
-        try:
-            found += [{**event, "model": name} for event in behind.director.events(name, most)]
-        except HalfevenError as error:
-            found.append({"at": "", "model": name, "kind": "damaged", "message": without_folders(str(error))})
+def timeline(behind: Behind, names: Collection[str], jobs: Iterable[Job], most: int) -> list[dict[str, Any]]:
+    """Orders, decisions and the ends of jobs of these models, the newest first."""
+    found = [
+        {**event, "message": without_folders(str(event.get("message", "")))}
+        for event in behind.director.newest_events(names, most)
+    ]
     for job in jobs:
-        if job.name in wanted:
+        if job.name in names:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(job.finished_at or job.created_at))
             message = f"fine-tuning is {job.status}" + (f": {job.message}" if job.message else "")
             found.append({"at": at, "model": job.name, "kind": "job", "message": message, "job": job.id})
@@ -227,7 +224,10 @@ def answer_facts(spec: ModelSpec, answer: Answer) -> dict[str, Any]:
             named = tensor.labels if len(tensor.labels) == len(row) else range(len(row))
             shown["best"] = [(named[index], float(row[index])) for index in order]
         else:
-            shown["numbers"] = ", ".join(f"{value:.6g}" for value in row.ravel()[:_SHOWN].tolist())
+            numbers = row.ravel()[:_SHOWN].tolist()
+            shown["numbers"] = ", ".join(
+                f"{one:.6g}" if isinstance(one, float) else str(one) for one in numbers
+            )
             shown["more"] = max(row.size - _SHOWN, 0)
         outputs.append(shown)
     return {

@@ -83,10 +83,10 @@ def _measured(
         def evaluated(batch: Tensor) -> float:
             return loss_of_rows(trainee, task, batch, autocast_of(settings, device, trainee.module))
 
-        def told(tried: int) -> None:
+        def trying(tried: int) -> None:
             report({"type": "trying", "tried": tried, "rates": len(RATES)})
 
-        test = range_test(trainee.module, task.loss, task.parts, rows, settings, device, evaluated, told)
+        test = range_test(trainee.module, task.loss, task.parts, rows, settings, device, evaluated, trying)
         losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}
         found |= {"learning_rate": test.rate, "steps": test.steps, "losses": losses}
     return found

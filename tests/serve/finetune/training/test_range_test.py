@@ -56,10 +56,10 @@ class Shifted:
 
     def tested(self) -> float:
         put_into(self.net, self.start)
-        told: list[int] = []
-        rows = whole, ROWS, SETTINGS, "cpu", self.evaluated, told.append
+        counts: list[int] = []
+        rows = whole, ROWS, SETTINGS, "cpu", self.evaluated, counts.append
         found = range_test(self.net, self.loss, *rows).rate
-        assert told == list(range(len(RATES)))
+        assert counts == list(range(len(RATES)))
         return found
 
 
