@@ -1,5 +1,6 @@
 """What the web pages say, as plain dictionaries for their templates. Only models that the reader may know of."""
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -117,20 +118,23 @@ def _ms(one: Bin, share: float) -> float | None:
 
 
 def sparkline(bins: Sequence[Bin]) -> dict[str, Any] | None:
-    """p50 and p99 of each bin as SVG paths in `WIDTH` × `HEIGHT`, the newest at the right; None without answers."""
+    """p50 and p99 of each bin as SVG paths in `WIDTH` × `HEIGHT`, logarithmic, the newest at the right; None without
+    answers."""
     lines = [[_ms(one, share) for one in bins] for share in (0.5, 0.99)]
-    highest = max((value for value in lines[1] if value is not None), default=0.0)
-    if not highest:
+    known = [value for line in lines for value in line if value]
+    if not known:
         return None
+    lowest, highest = min(known) / 2, max(known)
     step, first = WIDTH / (BINS - 1), BINS - len(bins)
     paths = []
     for line in lines:
         path, pen = "", "M"
         for index, value in enumerate(line):
-            if value is None:
+            if not value:
                 pen = "M"
                 continue
-            path += f"{pen}{(first + index) * step:.0f} {HEIGHT * (1 - value / highest):.1f}"
+            height = HEIGHT * math.log(value / lowest) / math.log(highest / lowest)
+            path += f"{pen}{(first + index) * step:.0f} {HEIGHT - height:.1f}"
             path += "h.1" if pen == "M" else ""  # a bin alone is seen as a dot
             pen = "L"
         paths.append(path)
