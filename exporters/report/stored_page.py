@@ -1,5 +1,5 @@
-"""What is put into the stored page of a report when a server is asked for it: the way back to the server's pages, and
-the section about other devices than the conversion's."""
+"""Parts that are put into the stored page of a report when it is asked for: its number and date, links to the server's
+pages, and the section about other devices than the conversion's."""
 
 from collections.abc import Sequence
 from html import escape

@@ -53,7 +53,7 @@ class Permit:
         return self.known and (self.record is None or self.record.reaches(model))
 
     def allows(self, scopes: Collection[str], model: str | None = None) -> bool:
-        """Whether the request's key would be admitted to another route."""
+        """True where the request's key would be admitted to a route that needs one of ``scopes``."""
         return self.record is None or self.record.allows(scopes, model)
 
     def stands(self) -> bool:
@@ -99,7 +99,7 @@ class AccessControl:
 
     @property
     def needed(self) -> bool:
-        """Whether requests need a key."""
+        """True where requests need a key."""
         return self._needed
 
     @property

@@ -1,4 +1,4 @@
-"""How to ask a model: an example instance of its inputs, and the same request for curl and for Python."""
+"""Examples of a request to a model: an instance of its inputs, and the same for curl and for Python."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def _size(dim: Dim) -> int:
 
 
 def is_written(spec: ModelSpec, tensor: TensorSpec) -> bool:
-    """Whether an instance of the input is short enough to be typed."""
+    """True where an instance of the input is short enough to be typed."""
     return math.prod(example_shape(spec, tensor)) <= MOST_WRITTEN
 
 

@@ -1,4 +1,4 @@
-"""What the web pages say, as plain dictionaries for their templates. Only models that the reader may know of."""
+"""The facts of the web pages, as plain dictionaries for their templates. Only models that the reader may know of."""
 
 import math
 import shutil
@@ -35,7 +35,7 @@ Reaches = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What the pages read. ``jobs``: the newest fine-tuning jobs that some owners may see; ``root_path``: where a proxy
+    """The sources of the pages. ``jobs``: the newest fine-tuning jobs that some owners may see; ``root_path``: where a proxy
     shows the server."""
 
     roster: Roster

@@ -1,4 +1,4 @@
-// What moves on a page: parts marked data-live="SECONDS" are fetched again while the page is seen, and each text of
+// The parts of a page that move: those marked data-live="SECONDS" are fetched again while the page is seen, and each text of
 // class "copied" gets a button. Without a script the pages say the same, as it was when they were asked for.
 "use strict";
 for (const part of document.querySelectorAll("[data-live]")) {

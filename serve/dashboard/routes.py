@@ -171,7 +171,7 @@ def model_page(
 
 
 def server_url(request: Request, root_path: str) -> str:
-    """Where the browser found the server; a proxy that ends TLS is not seen."""
+    """The URL at which the browser found the server; a proxy that ends TLS is not seen."""
     return f"{request.url.scheme}://{request.headers.get('host', 'localhost')}{root_path}"
 
 

@@ -291,7 +291,7 @@ def body_for(
 
 
 def is_browser(accept: str) -> bool:
-    """Whether an Accept header asks for a page first. Java's own client says ``text/html, image/gif, image/jpeg, *;
+    """True where an Accept header asks for a page first. Java's own client says ``text/html, image/gif, image/jpeg, *;
     q=.2`` of every request, and wants none: no browser writes ``*`` alone."""
     kinds = [item.partition(";")[0].strip().lower() for item in accept.split(",")]
     if "text/html" not in kinds or "*" in kinds:

@@ -1,4 +1,4 @@
-"""The last five minutes of a model's traffic, in bins of five seconds: what the web pages show of it.
+"""The last five minutes of a model's traffic, in bins of five seconds, for the web pages.
 
 The batchers' counters are read by the thread that watches the versions (`roster.py`): requests pay nothing for it.
 """
@@ -77,7 +77,7 @@ def _total(one: Counters) -> Bin:
 
 
 def _since(before: Bin | None, now: Bin) -> Bin:
-    """What came since ``before``; all of it where the version was loaded anew and counts from nothing."""
+    """The requests since ``before``; all of them where the version was loaded anew and counts from nothing."""
     if before is None or now.answered < before.answered or now.failed < before.failed:
         return now
     gained = tuple(new - old for new, old in zip(now.buckets, before.buckets, strict=True))

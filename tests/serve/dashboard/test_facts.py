@@ -1,4 +1,4 @@
-"""What the pages make of the figures: lines, durations, badges, answers."""
+"""Figures as the pages show them: lines, durations, badges, answers."""
 
 import re
 
