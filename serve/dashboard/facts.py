@@ -35,8 +35,8 @@ Reaches = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """The sources of the pages. ``jobs``: the newest fine-tuning jobs that some owners may see; ``root_path``: where a proxy
-    shows the server."""
+    """The sources of the pages. ``jobs``: the newest fine-tuning jobs that some owners may see; ``root_path``: where a
+    proxy shows the server."""
 
     roster: Roster
     director: Director

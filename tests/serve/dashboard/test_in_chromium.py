@@ -53,7 +53,7 @@ def opened(browser: Any, width: int = 1280, scheme: str = "light", **more: Any) 
 
 
 def faults_of(page: Page, width: int) -> list[str]:
-    """The faults that axe-core calls serious or critical, with the element; and a page that is wider than the window."""
+    """The faults that axe-core calls serious or critical, with the element; and a page wider than the window."""
     page.evaluate(OPEN_ALL)
     found = [] if page.evaluate(WIDE) <= width else [f"{page.evaluate(WIDE)} pixels wide"]
     for fault in Axe().run(page).response["violations"]:

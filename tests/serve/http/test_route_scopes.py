@@ -62,7 +62,9 @@ def ask(
 ) -> tuple[int, Any, Any]:
     """(status, headers, JSON or bytes), asked as a page of the server's own does."""
     own = f"http://{connection.host}:{connection.port}"
-    sent = {"content-type": "application/json", "origin": own} | ({"authorization": f"Bearer {key}"} if key else {})
+    sent = {"content-type": "application/json", "origin": own} | (
+        {"authorization": f"Bearer {key}"} if key else {}
+    )
     connection.request(method, path, body, sent)
     answer = connection.getresponse()
     content = answer.read()
