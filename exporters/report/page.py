@@ -34,18 +34,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..gate.gate_rows import few_pairs, gate_rows
+from ..gate.gate_rows import few_pairs
 from ..gate.power import EXPLAINED, FAULTS
 from ..search.delta_debugging import EXHAUSTED
 from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
 from .own_noise import widened_limits
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
+from .side_by_side import adversarial, dropped_inputs, judged_outputs, rules_of
 
 _LEGEND = (
     "u: the error, as a multiple of the half's rounding unit at the output's largest value. SQNR: signal to noise "
     "in dB, slice: that of the worst channel. flips: decisions that change. half: nodes in half. kept: nodes in FP32 "
     "for the answer's sake. casts: nodes that change the datatype. size: bytes of the weights, of FP32's."
 )
+_HERE = Path(__file__).parent
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -162,9 +164,10 @@ def _in_fp32(facts: Mapping[str, Any]) -> bool:
 
 
 def pages_of(folder: Path) -> Environment:
-    """The templates of a folder: every text is escaped, and absent values are not drawn."""
+    """The templates of a folder, and the frame that all pages share (``base.html``, ``page.css``): every text is
+    escaped, and absent values are not drawn."""
     return Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader([folder, _HERE]),
         autoescape=True,
         undefined=ChainableUndefined,
         trim_blocks=True,
@@ -174,9 +177,12 @@ def pages_of(folder: Path) -> Environment:
 
 @cache
 def _environment() -> Environment:
-    environment = pages_of(Path(__file__).parent)
+    environment = pages_of(_HERE)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
-    environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
+    environment.globals.update(curve_plot=curve_plot, headline=headline, rules_of=rules_of)
+    environment.globals.update(
+        judged_outputs=judged_outputs, adversarial=adversarial, dropped_inputs=dropped_inputs
+    )
     environment.globals.update(widened_limits=widened_limits, FAULTS=FAULTS, EXPLAINED=EXPLAINED)
     environment.globals.update(
         is_generated=is_generated, GENERATED=GENERATED, perturbed_samples=perturbed_samples

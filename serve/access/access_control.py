@@ -52,6 +52,10 @@ class Permit:
         """Whether the request may be told of the model."""
         return self.known and (self.record is None or self.record.reaches(model))
 
+    def allows(self, scopes: Collection[str], model: str | None = None) -> bool:
+        """True where the request's key would be admitted to a route that needs one of ``scopes``."""
+        return self.record is None or self.record.allows(scopes, model)
+
     def stands(self) -> bool:
         """Whether the key has not been revoked or changed since: what a long answer looks at between its parts."""
         return self._access is None or self._access.has(self.record)
@@ -92,6 +96,11 @@ class AccessControl:
         if file is not None:
             self._read(file, file.stamp())
         self._started = True
+
+    @property
+    def needed(self) -> bool:
+        """True where requests need a key."""
+        return self._needed
 
     @property
     def notice(self) -> str | None:

@@ -44,7 +44,8 @@ class Counters:
 
     ``compute_ns`` counts a batch's run once for each of its requests, as Triton's does; ``batches`` has
     for each number of rows the executions and their own time. ``queue_buckets`` counts requests and
-    ``compute_buckets`` executions, each by ``BOUNDS_NS``. ``assemble_ns`` is the part of ``compute_ns`` in which
+    ``compute_buckets`` executions, each by ``BOUNDS_NS``; ``answer_buckets`` counts requests by both times together.
+    ``assemble_ns`` is the part of ``compute_ns`` in which
     inputs were joined (``assembled_ns``: counted once per batch), where the engine tells it. ``vanished`` are
     requests whose caller left before their batch began, ``rejected`` those that were not admitted, ``timed_out`` those
     whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32 whole. ``out_of_memory``
@@ -74,6 +75,7 @@ class Counters:
     out_of_memory: int = 0
     given_up: int = 0
     row_ceiling: int = 0
+    answer_buckets: list[int] = field(default_factory=_empty_buckets)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _noted: deque[tuple[Sequence[int], int, int, int, int]] = field(default_factory=deque, repr=False)
 
@@ -105,17 +107,8 @@ class Counters:
             self.batches[rows] = (count + 1, spent_ns + compute_ns)
             self.compute_buckets[bisect_left(BOUNDS_NS, compute_ns)] += 1
             self.assemble_buckets[bisect_left(BOUNDS_NS, assemble_ns)] += 1
-            self._sort_waits(waits_ns)
-
-    def _sort_waits(self, waits_ns: Sequence[int]) -> None:
-        if not waits_ns:
-            return
-        longest, shortest = bisect_left(BOUNDS_NS, max(waits_ns)), bisect_left(BOUNDS_NS, min(waits_ns))
-        if longest == shortest:  # nearly always: two searches instead of one per request
-            self.queue_buckets[longest] += len(waits_ns)
-            return
-        for wait_ns in waits_ns:
-            self.queue_buckets[bisect_left(BOUNDS_NS, wait_ns)] += 1
+            _sort(self.queue_buckets, waits_ns)
+            _sort(self.answer_buckets, waits_ns, compute_ns)
 
     def joined(self, queue_ns: int, compute_ns: int) -> None:
         """A request that was run in parts is answered; its rows and batches have been counted by part."""
@@ -123,7 +116,8 @@ class Counters:
             self.requests += 1
             self.queue_ns += queue_ns
             self.compute_ns += compute_ns
-            self._sort_waits([queue_ns])
+            _sort(self.queue_buckets, [queue_ns])
+            _sort(self.answer_buckets, [queue_ns], compute_ns)
 
     def failed(self, spent_ns: int) -> None:
         """One request's own execution failed, ``spent_ns`` after it came."""
@@ -174,6 +168,7 @@ class Counters:
                 self.out_of_memory,
                 self.given_up,
                 self.row_ceiling,
+                list(self.answer_buckets),
             )
 
     def statistics(self) -> Statistics:
@@ -195,3 +190,17 @@ class Counters:
             compute_output=(now.requests, 0),
             batches=now.batches,
         )
+
+
+def _sort(buckets: list[int], waits_ns: Sequence[int], more_ns: int = 0) -> None:
+    """Count each wait, with ``more_ns`` added, in its bucket."""
+    if not waits_ns:
+        return
+    longest = bisect_left(BOUNDS_NS, max(waits_ns) + more_ns)
+    if longest == bisect_left(
+        BOUNDS_NS, min(waits_ns) + more_ns
+    ):  # nearly always: two searches for all requests
+        buckets[longest] += len(waits_ns)
+        return
+    for wait_ns in waits_ns:
+        buckets[bisect_left(BOUNDS_NS, wait_ns + more_ns)] += 1

@@ -117,6 +117,7 @@ def convert(
             folder_at(folder)  # says so before torch is imported
         from ...exporters.convert import Options, convert
         from ...exporters.report.page import render_terminal
+        from ...exporters.report.stored_page import stored_page
         from ...models.engines.device_choice import resolve_device
         from ..versions.versions_in_store import store_at
         from .convert_ending import ending
@@ -131,7 +132,7 @@ def convert(
         with progress("converting") as show:
             done = convert(folder, opened := store_at(store, "the new version"), options, show)
         if report is not None:
-            report.write_bytes(done.version.bytes("report.html"))
+            report.write_text(stored_page(done.version))
         if done.unchanged:
             notify(f"{done.version}: the folder has not changed since; no new version")
         passed = done.any_passed if form in (None, "auto") else done.asked_passed

@@ -221,8 +221,9 @@ def headers_of(error: BaseException) -> dict[str, str]:
         headers["connection"] = "close"
     if (seconds := retry_after_of(error)) is not None:
         headers["retry-after"] = str(seconds)
-    if isinstance(error, errors.Unauthenticated):  # Basic: a browser then asks its user (RFC 7617)
-        headers["www-authenticate"] = 'Bearer realm="halfeven", Basic realm="halfeven"'
+    if isinstance(error, errors.Unauthenticated):
+        # Basic: a browser then asks its user (RFC 7617). It comes first, for Chromium reads the first scheme of a line.
+        headers["www-authenticate"] = 'Basic realm="halfeven", Bearer realm="halfeven"'
     if isinstance(error, UnknownCoding):
         headers["accept-encoding"] = "gzip, deflate"
     return headers
@@ -272,15 +273,39 @@ def problem_body(status: int, code: str, message: str, param: str | None = None)
     return orjson.dumps(problem)
 
 
-def body_of(error: BaseException, path: str, reaches: Reaches = no_model) -> tuple[bytes, str]:
-    """The error's body and content type, in the format of the path that was asked. ``reaches``: as `message_of`."""
+def body_of(
+    error: BaseException, path: str, reaches: Reaches = no_model, accept: str = ""
+) -> tuple[bytes, str]:
+    """The error's body and content type, as `body_for`. ``reaches``: as `message_of`."""
     error = of_the_disk(error)
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
-    return body_for(path, status_of(error), code, message_of(error, reaches), getattr(error, "param", None))
+    message, param = message_of(error, reaches), getattr(error, "param", None)
+    return body_for(path, status_of(error), code, message, param, accept)
 
 
-def body_for(path: str, status: int, code: str, message: str, param: str | None = None) -> tuple[bytes, str]:
-    """``{"error": …}`` on ``/v2``, problem+json elsewhere: the body and its content type."""
+def body_for(
+    path: str, status: int, code: str, message: str, param: str | None = None, accept: str = ""
+) -> tuple[bytes, str]:
+    """``{"error": …}`` on ``/v2``, problem+json elsewhere, a page for a browser: the body and its content type.
+
+    ``accept``: the request's header of this name.
+    """
+    if is_browser(accept):
+        from .error_page import error_page  # brings jinja2: 7 MB that a server without browsers never needs
+
+        return error_page(path, status, code, message), "text/html; charset=utf-8"
     if path == "/v2" or path.startswith("/v2/"):
         return v2_body(message), "application/json"
     return problem_body(status, code, message, param), "application/problem+json"
+
+
+def is_browser(accept: str) -> bool:
+    """True where an Accept header asks for a page first. Java's own client says ``text/html, image/gif, image/jpeg, *;
+    q=.2`` of every request, and wants none: no browser writes ``*`` alone."""
+    kinds = [item.partition(";")[0].strip().lower() for item in accept.split(",")]
+    if "text/html" not in kinds or "*" in kinds:
+        return False
+    json_kinds = [
+        kinds.index(kind) for kind in ("application/json", "application/problem+json") if kind in kinds
+    ]
+    return all(kinds.index("text/html") < place for place in json_kinds)

@@ -14,11 +14,11 @@ from ..access.keys import EVERY_MODEL, INFER, MANAGE, METRICS, SCOPES, TRAIN
 
 TO_INFER = frozenset((INFER,))
 TO_TRAIN = frozenset((TRAIN,))
-_TO_MANAGE = frozenset((MANAGE,))
+TO_MANAGE = frozenset((MANAGE,))
 _TO_SCRAPE = frozenset((METRICS,))
-_TO_COUNT = frozenset((INFER, MANAGE, METRICS))
+TO_COUNT = frozenset((INFER, MANAGE, METRICS))
 _TO_DESCRIBE = frozenset((INFER, TRAIN, MANAGE))
-_TO_INSPECT = frozenset((TRAIN, MANAGE))
+TO_INSPECT = frozenset((TRAIN, MANAGE))
 _TO_ASK_FOR_MORE = frozenset((INFER, MANAGE))  # what is answered with the way out only (501)
 _ANY = frozenset(SCOPES)
 _NO_MODEL, _NAMED = None, "m"
@@ -47,17 +47,24 @@ _RULES = (
     _rule((), "/v2/models/{m}(/versions/{})?/infer", TO_INFER),
     _rule((), "/v1/models/{m}(/versions/{})?:predict", TO_INFER),
     _rule(_READING, "/healthz|/v2/health/live|/v2/health/ready", NO_KEY, _NO_MODEL),
-    _rule(_READING, r"/v2/?|/docs|/openapi\.json", _ANY, _NO_MODEL),
+    _rule(_READING, r"/v2/?|/docs|/openapi\.json|/page\.js", _ANY, _NO_MODEL),
     _rule(_READING, "/metrics", _TO_SCRAPE, EVERY_MODEL),
-    _rule(_READING, "/|/v1/models", _TO_DESCRIBE, EVERY_MODEL),
-    _rule(_READING, "/v2/models/stats", _TO_COUNT, EVERY_MODEL),
-    _rule(_READING, "/v2/models/{m}(/versions/{})?/stats", _TO_COUNT),
+    _rule(_READING, "/v1/models", _TO_DESCRIBE, EVERY_MODEL),
+    # The pages: each names only the models and offers only the orders of the key (`dashboard/routes.py`).
+    _rule(_READING, "/", _TO_DESCRIBE, _NO_MODEL),
+    _rule(_READING, "/events", TO_INSPECT, _NO_MODEL),
+    _rule(_READING, "/jobs", TO_TRAIN, _NO_MODEL),
+    _rule(_READING, "/models/{m}", _TO_DESCRIBE),
+    _rule(("POST",), "/models/{m}/try", TO_INFER),
+    _rule(("POST",), "/models/{m}/(promote|rollback|canary|shadow)", TO_MANAGE),
+    _rule(_READING, "/v2/models/stats", TO_COUNT, EVERY_MODEL),
+    _rule(_READING, "/v2/models/{m}(/versions/{})?/stats", TO_COUNT),
     _rule(_READING, "/v2/models/{m}(/versions/{})?(/ready|/config)?", _TO_DESCRIBE),
     _rule(("POST",), "/v2/repository/index", _TO_DESCRIBE, EVERY_MODEL),
-    _rule(("POST",), "/v2/repository/models/{m}/(load|unload)", _TO_MANAGE),
-    _rule(_READING, "/v1/models/{m}(/versions|/events|/drift)?", _TO_INSPECT),
-    _rule(_READING, "/v1/models/{m}/versions/{}(/report|/plan|/lineage)?", _TO_INSPECT),
-    _rule(("POST",), "/v1/models/{m}/(promote|canary|shadow|rollback)", _TO_MANAGE),
+    _rule(("POST",), "/v2/repository/models/{m}/(load|unload)", TO_MANAGE),
+    _rule(_READING, "/v1/models/{m}(/versions|/events|/drift)?", TO_INSPECT),
+    _rule(_READING, "/v1/models/{m}/versions/{}(/report|/plan|/lineage)?", TO_INSPECT),
+    _rule(("POST",), "/v1/models/{m}/(promote|canary|shadow|rollback)", TO_MANAGE),
     # A job names its model in its body or its record: `finetune/web/api.py` checks it there. Jobs and files belong to
     # the key that made them: each key sees its own.
     _rule(("POST",), "/v1/fine_tuning/jobs", TO_TRAIN, _NO_MODEL),
@@ -77,7 +84,7 @@ def need_of(method: str, path: str) -> Need:
     """What a request needs, for `AccessControl.admit`. ``path`` is percent-decoded."""
     found = rule_of(method, path)
     if found is None:
-        return _TO_MANAGE, EVERY_MODEL
+        return TO_MANAGE, EVERY_MODEL
     rule, match = found
     return rule.scopes, match["m"] if rule.model == _NAMED else rule.model
 

@@ -80,6 +80,22 @@ class WebGuard:
                     "same-origin, or none. Ask from a program"
                 )
 
+    @staticmethod
+    def check_own_form(headers: Headers) -> None:
+        """Raises ForeignPage unless the browser itself says that a page of this server sent the form. A form needs no
+        JSON content type, which no page of another origin can send unasked: this stands in its place, also where
+        ``origins`` are allowed."""
+        hosts, origins, sites = _values(headers)
+        if len(hosts) == 1 and (
+            sites == [b"same-origin"]
+            or (not sites and len(origins) == 1 and _is_same_origin(origins[0], hosts[0]))
+        ):
+            return
+        raise ForeignPage(
+            "this form is taken from the server's own pages alone (by Sec-Fetch-Site or Origin): a program sends JSON "
+            "to the routes below /v1/models"
+        )
+
     def knows(self, host: bytes) -> bool:
         """Whether a Host header's value is a name of this server. The next time this is one look-up."""
         if host in self._known:

@@ -16,6 +16,7 @@ from ...exporters.convert import Conversion, check_signature
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
 from ...exporters.report.page import render_terminal
+from ...exporters.report.stored_page import stored_page
 from ...exporters.version_facts import facts_of
 from ...models.errors import ParityRefused
 from ...models.store import LIVE, OPERATOR, Store, Version
@@ -112,7 +113,7 @@ class Half:
 
     def report(self) -> str:
         """The report as one HTML page that loads nothing."""
-        return self.version.bytes("report.html").decode()
+        return stored_page(self.version)
 
     def close(self) -> None:
         """Give the memory of the model back; the next call loads it again."""

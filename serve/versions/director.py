@@ -1,7 +1,7 @@
 """An operator's orders about versions: promote, roll back, set a canary or a shadow. Each method blocks until the order
 takes effect; its result is durable."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from ...exporters.version_facts import facts_of
 from ...models.errors import BadInput, Conflict, HalfevenError, NotReady, UnknownName
 from ...models.store import LIVE, Version
-from .orders import events
+from .orders import events, newest_events
 from .roster import Roster
 from .store_writer import Role
 from .traffic.loaded_version import LoadedVersion
@@ -104,6 +104,10 @@ class Director:
         """The newest first."""
         self.describe(name)
         return events(self._store, name, most)
+
+    def newest_events(self, names: Iterable[str], most: int) -> list[dict[str, Any]]:
+        """Of several models, the newest first."""
+        return newest_events(self._store, names, most)
 
     @contextmanager
     def _ordering(

@@ -8,7 +8,7 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -133,6 +133,25 @@ def events(store: Store, name: str, most: int = 100) -> list[dict[str, Any]]:
     return found
 
 
+def newest_events(store: Store, names: Iterable[str], most: int) -> list[dict[str, Any]]:
+    """The newest of several models, the newest first. A file is read only where it can hold one of them: its events are
+    not younger than it is. A file that cannot be read is an event of the kind ``damaged``."""
+    files = list[tuple[float, str]]()
+    for name in names:
+        with suppress(OSError):
+            files.append(((_folder(store, name) / "events.jsonl").stat().st_mtime, name))
+    found = list[dict[str, Any]]()
+    for changed_s, name in sorted(files, reverse=True):
+        if len(found) == most and str(found[-1].get("at")) > _at(changed_s):
+            break
+        try:
+            found += [{**event, "model": name} for event in events(store, name, most)]
+        except DamagedFile as error:
+            found.append({"at": _at(changed_s), "model": name, "kind": "damaged", "message": str(error)})
+        found = sorted(found, key=lambda event: str(event.get("at")), reverse=True)[:most]
+    return found
+
+
 def last_activation(store: Store, name: str) -> Mapping[str, Any] | None:
     """The numbers of the newest event that says which version became active; None where there is none."""
     with suppress(DamagedFile):
@@ -148,7 +167,11 @@ def _folder(store: Store, name: str) -> Path:
 
 
 def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return _at(time.time())
+
+
+def _at(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _replace(path: Path, data: Mapping[str, Any]) -> None:

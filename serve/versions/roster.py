@@ -325,6 +325,7 @@ class Roster:
                 try:
                     served.look_at_time()
                     served.let_go_in_time()
+                    served.note_recent()
                 except Exception:
                     logger.exception("'%s' was not watched; a mistake of ours, please report it", served.name)
 

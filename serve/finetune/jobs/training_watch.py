@@ -33,6 +33,9 @@ class TrainingWatch:
                 self._take(line)
                 if time.monotonic() - self._reported >= REPORT_EVERY_S:
                     self._note(child.seconds)
+            elif line["type"] == "trying":
+                found = {"rates_tried": line["tried"], "rates": line["rates"]}
+                self._job_store.note(self._id, progress=found)
             elif line["type"] in ("started", "chosen", "resumed", "evaluation", "checkpoint", "note"):
                 self._record(line)
             else:

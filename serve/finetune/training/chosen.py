@@ -2,7 +2,7 @@
 again reads it there, so that its steps do not depend on how often that was. Needs torch alone."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,21 @@ from .loop.setting_names import USUAL_LEARNING_RATE
 from .loop.training_terms import Settings
 from .nets import loop_of
 from .precision_test import EXACT_FIRST, PrecisionTest, chosen_precision
-from .range_test import range_test
+from .range_test import RATES, range_test
 from .task import Task
 from .trainee import Trainee
 
 AUTO, FILE = "auto", "chosen.json"
 HALF_MODELS = ("fp16", "bf16")  # the precisions of a half model (O2)
 Request = Mapping[str, Any]
+Report = Callable[[dict[str, Any]], object]
 
 
-def settings_of(request: Request, task: Task, trainee: Trainee) -> tuple[Settings, dict[str, Any]]:
-    """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open.
+def settings_of(
+    request: Request, task: Task, trainee: Trainee, report: Report
+) -> tuple[Settings, dict[str, Any]]:
+    """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open. ``report``
+    takes a line for each learning rate that is tried.
 
     In a trial of a few steps the rate is the usual one: the range test would take longer than the trial.
     """
@@ -46,7 +50,7 @@ def settings_of(request: Request, task: Task, trainee: Trainee) -> tuple[Setting
     try:
         chosen = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        chosen = _measured(request, task, trainee, settings, open_ones)
+        chosen = _measured(request, task, trainee, settings, open_ones, report)
         _write(path, chosen)
     settings = replace(settings, **{name: chosen[name] for name in open_ones})
     trainee.enter(settings.precision)
@@ -62,7 +66,12 @@ def _precision_test(request: Request, task: Task, trainee: Trainee, settings: Se
 
 
 def _measured(
-    request: Request, task: Task, trainee: Trainee, settings: Settings, open_ones: set[str]
+    request: Request,
+    task: Task,
+    trainee: Trainee,
+    settings: Settings,
+    open_ones: set[str],
+    report: Report,
 ) -> dict[str, Any]:
     device, rows = request["device"], len(task.rows)
     found: dict[str, Any] = {}
@@ -77,7 +86,10 @@ def _measured(
         def evaluated(batch: Tensor) -> float:
             return loss_of_rows(trainee, task, batch, autocast_of(settings, device, trainee.module))
 
-        test = range_test(trainee.module, task.loss, task.parts, rows, settings, device, evaluated)
+        def trying(tried: int) -> None:
+            report({"type": "trying", "tried": tried, "rates": len(RATES)})
+
+        test = range_test(trainee.module, task.loss, task.parts, rows, settings, device, evaluated, trying)
         losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}
         found |= {"learning_rate": test.rate, "steps": test.steps, "losses": losses}
     return found

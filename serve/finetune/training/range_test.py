@@ -45,11 +45,12 @@ class RangeTest:
 
 def range_test(
     module: nn.Module, loss_of: LossOf, parts_of: PartsOf, rows: int, settings: Settings, device: str,
-    evaluated: Callable[[Tensor], float],
+    evaluated: Callable[[Tensor], float], trying: Callable[[int], object] = lambda _: None,
 ) -> RangeTest:  # fmt: skip
     """Try `RATES` on the rows to learn from. Weights, buffers and generators are as before afterwards.
 
-    ``evaluated``: the mean loss of some rows in evaluation mode. Of fewer than four rows nothing can be tried.
+    ``evaluated``: the mean loss of some rows in evaluation mode. ``trying`` is called with the number of rates that
+    have been tried, 0 before the first. Of fewer than four rows nothing can be tried.
     """
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(settings.seed))
     judged = order[: judged_rows(rows)]
@@ -59,6 +60,7 @@ def range_test(
     losses: dict[float, float | None] = {}
     start = {name: copied(tensor) for name, tensor in named_tensors(module).items()}
     for rate in RATES if math.isfinite(before) else ():
+        trying(len(losses))
         with generators_untouched():
             short = replace(settings, learning_rate=rate, **_of_length(steps, len(trained), settings))
             loop = Loop(module, lambda batch: loss_of(trained[batch]), len(trained), short, device, parts_of)

@@ -114,7 +114,7 @@ class TrainingJob:
         if trainee.half is not None:
             trainee.half.look(*task.first_inputs())
         memory.enter(CHOOSING)
-        settings, self.chosen = settings_of(request, task, trainee)
+        settings, self.chosen = settings_of(request, task, trainee, report)
         memory.enter(LOADING)
         held_out = request.get("held_out")
         self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput
@@ -23,6 +23,7 @@ from ...http.codecs.json_numbers import parse
 from ...http.json_body import read_order
 from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import SharedPlaces
+from ...http.page_headers import own_page
 from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files
 from ..jobs.job_admission import JobAdmission
@@ -33,7 +34,7 @@ from .kept_files import KeptFiles
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
-_MOST_EVENTS = 1000
+_MOST_EVENTS, _SHOWN_JOBS = 1000, 100
 _CHUNK = 2**20
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -260,7 +261,14 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         newest = [event_body(event) for event in job_store.events(id, limit=_MOST_EVENTS)]
         from .job_page import render_job  # brings jinja2: 7 MB that most servers never need
 
-        return HTMLResponse(render_job(job, job_store.steps(id), newest[::-1]))
+        return own_page(render_job(job, job_store.steps(id), newest[::-1]))
+
+    @routes.get("/jobs", include_in_schema=False)
+    def jobs(request: Request) -> Response:
+        from .job_page import render_jobs
+
+        found = job_store.jobs(None, _SHOWN_JOBS, None, permit_of(request.scope).owners)
+        return own_page(render_jobs([job_body(job) for job in found]))
 
 
 def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bool]) -> None:

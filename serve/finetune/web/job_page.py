@@ -1,4 +1,4 @@
-"""The page of a fine-tuning job: one HTML file that loads nothing, made from the job's own JSON."""
+"""The pages of fine-tuning jobs, made from the jobs' own JSON: of one job, and of the newest ones."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +14,7 @@ from ..judging.judging_metrics import SHARES
 from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
 
 REFRESH_S = 2
+_ROOT = "../../../../"  # of the job's page, ``/v1/fine_tuning/jobs/ID/page``: a proxy may show the server below a path
 MOST_EVENTS = 200
 
 Facts = Mapping[str, Any]
@@ -23,18 +24,19 @@ def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> s
     """The page of one job (OpenAI's shape with our ``halfeven`` object), its step records and its events.
 
     ``halfeven.gate`` is the gate's own JSON; ``halfeven.version`` the version that the job made, refused or
-    not. Absent values are not drawn; every text is escaped. While the job runs the page reloads itself every
-    ``REFRESH_S`` seconds.
+    not. Absent values are not drawn; every text is escaped. While the job runs the page puts in what is new every
+    ``REFRESH_S`` seconds, and reloads itself where no script runs.
     """
     ours = job.get("halfeven") or {}
     return (
         _environment()
         .get_template("job.html")
         .render(
+            root=_ROOT,
             job=job,
             ours=ours,
             ended=job.get("status") in ENDED,
-            state="refused" if was_refused(job) else not_active(job) or job["status"],
+            state=_state(job),
             reason=reason_of(job),
             plots=_plots(job, steps),
             skipped=_causes(steps),
@@ -44,6 +46,17 @@ def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> s
             older=max(0, len(events) - MOST_EVENTS),
         )
     )
+
+
+def render_jobs(jobs: Sequence[Facts]) -> str:
+    """The page of the newest jobs, each with its state and how far it is."""
+    rows = [(job, _state(job), reason_of(job), _progress(job)) for job in jobs]
+    running = any(job.get("status") not in ENDED for job in jobs)
+    return _environment().get_template("jobs.html").render(root="./", rows=rows, running=running)
+
+
+def _state(job: Facts) -> str:
+    return "refused" if was_refused(job) else not_active(job) or str(job["status"])
 
 
 def reason_of(job: Facts) -> str:
@@ -142,8 +155,7 @@ def _links(job: Facts) -> dict[str, str]:
 
 
 def _version_path(name: str, version: object) -> str:
-    """Relative to the page, ``/v1/fine_tuning/jobs/ID/page``: a proxy may show the server below a path."""
-    return f"../../../models/{quote(name, safe='')}/versions/{quote(str(version), safe='')}"
+    return f"{_ROOT}v1/models/{quote(name, safe='')}/versions/{quote(str(version), safe='')}"
 
 
 def _environment() -> Environment:

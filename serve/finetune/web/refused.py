@@ -11,5 +11,5 @@ def refuse_training(app: FastAPI, why: str) -> None:
     async def refuse() -> Response:
         raise NotOffered(why)
 
-    for path in ("/v1/files", "/v1/files/{rest:path}", "/v1/fine_tuning/{rest:path}"):
+    for path in ("/v1/files", "/v1/files/{rest:path}", "/v1/fine_tuning/{rest:path}", "/jobs"):
         app.add_api_route(path, refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)

@@ -1,4 +1,5 @@
-"""The FastAPI application with every route but infer, which is answered in front of it (`routes/infer.py`).
+"""The FastAPI application with every route but infer, which is answered in front of it (`routes/infer.py`), and the web
+pages (`dashboard/routes.py`).
 
 Bodies are read as bytes: V2 clients send no content type, and the content type of a request decides nothing.
 """
@@ -28,7 +29,6 @@ from ..route_scopes import permit_of
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
-from .pages import docs_page, front_page
 from .predict import add_predict
 from .repository import add_repository
 from .v2 import add_v2
@@ -85,7 +85,8 @@ def build_app(
     add_repository(app, roster, max_body_bytes, body_timeout_s)
     add_predict(app, inference or Inference(roster), max_body_bytes, body_timeout_s)
     _add_history(app, roster, history)
-    _add_pages(app, roster, metrics_text)
+    _add_metrics(app, metrics_text)
+    app.openapi = with_infer(app.openapi)
     return app
 
 
@@ -96,7 +97,7 @@ def _json(value: object, status: int = 200) -> Response:
 def _add_errors(app: FastAPI, as_triton: bool) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         path = request.url.path
-        body, kind = body_of(error, path, permit_of(request.scope).reaches)
+        body, kind = body_of(error, path, permit_of(request.scope).reaches, request.headers.get("accept", ""))
         status = status_of(error, as_triton and path.startswith("/v2/"))
         if isinstance(error, StoreError | OSError):  # with the paths that the caller does not read
             _LOG.error("a request failed: %s", error)
@@ -117,7 +118,8 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
     async def of_the_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = error.detail.lower().replace(" ", "_")
-        body, kind = body_for(request.url.path, error.status_code, code, error.detail)
+        accept = request.headers.get("accept", "")
+        body, kind = body_for(request.url.path, error.status_code, code, error.detail, accept=accept)
         return Response(body, error.status_code, error.headers, kind)
 
     async def of_validation(request: Request, error: Exception) -> Response:
@@ -215,18 +217,8 @@ def _in_short(served: Served) -> dict[str, Any]:
     }
 
 
-def _add_pages(app: FastAPI, roster: Roster, metrics_text: Callable[[], bytes]) -> None:
-    app.openapi = with_infer(app.openapi)
-
+def _add_metrics(app: FastAPI, metrics_text: Callable[[], bytes]) -> None:
     @app.get("/metrics", tags=["server"])
     def metrics() -> Response:  # in a thread: of 600 models it has 6 MB
         """Prometheus text."""
         return Response(metrics_text(), media_type=CONTENT_TYPE)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(docs_page(app.openapi()))
-
-    @app.get("/", include_in_schema=False)
-    async def front() -> Response:
-        return HTMLResponse(front_page([_in_short(served) for served in roster.all()]))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ....exporters.device_proofs import proofs_of
-from ....exporters.report.device_section import with_device_proofs
+from ....exporters.report.stored_page import served_page
 from ....exporters.version_facts import facts_of
 from ....models.store import Store, Version
 from ...versions.versions_in_store import version_of, versions_of
@@ -26,8 +26,8 @@ def history_of(store: Store) -> History:
 
 
 def _report(version: Version) -> str:
-    """The page of the conversion, with what the gate found on other devices since."""
-    return with_device_proofs(version.bytes("report.html").decode(), proofs_of(version))
+    """The page of the conversion, with the way back and what the gate found on other devices since."""
+    return served_page(version, proofs_of(version))
 
 
 def _lineage(store: Store, version: Version) -> dict[str, Any]:

@@ -114,7 +114,10 @@ class InferFront:
 
     async def _turn_away(self, error: HalfevenError, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            body, kind = body_of(error, scope["path"])
+            accept = b", ".join(value for name, value in scope["headers"] if name == b"accept").decode(
+                "latin-1"
+            )
+            body, kind = body_of(error, scope["path"], accept=accept)
             more = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
             await _send(send, status_of(error), [(b"content-type", kind.encode()), *more], body)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....models.datatypes import DATATYPES
 from ..codecs.infer_parameters import NAN_AS
+from .documented_bodies import add_bodies
 
 Schema = dict[str, Any]
 
@@ -106,7 +107,7 @@ _INFER: Schema = {
 
 
 def with_infer(openapi: Callable[[], Schema]) -> Callable[[], Schema]:
-    """The application's OpenAPI document with the route that is answered in front of it."""
+    """The application's OpenAPI document with the route that is answered in front of it, and every body."""
 
     def document() -> Schema:
         schema = openapi()
@@ -116,6 +117,7 @@ def with_infer(openapi: Callable[[], Schema]) -> Callable[[], Schema]:
         ):
             places = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
             schema["paths"][path] = {"post": {**_INFER, "parameters": [*places, _HEADER]}}
+        add_bodies(schema["paths"])
         return schema
 
     return document

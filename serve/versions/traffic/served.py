@@ -25,6 +25,7 @@ from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics,
 from .automatic_decisions import AutomaticDecisions
 from .comparison import scale_of
 from .loaded_version import LoadedVersion
+from .recent import Recent
 from .rules import Rules
 from .shadow import Shadow
 from .split import Sticky
@@ -68,6 +69,7 @@ class ServedModel:
         self.traffic = Traffic(stable)
         self.shadow: Shadow | None = None
         self.leaving: list[LoadedVersion] = []
+        self.recent = Recent(clock)
         self._trials: dict[tuple[LoadedVersion, LoadedVersion], VersionTrial] = {}
         self._rules, self._decisions, self._judge, self._clock = rules, decisions, judge, clock
         self._lock = threading.RLock()
@@ -186,6 +188,17 @@ class ServedModel:
         """Compare the batch times of the versions on trial with the others'."""
         for (own, other), trial in list(self._trials.items()):
             trial.look_at_time(own.counters(), other.counters())
+
+    def note_recent(self) -> None:
+        """Take the traffic of the last seconds into `recent`; a shadow's answers are nobody's."""
+        self.recent.note(
+            lambda: [
+                counters
+                for loaded, label in self.traffic.loaded_versions().items()
+                if label != "shadow"
+                for counters in loaded.all_counters()
+            ]
+        )
 
     def has(self, loaded: LoadedVersion) -> bool:
         """Whether this version is active, the canary, the shadow or the previous one, or was and waits to be closed."""

@@ -136,6 +136,7 @@ def watched(tmp_path: Path, versions: Versions) -> Iterator[tuple[Watched, str, 
 def bodies(other: Owned) -> Iterator[str]:
     """What an order may be given, about the other key's objects."""
     yield ""
+    yield "version=1&percent=50"  # a form of a page
     for asked in (
         {},
         {"model": other.model, "training_file": other.file},
@@ -169,10 +170,11 @@ def leaked(words: set[str], asked: str, answer: str) -> set[str]:
 
 @contextmanager
 def caller(address: str, key: str) -> Iterator[Any]:
-    """A function that sends one request: (status, all that was answered)."""
+    """A function that sends one request, as a page of the server's own does: (status, all that was answered)."""
 
     def ask(method: str, path: str, body: str = "", **more: str) -> tuple[int, str]:
-        sent = {"authorization": f"Bearer {key}", "content-type": "application/json", **more}
+        sent = {"authorization": f"Bearer {key}", "origin": f"http://{address}"}
+        sent |= {"content-type": "application/json", **more}
         with closing(http.client.HTTPConnection(address, timeout=SECONDS)) as connection:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()

@@ -1,11 +1,24 @@
 """Orders, notes and events that are damaged on the disk: named or left out, never an error of another kind."""
 
+import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from halfeven.models.errors import DamagedFile
 from halfeven.models.store import LIVE, Store, Version
-from halfeven.serve.versions.orders import Orders, drifted, events, note_drift, pardon, read_orders, record
+from halfeven.serve.versions import orders
+from halfeven.serve.versions.orders import (
+    Orders,
+    drifted,
+    events,
+    newest_events,
+    note_drift,
+    pardon,
+    read_orders,
+    record,
+)
 
 
 @pytest.fixture
@@ -56,3 +69,37 @@ def test_a_damaged_line_of_the_events_hides_no_other(version: Version, tmp_path:
     (version.folder.parent / "events.jsonl").mkdir()
     with pytest.raises(DamagedFile, match=r"events\.jsonl cannot be read"):
         events(store, "net")
+
+
+def test_the_newest_events_of_many_models_are_those_of_all_their_files_and_old_files_are_not_read(
+    tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, everything = Store(tmp_path), list[tuple[str, str]]()
+    times = np.sort(random.permutation(60).reshape(12, 5))
+    for model in range(12):
+        folder = tmp_path / "models" / f"m{model}"
+        folder.mkdir(parents=True)
+        for count, second in enumerate(times[model].tolist()):
+            monkeypatch.setattr(orders, "_now", lambda second=second: orders._at(second))
+            record(store, folder.name, "made_up", f"{folder.name}-{count}")
+            everything.append((orders._at(second), f"{folder.name}-{count}"))
+        os.utime(folder / "events.jsonl", (times[model].max(), times[model].max()))
+    read = list[str]()
+    plain = orders.events
+
+    def counted(store: Store, name: str, most: int) -> list[dict[str, Any]]:
+        read.append(name)
+        return plain(store, name, most)
+
+    monkeypatch.setattr(orders, "events", counted)
+    names = [f"m{model}" for model in range(12)]
+    for most in (1, 7, 60):
+        read.clear()
+        found = newest_events(store, names, most)
+        assert [one["message"] for one in found] == [text for _, text in sorted(everything, reverse=True)][
+            :most
+        ]
+        assert len(read) <= most + 1
+    (tmp_path / "models" / "m3" / "events.jsonl").unlink()
+    (tmp_path / "models" / "m3" / "events.jsonl").mkdir()
+    assert {one["model"] for one in newest_events(store, names, 60) if one["kind"] == "damaged"} == {"m3"}

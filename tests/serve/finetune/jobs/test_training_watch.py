@@ -19,7 +19,8 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
     steps = MOST_SKIP_EVENTS + 100
     skipped = {"type": "step", "loss": 1.0, "scale": 1.0, "skipped": True, "cause": "x", "quarantined": []}
     lines: list[dict[str, Any]] = [
-        {"type": "started", "total_steps": steps, "slow_precision": "training in fp16 is slow"}
+        {"type": "trying", "tried": 2, "rates": 7},
+        {"type": "started", "total_steps": steps, "slow_precision": "training in fp16 is slow"},
     ]
     lines[0] |= {"in_fp32": {f"norm{i}": "a LayerNorm" for i in range(30)}, "mixed": ["", "head"]}
     lines += [{**skipped, "step": step} for step in range(1, steps + 1)]
@@ -39,5 +40,6 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
     overflow = [message for message in events if "the gradients of body.2" in message and "7" in message]
     assert len(overflow) == 1 and "in the rows" in overflow[0]
     assert sum(FURTHER_SKIPS in message for message in events) == 1
+    assert job_store.job(job.id).progress["rates_tried"] == 2
     assert len(job_store.steps(job.id)) == steps and job_store.job(job.id).progress["skipped"] == steps
     job_store.close()

@@ -56,7 +56,11 @@ class Shifted:
 
     def tested(self) -> float:
         put_into(self.net, self.start)
-        return range_test(self.net, self.loss, whole, ROWS, SETTINGS, "cpu", self.evaluated).rate
+        counts: list[int] = []
+        rows = whole, ROWS, SETTINGS, "cpu", self.evaluated, counts.append
+        found = range_test(self.net, self.loss, *rows).rate
+        assert counts == list(range(len(RATES)))
+        return found
 
 
 @pytest.mark.parametrize("size", slow_but({1.0}, [0.1, 1.0, 30.0]))

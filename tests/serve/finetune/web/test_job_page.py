@@ -197,6 +197,13 @@ def test_no_value_of_any_field_breaks_the_page(value: Any) -> None:
         assert not re.search(r'(?:d|x1|y1|cx|cy|width)="[^"]*(?:nan|inf)', page)
 
 
+def test_while_learning_rates_are_tried_the_page_says_how_many_are_done() -> None:
+    page = Tags(render_job(a_job("running", progress={"rates_tried": 3, "rates": 7}), [], []))
+    assert "each of 7 rates, 3 of them done" in page.text
+    progress = {"rates_tried": 6, "rates": 7, "step": 1, "total_steps": 9}
+    assert "of them done" not in Tags(render_job(a_job("running", progress=progress), [], [])).text
+
+
 def test_a_job_that_has_only_begun_has_a_page_without_plots() -> None:
     job = {"id": "ftjob-1", "model": "digits", "status": "queued", "halfeven": None, "error": None}
     page = Tags(render_job(job, [], []))
@@ -237,12 +244,14 @@ def test_the_page_asks_nobody_else_for_anything() -> None:
     asked = [
         more.get(name) for _, more in page.tags for name in ("src", "href", "xlink:href") if more.get(name)
     ]
-    assert asked and all(str(path).startswith("../../../models/") for path in asked)
+    assert asked.count("data:,") == 1  # no icon
+    assert all(str(path).startswith("../../../../") for path in asked if path != "data:,")
 
 
 def test_a_version_that_was_made_is_linked_with_its_report_and_its_parent() -> None:
     links = {more.get("href") for tag, more in Tags(render_job(a_job(), [], [])).tags if tag == "a"}
-    here = "../../../models/digits/versions"
+    here, pages = "../../../../v1/models/digits/versions", {"", "jobs", "events", "docs"}
+    links -= {f"../../../../{page}" for page in pages}
     assert links == {f"{here}/2", f"{here}/2/report", f"{here}/2/lineage", f"{here}/1"}
     refused = render_job(failed("METRIC_REGRESSED", "worse", version=5), [], [])
     assert f'href="{here}/5/report"' in refused

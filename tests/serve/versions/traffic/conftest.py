@@ -120,13 +120,17 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None, **more: Any) -> Version:
+def publish(
+    store: Store, status: str = LIVE, of: ModelSpec | None = None, report: str = "", **more: Any
+) -> Version:
     own = of or spec()
     output = {"name": "y", "scale": 1.0, "tied": 0}
     forms = {"torch": {"passed": status != REFUSED, "digest": "0" * 64}}
     with store.draft(own.name) as draft:
         draft.write_json("spec.json", own.to_json())
         draft.write_json("parity.json", {"forms": {"torch": {"outputs": [output]}}})
+        if report:
+            (draft.folder / "report.html").write_text(report)
         draft.write_json("nonce.json", {"number": len(store.numbers(own.name))})
         facts = {"half": "fp16", "forms": forms, "reason": "made up", "notes": [], "created": "today"}
         return draft.publish(status, facts | more)
