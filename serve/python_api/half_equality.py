@@ -22,7 +22,7 @@ def assert_half_equal(
     samples: Given | tuple[Given, ...] | Mapping[str, Given],
     kind: str = "tensor",
     dtype: str = "fp16",
-    **limits: float,
+    **limits: Any,
 ) -> None:
     """Raise AssertionError, with the sentences of halfeven's gate, unless ``fp16`` answers as ``fp32`` does.
 
