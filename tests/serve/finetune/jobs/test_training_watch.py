@@ -22,9 +22,9 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
         {"type": "trying", "tried": 2, "rates": 7},
         {"type": "started", "total_steps": steps, "slow_precision": "training in fp16 is slow"},
     ]
-    lines[0] |= {"in_fp32": {f"norm{i}": "a LayerNorm" for i in range(30)}, "mixed": ["", "head"]}
+    lines[1] |= {"in_fp32": {f"norm{i}": "a LayerNorm" for i in range(30)}, "mixed": ["", "head"]}
     lines += [{**skipped, "step": step} for step in range(1, steps + 1)]
-    lines[1]["overflow"] = {
+    lines[2]["overflow"] = {
         "words": "the gradients of body.2 left the range of half first, in mul",
         "rows": [7, 9],
     }
