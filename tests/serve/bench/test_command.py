@@ -96,7 +96,7 @@ def test_the_report_stands_alone_and_draws_every_stage(
     page = tmp_path / "bench.html"
     bench(server, "double", "--concurrency", "1,2", "--rate", 50, "--report", page)
     text = page.read_text()
-    assert text.count("<path d=") == 2 * 3 + 1  # three lines for each of two figures, and the mark in the head of the page
+    assert text.count("<path d=") == 2 * 3 + 1  # two figures, and the mark of the page
     assert all(name in text for name in ("closed 1", "closed 2", "open 50/s", "p99.9", "fp16"))
     assert "http://" not in text.replace(f"http://{server}", "")
     assert "<script" not in text
