@@ -295,4 +295,4 @@ def test_a_transformers_folder_is_made_again_by_its_script(name: str, tmp_path: 
 
 @pytest.mark.slow
 def test_the_wheel_stays_small(built_wheel: Path) -> None:
-    assert built_wheel.stat().st_size < 2_000_000
+    assert built_wheel.stat().st_size < 2_200_000
