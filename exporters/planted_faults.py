@@ -33,9 +33,7 @@ ROWS = 8  # of each run
 ALL_ROWS = 64  # of the second measurement, of a proof that looks blind on `ROWS`
 OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answers: they bound its rows
 MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
-SHARE = (
-    1.0  # times the operations of the questions of a proof: a conversion needs about fifteen times as many
-)
+SHARE = 1.0  # of the operations of all questions of a proof; a conversion needs about fifteen times as many
 SMALL = 1 << 33  # operations that are always granted
 _MOVES = (Trait.MOVES, Trait.SEES_SIZES)  # a fault there is one of the node before
 SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's result
@@ -102,7 +100,7 @@ class _Planting:
         return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, int(budget / max(of_a_node, 1)))))
 
     def planted(self, chosen: Sequence[GraphNode], rows: int) -> dict[str, Planted]:
-        """What became of the faults at these nodes, on so many rows."""
+        """Plant faults at these nodes, on ``rows`` judged samples. Gives by the node's name what the gate noticed."""
         ops = {node.name: node.op for node in chosen}
         found = dict[str, Planted]()
         for question in _first(self.run.bulk, rows, self.run.spec.batched):
@@ -231,7 +229,7 @@ def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[
 
 
 def _answers_alike(run: ReferenceRun, dtype: str) -> list[bool]:
-    """Of each output, whether a half that gives each sample the answer of another would pass: all are the same."""
+    """For each output: whether all answers are the same, so that a half which mixes the samples up would pass."""
     trials = [Trial(one.samples, *pair) for one, pair in _beside_others(run, lambda one: one.reference)]
     return [one.passed for one in judge(run.spec, dtype, trials, noise=run.noise).outputs]
 

@@ -1,4 +1,4 @@
-"""What the command line and the server print of a version: read from its manifest, without torch."""
+"""The facts of a version that the command line and the server print. They come from its manifest, without torch."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""What was found of planted faults (`exporters/planted_faults.py`), as data, and what it says of a proof."""
+"""The power of a proof: which of the faults that were planted in the original (`exporters/planted_faults.py`) the gate
+noticed on the judged samples, and whether these samples can tell a wrong half from an equal one."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ class Planted:
         return self.why in (SATURATED, DEAD)
 
     def joined(self, other: "Planted") -> "Planted":
-        """The same node on other samples: what is noticed on some of them is noticed."""
+        """One result for this node on all samples of both. A fault counts as noticed if some samples show it."""
         why = "" if not (self.why and other.why) else min(self.why, other.why, key=list(EXPLAINED).index)
         noticed = self.noticed | other.noticed
         return Planted(self.node, self.op, noticed, max(self.response, other.response), why)

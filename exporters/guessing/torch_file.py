@@ -14,7 +14,8 @@ _CONVERT = (
 
 
 def advice_for(file: Path) -> str:
-    """What the file holds, and the three lines. Empty where torch did not write it."""
+    """A message: what the file of weights or pickles holds, and three lines of Python that make a model of it. The
+    message is empty where torch did not write the file."""
     found = _held(file)
     if found is None:
         return ""
@@ -27,7 +28,8 @@ def advice_for(file: Path) -> str:
 
 
 def _held(file: Path) -> tuple[str, str] | None:
-    """What the file holds, and the line that makes a module of it, ``net``."""
+    """Two texts: what the file holds, and the line of Python that makes the module ``net`` of it. None where torch did
+    not write the file."""
     path = repr(str(file))
     weights = "weights without the code that they belong to"
     if file.suffix == ".safetensors":

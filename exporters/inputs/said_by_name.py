@@ -19,10 +19,10 @@ def is_mask(tensor: TensorSpec) -> bool:
 
 
 def has_types(tensor: TensorSpec) -> bool:
-    """Whether the input has kinds as small integers, as an input ``token_type_ids`` has."""
+    """Whether the input's name says that it holds the kind of each token (``token_type_ids``): small integers."""
     return not {"type", "types"}.isdisjoint(words(tensor.name))
 
 
 def has_positions(tensor: TensorSpec) -> bool:
-    """Whether the input has places in a sequence, as an input ``position_ids`` has."""
+    """Whether the input's name says that it holds positions in a sequence (``position_ids``)."""
     return not {"position", "positions", "pos"}.isdisjoint(words(tensor.name))

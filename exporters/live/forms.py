@@ -104,7 +104,7 @@ class LiveForms:
         return described
 
     def original(self) -> None:
-        """None: there is no graph to change."""
+        """None, because a live module has no graph that could be changed."""
 
     def operations_by_name(self) -> Sequence[Operation]:
         return ()

@@ -18,7 +18,7 @@ from .reading.graph import ForeignProgram, assembled, read_by
 
 @dataclass(frozen=True, slots=True)
 class FileOriginal:
-    """``program``: as it was read, before any mask of it is rewritten."""
+    """An ONNX file. ``program`` is the file as it was read, before any mask of it is rewritten."""
 
     program: ForeignProgram
 

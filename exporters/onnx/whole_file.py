@@ -91,7 +91,7 @@ class WholeFile:
         return self.answers
 
     def original(self) -> None:
-        """None: there is no graph to change."""
+        """None, because a live module has no graph that could be changed."""
 
     def operations_by_name(self) -> Sequence[Operation]:
         return ()

@@ -27,7 +27,7 @@ def headline(facts: Mapping[str, Any]) -> str:
 
 
 def _power(power: Mapping[str, Any]) -> str:
-    """What was found of planted faults; empty where none were planted."""
+    """The part of the headline about planted errors (`gate/power.py`); empty where none were planted."""
     if not power:
         return ""
     return f"; of planted errors they show {power['noticed']['8u']:.0%} and hide {power['hidden']:.0%}"

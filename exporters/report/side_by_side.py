@@ -64,7 +64,7 @@ def _common(names: Sequence[str]) -> str:
 
 
 def adversarial(forms: Forms) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:
-    """(input, output, what was seen of each form)"""
+    """Tuples of an adversarial input, an output, and the finding for each form (None where there is none)."""
     found: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
     for place, facts in enumerate(forms.values()):
         for seen in (facts.get("parity") or {}).get("adversarial") or ():

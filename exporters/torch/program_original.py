@@ -23,7 +23,7 @@ from .program_graph import nodes_of
 
 @dataclass(frozen=True)
 class ProgramOriginal:
-    """``module``: prepared (`models.program.runnable`)."""
+    """A captured program. ``module`` is prepared (`models.program.runnable`)."""
 
     module: GraphModule
     spec: ModelSpec

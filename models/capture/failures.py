@@ -216,7 +216,7 @@ def first_lines(error: object) -> str:
 
 
 def tail(error: BaseException, request: Request) -> str:
-    """Four lines: the last three frames of the user's own code, and the last frame of all."""
+    """Four lines of a traceback: the last three frames of the user's own code, and the last frame of all."""
     _, error = getattr(error, "halfeven_inputs", ("", error))
     frames = traceback.extract_tb(error.__traceback__)
     shown = of_the_model(frames, request)[-3:] or frames[-3:]

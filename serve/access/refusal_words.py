@@ -1,4 +1,4 @@
-"""What a server says in the body of a refusal."""
+"""The sentence of a refusal, read from the body of a server's answer."""
 
 import json
 

@@ -11,8 +11,8 @@ from .console import DEFAULT_STORE
 
 
 def ending(version: Version, store: Store, model: Path, given: Path, report: Path | None) -> list[str]:
-    """Three lines. ``model``: what was converted; ``given``: the store as the caller named it; ``report``: where the
-    page was asked for."""
+    """The three closing lines. ``model``: what was converted; ``given``: the store as the caller named it;
+    ``report``: the path of the page, where the caller asked for one."""
     place = model.parent if model.is_file() else model
     toml = "model.toml" if (place / TOML).is_file() else f"the model.toml that `halfeven init {model}` writes"
     page = report or given / version.folder.relative_to(store.root) / "report.html"

@@ -20,7 +20,7 @@ _LONGEST_REASON = 120  # in the table; the whole sentence is in --json and in th
 
 
 def version_named(target: str) -> tuple[str, str]:
-    """Name and number of NAME@VERSION. Raises BadInput."""
+    """The name and the number in NAME@VERSION. Raises BadInput."""
     name, _, number = target.partition("@")
     if not number:
         raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")

@@ -10,7 +10,7 @@ from ...exporters.report.page import pages_of
 
 
 def error_page(path: str, status: int, code: str, message: str) -> bytes:
-    """``path``: of the request, below which the way home is counted."""
+    """The page of an error. ``path``: of the request; the link home is relative to it."""
     root = "../" * (path.count("/") - 1) or "./"
     title = HTTPStatus(status).phrase
     page = _template().render(root=root, status=status, title=title, code=code, message=message)

@@ -122,5 +122,6 @@ def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) ->
 
 
 def may_tie(model: ModelProto) -> bool:
-    """Whether a near tie can change an output: a comparison of scores chooses it, or it comes from a step."""
+    """Whether a near tie can change this output of the model: an operation that compares scores (argmax, topk) chooses
+    it, or it comes from an operation with a step (rounding, a threshold)."""
     return bool(find_tied(model) or find_stepped(model))

@@ -56,7 +56,7 @@ def loss_number(names: ScriptNames, events: Events) -> Iterator[Finding]:
 
 
 def _with_losses(names: ScriptNames, made: ast.Call, count: int) -> Rewriting:
-    """`amp.initialize` with so many losses."""
+    """The call `amp.initialize` with the number of losses added."""
     given = [word.value for word in made.keywords if word.arg == "num_losses"]
     if given:
         return names.rewriting().replace(given[0], str(count))

@@ -205,7 +205,7 @@ def _sigmoid(names: ScriptNames, events: Events, one: Called) -> ast.Call | None
 
 
 def _inside(names: ScriptNames, call: ast.Call) -> ast.expr | None:
-    """x of `sigmoid(x)` and `x.sigmoid()`."""
+    """The argument `x` of `sigmoid(x)` or `x.sigmoid()`."""
     full = names.full(call.func) or ""
     if full in ("torch.sigmoid", "torch.nn.functional.sigmoid") and call.args:
         return call.args[0]

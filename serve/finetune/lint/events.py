@@ -187,7 +187,7 @@ class Events:
         )
 
     def _schedules(self, name: str) -> bool:
-        """By its value; by its name, where it is a parameter or comes from a function that is called after it."""
+        """True where the name stands for a learning-rate schedule: by its value, else by the name itself."""
         values = [value for value, _ in self.names.values.get(name, ())]
         made = [self.names.full(one.func) or "" for one in values if isinstance(one, ast.Call)]
         if any(one.startswith("torch.optim.lr_scheduler.") or _SCHEDULER.search(one) for one in made):

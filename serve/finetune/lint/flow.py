@@ -32,7 +32,7 @@ class Frame:
     place: Place | None = None  # of the call
 
     def placed(self, at: Located) -> Place:
-        """Where a node of this function runs."""
+        """The place at which a node of this function runs."""
         return at.place if self.place is None else at.place.within(self.place)
 
 
@@ -96,7 +96,7 @@ class Flow:
 
     @cached_property
     def frames(self) -> list[Frame]:
-        """Each reading of each function."""
+        """Every reading of every function: a function is read again at each call."""
         self.readings  # noqa: B018 (reads the script)
         return self._frames
 
@@ -271,7 +271,7 @@ class Flow:
         )
 
     def value(self, node: ast.expr, at: Located, frame: Frame) -> tuple[ast.expr | None, Located, Frame]:
-        """What a name was bound to, in the function that gave it."""
+        """The expression to which a name was bound, in the function that binds it."""
         if isinstance(node, ast.Name) and node.id in frame.arguments:
             value, outer, there = frame.arguments[node.id]
             return value, there, outer

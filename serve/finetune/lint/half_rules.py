@@ -37,7 +37,7 @@ _KEEPS = frozenset(
 
 
 class _Reading:
-    """Expressions of one reading of a function."""
+    """The expressions of one reading of a function."""
 
     def __init__(self, names: ScriptNames, types: ValueTypes, frame: Frame) -> None:
         self.names, self.types, self.frame = names, types, frame
@@ -207,7 +207,7 @@ def _nodes(names: ScriptNames, types: ValueTypes) -> Iterator[tuple[_Reading, Lo
 
 
 def _guarded(names: ScriptNames, one: Located) -> Iterator[ast.expr]:
-    """Divisors, and what a root or a logarithm is taken of."""
+    """The divisors, and the arguments of roots and logarithms."""
     node = one.node
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         yield node.right
@@ -254,7 +254,7 @@ def _behind_names(
 
 
 def _guard(here: _Reading, node: ast.expr | None, at: Located) -> tuple[ast.expr, float, ast.expr] | None:
-    """What is guarded, the number, and the expression of it: `y + 1e-8`, `y.clamp(min=1e-8)`, `maximum(y, 1e-8)`."""
+    """The guarded expression, the number, and its expression: of `y + 1e-8`, `y.clamp(min=1e-8)` and the like."""
     pairs: list[tuple[ast.expr, ast.expr]] = []
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         pairs = [(node.left, node.right), (node.right, node.left)]

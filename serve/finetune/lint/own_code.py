@@ -19,7 +19,7 @@ def dotted(node: ast.AST | None) -> str | None:
 
 
 class OwnCode:
-    """By name. A name that two functions have stands for none of them."""
+    """The functions and classes of the script by name. A name that two functions share is left out."""
 
     def __init__(self, nodes: Sequence[Located]) -> None:
         self.classes = {one.node.name: one.node for one in nodes if isinstance(one.node, ast.ClassDef)}

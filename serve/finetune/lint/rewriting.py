@@ -28,7 +28,7 @@ class Statements:
         return node
 
     def around(self, statement: ast.AST) -> list[ast.AST]:
-        """What the statement stands in, from the innermost."""
+        """The statements around a statement, the innermost first."""
         found: list[ast.AST] = []
         while statement in self.parents:
             statement = self.parents[statement]

@@ -166,7 +166,7 @@ class ValueTypes:
         return Type.MODULE if found is Type.UNKNOWN and target.name == "forward" else found
 
     def _of_autograd_function(self, kind: str) -> Type:
-        """Half, where an own autograd function gives a product as it is."""
+        """The type half where the script's own autograd function returns a product unchanged."""
         forward = self._names.own.method(kind, "forward")
         if forward is None or any("cast_inputs" in text_of(one) for one in forward.decorator_list):
             return Type.UNKNOWN
@@ -188,7 +188,7 @@ class ValueTypes:
         return Type.MODULE if name in self._modules and name != "self" else None
 
     def _outside(self, func: ast.expr, layer: Type, frame: Frame) -> Type:
-        """Out of autocast: half where the module's weights are."""
+        """The type of the result outside of autocast: half where the module's weights are half."""
         values = [value for value, _ in self._names.values.get(self.flow.name(func, frame) or "", ())]
         casts = [one for value in values if value is not None for one in ast.walk(value)
                  if isinstance(one, ast.Call) and self.is_half_cast(one)]  # fmt: skip

@@ -47,7 +47,7 @@ RULES = (half_weights,)
 
 
 def _trained(names: ScriptNames, flow: Flow) -> Iterator[tuple[str, Located, str]]:
-    """Modules, where they are handed over, and what unscales their gradients."""
+    """The modules of the script, the places where they are handed over, and the calls that unscale their gradients."""
     stepped: dict[str, str] = {}
     for reading in flow.readings:
         for one in reading:

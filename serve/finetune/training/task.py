@@ -64,7 +64,7 @@ class Task:
         return list(self.tensors(self.parts(torch.arange(min(2, len(self.rows))))[0])[0].values())
 
     def numbers(self, rows: Sequence[int]) -> list[int]:
-        """Rows to learn from, as the caller's file counts them."""
+        """The numbers that these training rows have in the caller's file."""
         return [
             in_the_callers_file(one, self.request.get("left_out", ()))
             for one in self.rows[list(rows)].tolist()

@@ -124,7 +124,7 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
 
 
 def _optimizer(asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``name`` and the arguments; None: AdamW, or what the model's own function makes."""
+    """The optimizer's ``name`` and arguments. None means AdamW, or that of the model's own function."""
     if (value := asked.get(OPTIMIZER)) is None:
         return None
     try:
@@ -134,7 +134,7 @@ def _optimizer(asked: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _factors(value: Any) -> dict[str, float]:
-    """Pattern of parameters → factor of the learning rate."""
+    """The factor of the learning rate by the pattern of parameter names."""
     found = {} if value is None else value
     if not isinstance(found, dict) or len(found) > MOST_FACTORS:
         raise bad(LEARNING_RATES, f'expected an object such as {{"backbone.*": 0.1}}, got {shown(value)}')

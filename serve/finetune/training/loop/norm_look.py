@@ -107,7 +107,7 @@ class NormLook(TorchDispatchMode):
                 self._statistics[id(one)] = _Statistic(one, is_root, one.numel())
 
     def _follow(self, name: str, args: Sequence[Any], answer: Tensor) -> None:
-        """What is computed of statistics alone is one too."""
+        """A result that is computed of statistics alone becomes a statistic too."""
         leaves = tree_leaves(list(args))
         known = [self._statistics[id(one)] for one in leaves if id(one) in self._statistics]
         if not known:

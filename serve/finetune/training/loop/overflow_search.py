@@ -7,16 +7,16 @@ was given is, is named.
 
 import contextlib
 import copy
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+
+from .seeding import generators_untouched, set_torch_generators
 
 MOST_ROWS = 16  # rows that are named
 _ALONE = 64  # rows that are tried one by one
@@ -50,7 +50,7 @@ class Pass:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    generators: tuple[Tensor, ...]
+    generators: Mapping[str, Tensor]  # of torch (`seeding.torch_generators`)
     casts: tuple[str, bool, torch.dtype]
     gradients: dict[int, Tensor] = field(default_factory=dict)
 
@@ -80,13 +80,13 @@ def search(module: nn.Module, one: Pass) -> Found | None:
         with torch.autocast(device, dtype=dtype, enabled=enabled):
             output = module(*one.args, **one.kwargs)
         results = tensors_of(output)
-        if operations.found is not None and not (operations.filled and _finite(results)):
+        if operations.found is not None and not (operations.filled and all_finite(results)):
             return operations.found
         given = [
             (results[place], gradient) for place, gradient in one.gradients.items() if place < len(results)
         ]
         for _, gradient in given:
-            if not bool(torch.isfinite(gradient).all()):
+            if not all_finite((gradient,)):
                 return Found("the loss", "its gradient", "backward", rows_of(gradient, one.rows))
         return operations.backward(given) or operations.found
 
@@ -107,26 +107,9 @@ def rows_of(tensor: Tensor, rows: int) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _as_it_was(one: Pass) -> Iterator[None]:
     """The random numbers of the pass, and afterwards all generators as they were before."""
-    now, python, arrays = generators(), random.getstate(), np.random.get_state()
-    put_generators(one.generators)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        put_generators(now)
-        random.setstate(python)
-        np.random.set_state(arrays)
-
-
-def generators() -> tuple[Tensor, ...]:
-    on_device = (torch.cuda.get_rng_state(),) if torch.cuda.is_initialized() else ()
-    return (torch.get_rng_state(), *on_device)
-
-
-def put_generators(states: Sequence[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.cuda.set_rng_state(state)
+    with generators_untouched(), torch.enable_grad():
+        set_torch_generators(one.generators)
+        yield
 
 
 class _Operations(TorchFunctionMode):
@@ -170,9 +153,9 @@ class _Operations(TorchFunctionMode):
         results = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.is_floating_point()]
         for one in results:
             self._name_nodes(one.grad_fn, (self._layers[-1], name))
-            if self.found is None and not bool(torch.isfinite(one).all()):
+            if self.found is None and not all_finite((one,)):
                 given = [each for each in tree_leaves((args, dict(kwargs))) if isinstance(each, Tensor)]
-                if all(bool(torch.isfinite(each).all()) for each in given if each.is_floating_point()):
+                if all_finite([each for each in given if each.is_floating_point()]):
                     self.found = Found(self._layers[-1], name, "forward", rows_of(one, self._rows))
                     self.filled = any(each in (float("inf"), -float("inf")) for each in tree_leaves(args)
                                       if isinstance(each, float))  # fmt: skip
@@ -191,8 +174,8 @@ class _Operations(TorchFunctionMode):
 
         def hook_of(node: Any) -> Callable[..., None]:
             def look(made: tuple[Tensor | None, ...], taken: tuple[Tensor | None, ...]) -> None:
-                if not first and _finite(taken):
-                    bad = next((one for one in made if one is not None and not _finite((one,))), None)
+                if not first and all_finite(taken):
+                    bad = next((one for one in made if one is not None and not all_finite((one,))), None)
                     if bad is not None:
                         first.append((node, bad, taken))
 
@@ -233,7 +216,7 @@ class _Operations(TorchFunctionMode):
         bad = []
         for row in range(rows):
             only = [(result, _only(gradient, row, rows)) for result, gradient in given]
-            if not _finite(self._run(only, weights)):
+            if not all_finite(self._run(only, weights)):
                 bad.append(row)
         return tuple(bad[:MOST_ROWS])
 
@@ -245,5 +228,5 @@ def _only(gradient: Tensor, row: int, rows: int) -> Tensor:
     return kept
 
 
-def _finite(tensors: Sequence[Tensor | None]) -> bool:
+def all_finite(tensors: Sequence[Tensor | None]) -> bool:
     return all(bool(torch.isfinite(one).all()) for one in tensors if one is not None)

@@ -74,9 +74,8 @@ class _InFp32(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.was_needed = False
-        self._made: dict[
-            int, tuple[Tensor, _Call, Any]
-        ] = {}  # by the answer: it is held, so that its id is its own
+        # By the id of the answer, which is held so that no other tensor gets its id.
+        self._made: dict[int, tuple[Tensor, _Call, Any]] = {}
 
     def __torch_function__(
         self,

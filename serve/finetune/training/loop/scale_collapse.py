@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .bisection import culprits
 from .half_model import without_autocast
+from .overflow_search import all_finite
 from .passes import Passes, is_finite, restore, snapshot
 from .seeding import generators_untouched
 from .training_terms import SMALLEST_SCALE
@@ -44,9 +45,8 @@ class Diagnosis:
         with generators_untouched():
             try:
                 return self._sentence()
-            except (
-                Exception
-            ) as error:  # of the operator's code, or of the device's memory: the collapse is the fault
+            except Exception as error:
+                # The search failed in the operator's code, or for lack of memory: the overflow is the fault to tell.
                 return f"Train in bf16 or fp32 (why they overflow was not found: {type(error).__name__}: {error})"
 
     def _sentence(self) -> str:
@@ -140,11 +140,11 @@ def _watched(module: nn.Module, forward: list[str], backward: list[str]) -> Iter
         given = [each for each in inputs if isinstance(each, Tensor) and each.is_floating_point()]
         if not isinstance(answer, Tensor) or not answer.is_floating_point():
             return
-        if not _all_finite([answer]) and _all_finite(given):
+        if not all_finite([answer]) and all_finite(given):
             forward.append(name)
         sound: list[bool] = []
         if answer.requires_grad and answer.grad_fn is not None:
-            answer.register_hook(lambda gradient: sound.append(_all_finite([gradient])))
+            answer.register_hook(lambda gradient: sound.append(all_finite([gradient])))
         for tensor in (*given, *one.parameters(recurse=False)):
             if tensor.requires_grad:
                 handles.append(tensor.register_hook(lambda gradient: _came(gradient, sound, name, backward)))
@@ -164,12 +164,8 @@ def _watched(module: nn.Module, forward: list[str], backward: list[str]) -> Iter
 
 
 def _came(gradient: Tensor, sound: list[bool], name: str, found: list[str]) -> None:
-    if sound and all(sound) and not _all_finite([gradient]):
+    if sound and all(sound) and not all_finite([gradient]):
         found.append(name)
-
-
-def _all_finite(tensors: Sequence[Tensor]) -> bool:
-    return all(bool(torch.isfinite(one).all()) for one in tensors)
 
 
 def trial_under_autocast(model: nn.Module, device: str) -> Trial:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .overflow_search import Found, Overflow, Pass, generators, search, tensors_of
+from .overflow_search import Found, Overflow, Pass, search, tensors_of
+from .seeding import torch_generators
 from .training_terms import GRADIENT_OVERFLOW
 
 MOST_RECORDS = 50
@@ -28,7 +29,7 @@ MOST_SEARCHES = 200  # of one training
 
 
 class ScalerRecorder:
-    """Watches a module and its scaler. As a context, or until `close`."""
+    """Watches a module and its scaler until `close`, or until the end of a `with` block."""
 
     def __init__(self, module: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
         """Without a ``scaler`` nothing is watched but the module: the caller says `taken` or `look`."""
@@ -61,7 +62,7 @@ class ScalerRecorder:
 
     @property
     def rows(self) -> int:
-        """Of the first pass since the last step."""
+        """The number of rows of the first pass since the last step."""
         return self._passes[0].rows if self._passes else 0
 
     def taken(self) -> None:
@@ -104,7 +105,7 @@ class ScalerRecorder:
         if torch.is_grad_enabled() and module.training:
             device = self._device
             casts = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            self._passes.append(Pass(args, kwargs, generators(), casts))
+            self._passes.append(Pass(args, kwargs, torch_generators(), casts))
 
     def _behind(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled() or not module.training or not self._passes:

@@ -39,10 +39,14 @@ def numpy_state() -> list[Any]:
     return [name, np.asarray(keys).tolist(), *rest]
 
 
+def set_torch_generators(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    for index in range(len(states) - 1):
+        torch.cuda.set_rng_state(states[f"cuda{index}"], index)
+
+
 def set_generators(of_torch: Mapping[str, Tensor], of_python: Any, of_numpy: Any) -> None:
-    torch.set_rng_state(of_torch["cpu"])
-    for index in range(len(of_torch) - 1):
-        torch.cuda.set_rng_state(of_torch[f"cuda{index}"], index)
+    set_torch_generators(of_torch)
     version, words, gauss = of_python
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = of_numpy
