@@ -76,7 +76,7 @@ class Operations:
     inputs: int = 1
 
     def of(self, inputs: Arrays) -> int:
-        """Of an execution on these inputs."""
+        """The number of operations of one execution on these inputs."""
         return self.fixed + self.varying * sum(array.size for array in inputs.values()) // self.inputs
 
 

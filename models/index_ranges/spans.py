@@ -122,7 +122,7 @@ class _Spans:
         return rule(self, node) if rule is not None else None
 
     def of(self, node: Node, place: int) -> Span | None:
-        """Of an argument: a number, a size or a tensor."""
+        """The bounds of an argument, which is a number, a size or a tensor."""
         return self.number(argument(node, place))
 
     def number(self, value: Any) -> Span | None:
@@ -131,7 +131,7 @@ class _Spans:
         return self.found.get(value) if isinstance(value, Node) else None
 
     def size(self, table: object, axis: int) -> Span:
-        """Of a dimension."""
+        """The bounds of the size of a dimension."""
         size = size_along(table, axis)
         if isinstance(size, int):
             return constant(size)
