@@ -122,20 +122,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
     asked, samples = _samples(_with_source_noted(asked, newest), options)
-    origin = {
-        "parent": None,
-        "lineage": {"by": "convert"},
-        "source": {"source": asked.source, "path": [str(path.resolve()) for path in asked.path]},
-        "fingerprint": fingerprint,
-        "training": {
-            "metrics": list(asked.metrics),
-            "loss": asked.loss,
-            "transform": asked.transform,
-            "optimizer": asked.own_optimizer,
-            "fp32_modules": list(asked.fp32_modules),
-            "declared_steps": asked.declared_steps,
-        },
-    }
+    origin = _origin(asked, fingerprint)
     if asked.spec.form == "live":
         check_signature(asked.spec, newest, options.new_signature)
         version = travel(*live_subject(asked, samples, origin, notify), store, notify, known)
@@ -163,6 +150,24 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     )
     version = travel(subject, ProgramForms(subject), store, notify, known)
     return Conversion(version, facts_of(version))
+
+
+def _origin(folder: ModelFolder, fingerprint: str) -> dict[str, Any]:
+    """The facts of the manifest that come from the model folder: the source, and the keys of its [training]."""
+    return {
+        "parent": None,
+        "lineage": {"by": "convert"},
+        "source": {"source": folder.source, "path": [str(path.resolve()) for path in folder.path]},
+        "fingerprint": fingerprint,
+        "training": {
+            "metrics": list(folder.metrics),
+            "loss": folder.loss,
+            "transform": folder.transform,
+            "optimizer": folder.own_optimizer,
+            "fp32_modules": list(folder.fp32_modules),
+            "declared_steps": folder.declared_steps,
+        },
+    }
 
 
 def _foreign(
