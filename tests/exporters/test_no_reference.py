@@ -104,6 +104,30 @@ def test_an_output_above_64u_of_fp32_s_own_noise_is_not_promised_unless_the_fold
         )
 
 
+@pytest.mark.parametrize("masked", [-1e9, -3e38])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_score_that_a_mask_makes_vanish_in_fp32_is_no_noise(
+    fused: bool, masked: float, tmp_path: Path
+) -> None:
+    """Of a row that is masked whole FP32 keeps no score, in whatever order it adds up; FP64 would keep all of them."""
+
+    def forward(self: Any, x: Tensor, keep: Tensor) -> Tensor:
+        rows, mask = self.one(x), ((1 - keep) * masked)[:, None]
+        if fused:
+            return self.two(
+                torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=mask)
+            )
+        return self.two(torch.softmax(rows @ rows.transpose(1, 2) + mask, -1) @ rows)
+
+    inputs = {"x": 4 * torch.randn(32, 6, 32), "keep": (torch.rand(32, 6) > 0.5).float()}
+    inputs["keep"][::3] = 0.0
+    made = whole(net(forward, one=linear(32, 16), two=linear(16, 8)), {n: t[:8] for n, t in inputs.items()})
+    samples = Samples({name: tensor.numpy() for name, tensor in inputs.items()})
+    subject = Subject(made.program, made.spec, samples, Precision("O1"), ("torch",), Path(), {})
+    version = travel(subject, ProgramForms(subject), Store(tmp_path), lambda _: None)
+    assert "no reference" not in version.manifest["reason"], version.manifest["reason"]
+
+
 def test_at_most_three_nodes_are_named() -> None:
     nodes = [(f"n{number}", "bernoulli") for number in range(5)]
     assert named(nodes, DRAWS) == "nodes 'n0' (bernoulli), 'n1' (bernoulli), 'n2' (bernoulli) and 2 more"

@@ -10,13 +10,18 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
 from ...graph.backend import Observe
+from .attention import attention
 from .bodies import ran
+
+_NO_FRACTION = 2.0**24  # from here on FP32 has whole numbers alone
 
 
 class InDouble(Interpreter):
     """Runs a whole program (`models.program.runnable`) with every FP32 tensor in FP64.
 
-    A node without a kernel for FP64 runs in FP32. ``observe``: sees every floating result of the graph's own nodes.
+    A node without a kernel for FP64 runs in FP32. A result of 2²⁴ or more is rounded to FP32, which keeps no fraction
+    beside it in whatever order it adds up: a score to which a mask adds −1e9 is gone in FP32, and FP64 would keep it.
+    ``observe``: sees every floating result of the graph's own nodes.
     """
 
     def __init__(self, module: GraphModule, prefix: str = "", observe: Observe | None = None) -> None:
@@ -36,8 +41,10 @@ class InDouble(Interpreter):
         if isinstance(n.target, HigherOrderOperator):
             return ran(n, args, self._prefix, self._run_body)
         args, kwargs = map_aggregate((args, kwargs), _double_by_name)
+        if n.target is torch.ops.aten.scaled_dot_product_attention.default:
+            return attention(*args, **kwargs, rounding=_absorbed)  # its kernel adds the mask inside
         try:
-            return _widened(n.target(*args, **kwargs))  # type: ignore[operator]
+            return map_aggregate(_widened(n.target(*args, **kwargs)), _absorbed)  # type: ignore[operator]
         except (RuntimeError, NotImplementedError):
             args, kwargs = map_aggregate(self.fetch_args_kwargs_from_env(n), _narrowed)
             return _widened(n.target(*args, **kwargs))  # type: ignore[operator]
@@ -52,6 +59,12 @@ def _double_by_name(value: Any) -> Any:
 
 def _widened(value: Any) -> Any:
     return map_aggregate(value, lambda one: one.double() if _is(one, torch.float32) else one)
+
+
+def _absorbed(value: Any) -> Any:
+    if not _is(value, torch.float64) or not bool((large := value.abs() >= _NO_FRACTION).any()):
+        return value
+    return torch.where(large, value.float().double(), value)
 
 
 def _narrowed(value: Any) -> Any:
