@@ -41,7 +41,7 @@ RUNS = 2  # of the whole graph for each node: four faults, of which each runs ha
 FLIPPED = 0.01  # of the elements
 SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
 # Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
-# as soon as its signals are smaller.
+# as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`.
 NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
 
 
@@ -154,7 +154,8 @@ class _Node:
         return Planted(name, op, frozenset(noticed), response, why)
 
     def _why(self, fine: Tensor, response: float, noticed: frozenset[str]) -> str:
-        if response < SILENT and any(self._when_smaller(fine, scale) >= LOUD for scale in SCALES):
+        loud = SILENT if response <= NOTHING else LOUD
+        if response < SILENT and any(self._when_smaller(fine, scale) >= loud for scale in SCALES):
             return SATURATED
         if not (response > NOTHING or {SIGN, EXPONENT} <= noticed):
             return DEAD if any(self.planting.alike) else BYPASSED
