@@ -31,15 +31,15 @@ class Maker(Protocol):
 
     @property
     def row_operations(self) -> int:
-        """An estimate of the operations for one row of the whole (`operations.py`)."""
+        """An estimate of the operations for one row of the original (`operations.py`)."""
         ...
 
-    def whole(self) -> Answers:
+    def original(self) -> Answers:
         """The FP32 original."""
         ...
 
     def operations_by_name(self) -> Sequence[Operation]:
-        """The name and the operation of each node of the whole; none where it has no graph."""
+        """The name and the operation of each node of the original; none where it has no graph."""
         ...
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
@@ -51,7 +51,7 @@ class Maker(Protocol):
         changed."""
         ...
 
-    def serve_whole(self, because: str) -> None:
+    def serve_original(self, because: str) -> None:
         """Make nothing half, whatever the level that was asked for and what was planned before."""
         ...
 
@@ -74,7 +74,7 @@ class Maker(Protocol):
     def facts(self) -> dict[str, Any]:
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
-        ``search``: `delta_debugging.outcome`. ``whole_because``, where the maker decides to serve the whole: why.
+        ``search``: `delta_debugging.outcome`. ``original_because``, where the maker decides to serve the original: why.
         ``choosing``, where a node chooses by comparing: a sentence about it (`onnx/reading/choosing.py`).
         """
         ...

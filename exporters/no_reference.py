@@ -19,12 +19,12 @@ _DRAWN = (
 )
 
 
-def why_it_does_not_repeat(run: ReferenceRun, whole: Answers, operations: Iterable[Operation]) -> str:
+def why_it_does_not_repeat(run: ReferenceRun, original: Answers, operations: Iterable[Operation]) -> str:
     """A reason where the model answers the same input otherwise each time; empty where it does not."""
     asked = next(iter((*run.small, *run.bulk)), None)
     if asked is None:
         return ""
-    again = whole(asked.inputs)
+    again = original(asked.inputs)
     changed = [name for name, array in asked.reference.items() if not gap(array, again[name]) <= SAME_IN_FP32]
     if not changed:
         return ""

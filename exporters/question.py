@@ -1,4 +1,4 @@
-"""A question to the whole and to its halves: inputs by name, with the whole's answer to them."""
+"""A question to the original and to its halves: inputs by name, with the original's answer to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from ..models.errors import BadRequest, CannotConvert, EngineFailed, NotRun, Ord
 REFUSALS = (CannotConvert, EngineFailed, BadRequest, NotRun, IndexError, RuntimeError, ValueError)
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
-# Inputs, the whole's answers, a half's answers → for each output the integers that may differ: their scores tie.
+# Inputs, the original's answers, a half's answers → for each output the integers that may differ: their scores tie.
 TieTolerance = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
 
 
@@ -28,7 +28,7 @@ class Question:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the inputs and of the whole's answers."""
+        """The bytes of the inputs and of the original's answers."""
         return sum(array.nbytes for side in (self.inputs, self.reference) for array in side.values())
 
     def first(self, rows: int) -> "Question":
@@ -60,12 +60,12 @@ def answers_or_refusal(half: Answers, inputs: Arrays) -> Arrays | Exception:
 
 @dataclass(slots=True)
 class Invented:
-    """Asks the FP32 model ``whole`` inputs that the conversion made itself. An input that it refuses is left out.
+    """Asks the FP32 model ``original`` inputs that the conversion made itself. An input that it refuses is left out.
 
     ``made`` and ``refused`` count the rows so far.
     """
 
-    whole: Answers
+    original: Answers
     made: int = 0
     refused: int = 0
 
@@ -78,7 +78,7 @@ class Invented:
         """The questions with the model's answers. Of several rows those that are refused are left out."""
         for one in questions:
             try:
-                answered = replace(one, reference=self.whole(one.inputs))
+                answered = replace(one, reference=self.original(one.inputs))
             except OrderEnded:
                 raise
             except REFUSALS:

@@ -66,16 +66,16 @@ class _Conversion:
         planning, judging = subject.samples.split()
         self.notify("answering the judging samples in FP32")
         reference_run = maker.reference_run(judging)
-        why = why_it_does_not_repeat(reference_run, maker.whole(), maker.operations_by_name())
+        why = why_it_does_not_repeat(reference_run, maker.original(), maker.operations_by_name())
         if why := why or why_nothing_is_proven(reference_run):
-            maker.serve_whole(why)
+            maker.serve_original(why)
         planning = planning if planning.count else judging
         self._write()
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]
         if why := why_noise_proves_nothing(reports, subject.spec.parity, maker.operations_by_name()):
             self._remove_halves(forms)
-            maker.serve_whole(why)
+            maker.serve_original(why)
             forms = self._proven(planning, reference_run)
         errors = [form.error for form in forms.values() if form.error]
         if len(errors) == len(forms):

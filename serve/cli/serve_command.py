@@ -48,12 +48,14 @@ Required = Annotated[
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
 ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
 Sample = Annotated[
-    float | None, _option("Share of a half's live requests that its FP32 whole checks; default 0.001.")
+    float | None, _option("Share of a half's live requests that its FP32 original checks; default 0.001.")
 ]
 Kept = Annotated[
     float | None, _option("Seconds that a replaced version stays loaded and the new one is on trial.")
 ]
-Rescue = Annotated[bool | None, _option("Keep the FP32 whole loaded beside a half.", "--rescue/--no-rescue")]
+Rescue = Annotated[
+    bool | None, _option("Keep the FP32 original loaded beside a half.", "--rescue/--no-rescue")
+]
 Drain = Annotated[
     float | None, _option("Seconds after SIGTERM in which the server is not ready but answers; default 5.")
 ]

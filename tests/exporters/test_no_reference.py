@@ -23,7 +23,7 @@ def reason(
     words = ("--samples", path / "samples.npz", "--store", path / "store")
     code, facts, said = run("convert", path / "net.onnx", *words)
     assert code == 0, said
-    return facts["forms"]["onnx"].get("whole_because", ""), " ".join(facts["notes"])
+    return facts["forms"]["onnx"].get("original_because", ""), " ".join(facts["notes"])
 
 
 @pytest.mark.parametrize(

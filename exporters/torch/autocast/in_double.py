@@ -1,4 +1,4 @@
-"""A whole program in FP64: what FP32 answers otherwise is its own noise."""
+"""An original program in FP64: what FP32 answers otherwise is its own noise."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -13,7 +13,7 @@ from .bodies import ran
 
 
 class InDouble(Interpreter):
-    """Runs a whole program (`models.program.runnable`) with every FP32 tensor in FP64.
+    """Runs an original program (`models.program.runnable`) with every FP32 tensor in FP64.
 
     A node without a kernel for FP64 runs in FP32.
     """

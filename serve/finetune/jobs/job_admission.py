@@ -18,7 +18,7 @@ from .job_rows import TRAINING, VALIDATION, Asked, check
 from .records.job_store import JobStore
 from .records.job_types import FileRecord, JobRequest
 
-_NEEDED = ("weights.safetensors", "whole.pt2")
+_NEEDED = ("weights.safetensors", "original.pt2")
 _KEYS = (
     "model", "training_file", "validation_file", "hyperparameters", "method", "seed", "suffix", "metadata",
     "integrations",
@@ -99,7 +99,7 @@ class JobAdmission:
                 "train the module yourself and convert its folder with the new weights",
             )
         learnable_outputs(parent.spec())
-        if parent.has("whole.onnx") and not parent.has("whole.pt2"):
+        if parent.has("original.onnx") and not parent.has("original.pt2"):
             raise _bad(
                 "model",
                 f"{parent} came from an ONNX file, which holds no program that could be trained: fine-tune the model "

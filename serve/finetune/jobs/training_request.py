@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.archive.archive import save_program
-from ....models.engines.load import whole_program
+from ....models.engines.load import original_program
 from ....models.store import Version
 from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
 from .choices.hyperparameter_table import QUARANTINE
@@ -43,7 +43,7 @@ def training_request(
     """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
     `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
-    save_program(whole_program(parent), folder / "whole.pt2", weights=True)
+    save_program(original_program(parent), folder / "original.pt2", weights=True)
     # Which rows spoil a step is searched for in one process (`Passes.culprits`).
     processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     steps = declared_steps(parent)
@@ -54,7 +54,7 @@ def training_request(
     return {
         "job": job,
         "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
-        "program": str(folder / "whole.pt2"),
+        "program": str(folder / "original.pt2"),
         "weights": str(weights),
         "data": str(folder / "data.safetensors"),
         "held_out": str(folder / HELD_OUT),
