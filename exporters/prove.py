@@ -52,8 +52,8 @@ class ReferenceRun:
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
     (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
     allows. ``noise``: what the original answers otherwise when it is evaluated another way, by output. ``perturbed``:
-    inputs made of few judging samples, judged apart. ``invented``: of these how many were made, and how many the original
-    refused.
+    inputs made of few judging samples, judged apart. ``invented``: of these how many were made, and how many the
+    original refused.
     """
 
     spec: ModelSpec
@@ -227,8 +227,8 @@ def floor_report(reference_run: ReferenceRun, dtype: str, floor: Answers) -> Par
 
 
 def check_original_form(reference_run: ReferenceRun, answers: Answers) -> None:
-    """Check that the FP32 program in another form answers as the original does, so that a fault of the exporter does not
-    count as half's. Raises ExportFailed naming the output."""
+    """Check that the FP32 program in another form answers as the original does, so that a fault of the exporter does
+    not count as half's. Raises ExportFailed naming the output."""
     for question in (*reference_run.small, *reference_run.bulk[:1]):
         came = answers(question.inputs)
         for name, expected in question.reference.items():
