@@ -98,7 +98,7 @@ def _proof(
 ) -> DeviceProof:
     return DeviceProof(
         form,
-        version.manifest["files"][file],
+        version.sha256(file),
         environment(device),
         list(buckets_of(version.spec(), str(device))),
         list(report.batch_sizes) if report else [],

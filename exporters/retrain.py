@@ -33,9 +33,9 @@ def with_new_weights(
     ``awaits_promotion``), or kept as refused.
 
     ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest
-    (parent, lineage). ``further`` judges the proven forms and ``original``, the FP32 program, which serves where no half
-    is faster. ``samples``: the version's, where they are not its parent's. Raises BadInput naming the tensor that does
-    not fit or is not finite, OrderEnded.
+    (parent, lineage). ``further`` judges the proven forms and ``original``, the FP32 program, which serves where no
+    half is faster. ``samples``: the version's, where they are not its parent's. Raises BadInput naming the tensor that
+    does not fit or is not finite, OrderEnded.
     """
     with one_order() as order, order.bounds_this_process(f"the conversion of what was learnt from {parent}"):
         return _retrained(parent, weights, store, origin, further, notify, samples)

@@ -11,7 +11,8 @@ from .stored_json import stored_json
 
 LIVE, REFUSED = "live", "refused"
 # Of a version's folder. It rises with a change that older releases would misread; a manifest without one is of 1.
-FORMAT = 1
+# In format 1 the files of the original are named ``whole.*`` (`older_names.py`).
+FORMAT = 2
 
 
 def read_manifest(path: Path) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from .manifest import FORMAT, digest_of, read_manifest, restored
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
 from .model_name import NAME
+from .older_names import in_present_words, name_in
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .reserve import with_reserve
@@ -68,7 +69,18 @@ class Version:
         return f"{self.name}@{self.number}"
 
     def has(self, file: str) -> bool:
-        return file in self.manifest["files"]
+        return name_in(self.manifest["files"], file) in self.manifest["files"]
+
+    def path(self, file: str) -> Path:
+        """The path of one file, which may be missing or damaged."""
+        return self.folder / name_in(self.manifest["files"], file)
+
+    def sha256(self, file: str) -> str:
+        """The SHA-256 that the manifest says of one file. Raises DamagedFile where it names no such file."""
+        name = name_in(self.manifest["files"], file)
+        if name not in self.manifest["files"]:
+            raise DamagedFile(f"{self} has no file '{file}': it holds {sorted(self.manifest['files'])}")
+        return self.manifest["files"][name]
 
     def file(self, file: str) -> Path:
         """The path of one file, after its bytes were checked against the manifest: for readers that need a path, for a
@@ -81,10 +93,7 @@ class Version:
 
         Raises DamagedFile naming the file where it is missing, was changed, or is a symbolic link.
         """
-        path = self.folder / file
-        expected = self.manifest["files"].get(file)
-        if expected is None:
-            raise DamagedFile(f"{self} has no file '{file}': it holds {sorted(self.manifest['files'])}")
+        path, expected = self.path(file), self.sha256(file)
         try:
             opened = OpenedFile(path)
         except OSError as error:
@@ -115,7 +124,7 @@ class Version:
     def json(self, file: str) -> Any:
         """One JSON file of this version, after its bytes were checked against the manifest."""
         try:
-            return json_of(self.bytes(file))
+            return in_present_words(json_of(self.bytes(file)))
         except ValueError as error:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 

@@ -20,8 +20,8 @@ INPUTS, EXPECTED = "inputs.npz", "expected.npz"
 
 
 def write_rows(run: ReferenceRun, folder: Path) -> None:
-    """Write ``inputs.npz`` and ``expected.npz``: one array for each input and each output of the original, axis 0 the rows
-    (of a model that is not batched the rows are in front). Raises ExportFailed where answers differ in shape."""
+    """Write ``inputs.npz`` and ``expected.npz``: one array for each input and each output of the original, axis 0 the
+    rows (of a model that is not batched the rows are in front). Raises ExportFailed where answers differ in shape."""
     questions = [*_once(run.spec, run.bulk), *_once(run.spec, run.perturbed)]
     try:
         inputs = _joined(run.spec, [question.inputs for question in questions])

@@ -1,4 +1,5 @@
-"""A folder for another engine: the proven half and its original as ONNX, with all that is needed to prove the half again.
+"""A folder for another engine: the proven half and its original as ONNX, with all that is needed to prove the half
+again.
 
     half.onnx original.onnx           the proven half, its FP32 original (with weights beside them from 2 GB on)
     samples.safetensors            the samples: every second one judges
@@ -78,8 +79,8 @@ def exported_version(folder: Path) -> Version:
     version = Version.at(folder)
     if "exported" not in version.manifest or version.has("original.pt2") or not version.has(ORIGINAL):
         raise BadInput(
-            f"{folder} is not a folder that `halfeven export` wrote: expected its manifest.json, with {ORIGINAL} beside "
-            "it; give such a folder, or NAME or NAME@VERSION of the store"
+            f"{folder} is not a folder that `halfeven export` wrote: expected its manifest.json, with {ORIGINAL} "
+            "beside it; give such a folder, or NAME or NAME@VERSION of the store"
         )
     return version
 

@@ -1,4 +1,4 @@
-"""The two ONNX files of a version, original and half: those of the store, or written from its programs and proven now."""
+"""The two ONNX files of a version, original and half: of the store, or written from its programs and proven now."""
 
 import shutil
 from collections.abc import Callable
@@ -54,7 +54,8 @@ def put_pair(version: Version, run: ReferenceRun, folder: Path, notify: Notify) 
         for name in (ORIGINAL, HALF, ORIGINAL + DATA, HALF + DATA):
             if version.has(name):
                 with version.opened(name) as file:
-                    shutil.copyfile(file.again, folder / name)
+                    # the ONNX file names its data file
+                    shutil.copyfile(file.again, folder / (file.path.name if name.endswith(DATA) else name))
         proof = version.json("parity.json")
         return {"environment": proof["environment"], "forms": {"onnx": proof["forms"]["onnx"]}}
     return _written(version, run, folder, notify)

@@ -43,8 +43,8 @@ def _proven_again(version: Version, run: ReferenceRun, folder: Path, named: str)
         report = judge_pair(version, run, folder)
     except ExportFailed as error:
         raise ExportFailed(
-            f"with {named} rewritten as operations that TensorRT has the original of {version} was expected to answer as "
-            f"before: {error}; {way_out}"
+            f"with {named} rewritten as operations that TensorRT has the original of {version} was expected to answer "
+            f"as before: {error}; {way_out}"
         ) from error
     if not report.passed:
         raise ParityRefused(

@@ -5,10 +5,10 @@ each class (and position), over the rows; of ``embedding`` the cosine similariti
 sample. An error that is small beside the largest score can still destroy a ranking: that lives in the *spread* of a
 list, from its 5th to its 95th percentile.
 
-Two values of the original are distinct where they are further apart than the original's own noise: twice what its answers to
-the same sample differ by at other batch sizes, and at least two units in the last place of FP32. Only distinct pairs
-are judged. The allowed error is 4u of the spread. Of one class among more than two it is 4u of a value's distance from
-the median where that is larger: the few rows that have a rare class lie outside of the percentiles.
+Two values of the original are distinct where they are further apart than the original's own noise: twice what its
+answers to the same sample differ by at other batch sizes, and at least two units in the last place of FP32. Only
+distinct pairs are judged. The allowed error is 4u of the spread. Of one class among more than two it is 4u of a value's
+distance from the median where that is larger: the few rows that have a rare class lie outside of the percentiles.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

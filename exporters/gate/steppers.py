@@ -62,7 +62,7 @@ def steps_of(
 
 
 class _Watching(Interpreter):
-    """The original, noting at every step how far the values are from it; the distances travel the output's shape ops."""
+    """Runs the original and notes at every step how far the values are from it; distances travel the shape ops."""
 
     def __init__(self, module: GraphModule, stepped: Sequence[Stepped[Node]]) -> None:
         super().__init__(module)

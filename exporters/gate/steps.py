@@ -1,7 +1,7 @@
 """Integers and booleans that come from a step: a rounding, a cast to integers, a comparison with a threshold.
 
-Where the original's own value lies within 4u·S of the step, another precision may land on its other side: a near tie, as
-of argmax (`ties.py`). S is the largest magnitude of the values that are compared, over all real judged samples. Such
+Where the original's own value lies within 4u·S of the step, another precision may land on its other side: a near tie,
+as of argmax (`ties.py`). S is the largest magnitude of the values that are compared, over all real judged samples. Such
 elements are counted, and their share has a limit (``max_flips``).
 """
 

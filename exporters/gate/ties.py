@@ -22,8 +22,8 @@ Arrays = Mapping[str, np.ndarray]
 class Ties:
     """Finds the elements of a batch that tie by running the original once more, only where integers differ.
 
-    ``outputs``: those whose integers a comparison chose. ``choices`` gives what the original compares on some inputs, by
-    output; ``judging`` the inputs of all real judged samples: S is asked of them at the first difference.
+    ``outputs``: those whose integers a comparison chose. ``choices`` gives what the original compares on some inputs,
+    by output; ``judging`` the inputs of all real judged samples: S is asked of them at the first difference.
     """
 
     outputs: Sequence[str]

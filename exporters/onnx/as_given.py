@@ -20,11 +20,11 @@ _HALF = frozenset(HALVES.values())
 
 
 def difference(given: ModelProto, spec: ModelSpec, original: Answers, row: Arrays) -> str | None:
-    """How the original answers the inputs ``row`` otherwise than the file ``given``, as a sentence; None where both answer
-    alike.
+    """How the original answers the inputs ``row`` otherwise than the file ``given``, as a sentence; None where both
+    answer alike.
 
-    Also None where the two cannot be compared: the file has values in half, which the original has in FP32, it is random,
-    or ONNX Runtime does not run it as it is.
+    Also None where the two cannot be compared: the file has values in half, which the original has in FP32, it is
+    random, or ONNX Runtime does not run it as it is.
     """
     if _has_half(given):
         return None

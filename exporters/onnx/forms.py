@@ -58,8 +58,9 @@ def foreign_subject(
 ) -> tuple[Subject, Maker]:
     """A folder with an ONNX file ready for the road (`road.travel`): read, checked against model.toml, normalised.
 
-    What cannot be half, or cannot be planned although ONNX Runtime runs it, is served in FP32; so is what the caller has
-    a reason for (``original_because``). Raises BadFolder, TooLarge, BadSetting for a fault that the operator can correct.
+    What cannot be half, or cannot be planned although ONNX Runtime runs it, is served in FP32; so is what the caller
+    has a reason for (``original_because``). Raises BadFolder, TooLarge, BadSetting for a fault that the operator can
+    correct.
     """
     path = asked.folder / asked.source
     model, notes = read_selected(path, asked)
@@ -156,8 +157,8 @@ def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray], may_be_empty:
 class FileForms:
     """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution.
 
-    ``choosing``: of the file as it was given (`reading.choosing`). ``because``: why the original serves although something
-    could be half.
+    ``choosing``: of the file as it was given (`reading.choosing`). ``because``: why the original serves although
+    something could be half.
     """
 
     subject: Subject

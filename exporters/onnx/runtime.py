@@ -132,8 +132,8 @@ def answers_alone_differ(
 ) -> str | None:
     """Why rows must not be batched: they are answered otherwise among others, or the graph takes no more; else None.
 
-    Batches of ``sizes`` are compared, as far as ``max_batch_size`` admits them, with what ``alone`` (the original itself)
-    answers to each of their rows.
+    Batches of ``sizes`` are compared, as far as ``max_batch_size`` admits them, with what ``alone`` (the original
+    itself) answers to each of their rows.
     """
     if planning.count < 2:
         return None

@@ -34,10 +34,10 @@ class Counterexamples:
 
     Each set is judged by itself, as a proof on as many samples would be. Held against the largest of all answers,
     errors of sets whose answers are small pass: the corpus' 'warp' then errs by 4.9u in one of 64 such proofs.
-    ``draw``: batches of unseen samples with the original's answers, sets in order. ``join``: batches of known questions.
-    ``judge``: the gate's report at `SHARE` of its limit. ``rank``: the judge of the order (`search.ranking`); it
-    asks for room for swaps until ``room_ends`` operations are spent. ``spent``: the operations so far
-    (`operations.Meter`).
+    ``draw``: batches of unseen samples with the original's answers, sets in order. ``join``: batches of known
+    questions. ``judge``: the gate's report at `SHARE` of its limit. ``rank``: the judge of the order
+    (`search.ranking`); it asks for room for swaps until ``room_ends`` operations are spent. ``spent``: the operations
+    so far (`operations.Meter`).
     """
 
     rows: int

@@ -14,7 +14,8 @@ from .batched import Batch
 
 
 def without_near_ties(several: Iterable[Batch], all_kept: Callable[[], Answers]) -> Iterator[Batch]:
-    """The batches without such questions: the program with every node kept in FP32 gives other integers than the original.
+    """The batches without such questions: the program with every node kept in FP32 gives other integers than the
+    original.
 
     ``all_kept`` makes that program. It is not called for a model without integer outputs.
     """

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where versions serve; ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``: the original stays
-    loaded beside an active half."""
+    """Where versions serve; ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``: the original
+    stays loaded beside an active half."""
 
     device: torch.device
     thread: DeviceThread

@@ -1,7 +1,7 @@
 """Rows that a half answered with NaN or infinity are answered by the FP32 original, and only those rows.
 
-FP16 ends at 65,504: values far from every sample can overflow it where FP32 has an answer. Where the original's answer is
-not finite either, it is sent: then it is the model's own answer.
+FP16 ends at 65,504: values far from every sample can overflow it where FP32 has an answer. Where the original's answer
+is not finite either, it is sent: then it is the model's own answer.
 """
 
 import logging

@@ -5,8 +5,8 @@
 
 Every model of the corpus (the shipped zoo is in it) is converted on ``--given`` samples; the halves that passed are
 asked fresh inputs from the same source. An input counts as wrong where an answer errs by more than ``limit_u``·u·S,
-with limit and S as the proof has them, is not finite where the original's is, or is another integer that does not tie. The
-exit code is 1 where a half errs oftener than its headline says.
+with limit and S as the proof has them, is not finite where the original's is, or is another integer that does not tie.
+The exit code is 1 where a half errs oftener than its headline says.
 """
 
 import argparse

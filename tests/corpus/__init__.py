@@ -44,7 +44,7 @@ def built(name: str) -> nn.Module:
 
 @cache
 def captured(name: str) -> Original:
-    """The model as a whole program; the kinds of its outputs are in the spec."""
+    """The model as a captured program; the kinds of its outputs are in the spec."""
     case = CORPUS[name]
     inputs = fresh(name, 8, seed=0)
     program = kept_program(name, lambda: exported(built(name), inputs, case.free, case.max_batch_size))

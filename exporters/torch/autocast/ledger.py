@@ -36,8 +36,8 @@ def weigh(
 ) -> tuple[Ledger, PrecisionPlan]:
     """The ledger of all weights and numbers that are read in half, and the plan with the readers of unfit ones in FP32.
 
-    ``module`` is the prepared original and is not changed; ``example`` has one tensor per input. A value that depends on
-    weights alone and is computed at conversion (a transposed weight) has its node's name. ``searched``: a search
+    ``module`` is the prepared original and is not changed; ``example`` has one tensor per input. A value that depends
+    on weights alone and is computed at conversion (a transposed weight) has its node's name. ``searched``: a search
     decides about the readers of those that half would not make infinite (`Ledger.doubts`).
     """
     graph = fold_constants(duplicate(module), lambda node: foldable(plan, node))

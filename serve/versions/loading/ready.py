@@ -90,7 +90,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     original, beside = _original_beside(version, spec, samples, chosen, place)
     return PreparedVersion(
         version=str(version.number),
-        digest=version.manifest["files"][chosen.file],
+        digest=version.sha256(chosen.file),
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=chosen.engine,
@@ -129,8 +129,8 @@ def _servable(version: Version, spec: ModelSpec, halves: list[Candidate], place:
         return ServableForm(
             form,
             precision,
-            version.manifest["files"][file],
-            sum(path.stat().st_size for path in (version.folder / file, weights) if path.is_file()),
+            version.sha256(file),
+            sum(path.stat().st_size for path in (version.path(file), weights) if path.is_file()),
             lambda setup: widened(fetch(version, form, place.device, setup), spec),
         )
 
@@ -165,8 +165,8 @@ def _ceiling(version: Version, place: Place) -> Ceiling:
 def _original_beside(
     version: Version, spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place
 ) -> tuple[Engine | None, str]:
-    """The FP32 original that stays loaded beside a half, warm, and a sentence about it. Of several forms the program, as
-    in the gate."""
+    """The FP32 original that stays loaded beside a half, warm, and a sentence about it. Of several forms the program,
+    as in the gate."""
     file = next((file for file in ORIGINALS.values() if version.has(file)), None)
     if chosen.engine.precision == "fp32" or not place.rescue or file is None:
         return None, ""

@@ -113,14 +113,15 @@ class LoadedVersion:
         self._behind.remove(batcher)
 
     def fall_back(self, reason: str) -> bool:
-        """Put the FP32 original in the half's place; False where that was done already, or the version is closed. From any
-        thread but the device's."""
+        """Put the FP32 original in the half's place; False where that was done already, or the version is closed. From
+        any thread but the device's."""
         with self._ending:
             self._take_back()
             half = self.prepared
             if half.original is None or self._closed:
                 return False
-            digest = self.version.manifest["files"].get(_ORIGINAL.get(half.original.form, ""), half.digest)
+            file = _ORIGINAL.get(half.original.form, "")
+            digest = self.version.sha256(file) if self.version.has(file) else half.digest
             setup = None if half.setup is None else getattr(half.original, "setup", None)
             original = replace(
                 half,

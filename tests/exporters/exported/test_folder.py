@@ -1,5 +1,6 @@
 """An exported folder holds the proven half, its proof and what proves it again; what is not proven is not exported."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,12 +13,15 @@ from textwrap import dedent
 import numpy as np
 import onnx
 import pytest
+import torch
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.exported import folder as exporting
 from halfeven.exporters.exported.folder import export, exported_version
 from halfeven.exporters.inputs.samples import stored_samples
 from halfeven.exporters.other_engine import answers_file, onnx_file, prove_engine
+from halfeven.models.engines.load import load_original
 from halfeven.models.errors import BadInput, BadSetting, Conflict, DamagedFile, ExportFailed, ParityRefused
+from halfeven.models.manifest import digest_of
 from halfeven.models.store import Store, Version, sha256_of
 
 from tests.kept import kept_store
@@ -54,7 +58,7 @@ def _convert(where: Path) -> None:
     both = write_folder(where / "both", LINEAR, samples=samples)
     torch_alone = write_folder(where / "alone", LINEAR, samples=samples)
     loud = write_folder(where / "loud", LOUD, samples=samples, precision={"level": "O3"})
-    original = write_folder(where / "whole", LINEAR, samples=samples, precision={"level": "O0"})
+    original = write_folder(where / "original", LINEAR, samples=samples, precision={"level": "O0"})
     live = write_folder(where / "live", LINEAR, samples=samples, form="live")
     single = write_folder(
         where / "single",
@@ -78,8 +82,8 @@ def _convert(where: Path) -> None:
 
 @pytest.fixture(scope="module")
 def store() -> Store:
-    """``both`` forms, the torch form ``alone``, ``loud`` (refused), ``original`` (FP32), ``live``, ``single`` (unbatched,
-    input and output of one name), ``free`` (a named length)."""
+    """``both`` forms, the torch form ``alone``, ``loud`` (refused), ``original`` (FP32), ``live``, ``single``
+    (unbatched, input and output of one name), ``free`` (a named length)."""
     return Store(kept_store(__file__, _convert) / "store")
 
 
@@ -107,6 +111,35 @@ def test_the_half_of_the_store_is_given_away_as_it_was_proven(
     proof = Version.at(tmp_path / "out").json("parity.json")
     assert proof["forms"]["onnx"] == both.json("parity.json")["forms"]["onnx"]
     assert proof["environment"] == both.json("parity.json")["environment"]
+
+
+def test_a_version_of_format_1_is_loaded_and_exported_as_any_other(
+    version: Callable[[str], Version], tmp_path: Path
+) -> None:
+    shutil.copytree(version("both").folder, tmp_path / "store" / "models" / "both" / "1")
+    older = Store(tmp_path / "store").version("both", 1)
+    files = {file: of_format_1(older, file) for file in older.manifest["files"]}
+    found = {renamed: sha256_of(older.folder / renamed) for renamed in files.values()}
+    manifest = {**older.manifest, "format": 1, "files": found, "digest": digest_of(found)}
+    (older.folder / "manifest.json").write_text(json.dumps(manifest))
+    older = Store(tmp_path / "store").version("both", 1)
+    assert {"whole.pt2", "whole.onnx"} <= set(older.manifest["files"]) and older.has("original.pt2")
+    x = np.ones((1, 4), np.float32)
+    for form in ("torch", "onnx"):
+        engine, present = (load_original(one, form, torch.device("cpu")) for one in (older, version("both")))
+        np.testing.assert_array_equal(engine.run([[x]])[0], present.run([[x]])[0])
+    export(older, "onnxruntime", tmp_path / "out")
+    assert (tmp_path / "out" / "original.onnx").exists()
+    assert older.json("parity.json") == version("both").json("parity.json")
+
+
+def of_format_1(version: Version, file: str) -> str:
+    """Rename one file, and the keys in it, as they were in format 1; gives its name there."""
+    older = file.replace("original.", "whole.")
+    path = (version.folder / file).rename(version.folder / older)
+    if path.suffix == ".json":
+        path.write_text(re.sub(r'original(?=_because|": )|(?<=accuracy_)original', "whole", path.read_text()))
+    return older
 
 
 def test_a_version_with_the_torch_form_alone_gets_an_onnx_form_that_is_proven(
@@ -145,7 +178,7 @@ def test_an_onnx_form_that_is_not_equal_is_not_exported(
     ("name", "error", "words"),
     [
         ("loud", ParityRefused, "refused by the parity gate"),
-        ("whole", BadInput, "no half to export"),
+        ("original", BadInput, "no half to export"),
         ("live", ExportFailed, "live form alone"),
     ],
 )

@@ -29,7 +29,7 @@ from tests.conversions import converted, samples_of
 
 @dataclass(frozen=True)
 class One:
-    """A sample that the original answers with ``size`` four times; the half under test errs by ``error`` of the limit."""
+    """A sample that the original answers with ``size`` four times; the half errs by ``error`` of the limit."""
 
     error: float
     size: float = 1.0
