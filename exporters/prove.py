@@ -136,7 +136,7 @@ def ask_reference(
     exact: Answers | None = None,
     device: str = "cpu",
 ) -> ReferenceRun:
-    """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs.
+    """Let the original answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs.
 
     Where batches are filled up to fixed sizes on ``device``, also at each of those: they are what is served.
 

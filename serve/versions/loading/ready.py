@@ -303,7 +303,7 @@ def _originals(
             engine = place.call(load)
         except Exception as error:
             if out_of_memory(error):
-                logger.warning("%s: %s has no memory for its %s whole", version, place.device, form)
+                logger.warning("%s: %s has no memory for its %s original", version, place.device, form)
                 place.call(free_memory)
                 continue  # a half needs less
             if not isinstance(error, HalfevenError) or form in (spec.form, next(iter(ORIGINALS))):

@@ -105,7 +105,7 @@ def numbered(inputs: Arrays) -> dict[str, np.ndarray]:
     return {"y": np.full(inputs["x"].shape, 1_000_000 + len(inputs["x"]))}
 
 
-@pytest.mark.parametrize("whole", [centred, summed, small, flagged, ranked, numbered])
+@pytest.mark.parametrize("original", [centred, summed, small, flagged, ranked, numbered])
 def test_where_the_original_answers_otherwise_among_others_each_is_run_alone(
     original: Callable[[Arrays], dict[str, np.ndarray]],
 ) -> None:
