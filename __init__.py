@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from halfeven.serve.python_api.converting import convert, load
     from halfeven.serve.python_api.half import Half
     from halfeven.serve.python_api.half_equality import assert_half_equal
+    from halfeven.serve.python_api.half_files import fp16
     from halfeven.serve.python_api.proving import prove
     from halfeven.serve.python_api.serving import serve
 
@@ -27,6 +28,7 @@ _PLACES = {
     "Half": "halfeven.serve.python_api.half",
     "assert_half_equal": "halfeven.serve.python_api.half_equality",
     "convert": "halfeven.serve.python_api.converting",
+    "fp16": "halfeven.serve.python_api.half_files",
     "load": "halfeven.serve.python_api.converting",
     "prove": "halfeven.serve.python_api.proving",
 }
@@ -37,6 +39,7 @@ __all__ = [
     "__version__",
     "assert_half_equal",
     "convert",
+    "fp16",
     "load",
     "prove",
     "serve",

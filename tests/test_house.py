@@ -247,7 +247,7 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_outside_halfeven(bu
         inside = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     files = {file for room in ROOMS for file in (ROOT / room).rglob("*") if file.is_file()}
     expected = {file.relative_to(ROOT).as_posix() for file in files if "__pycache__" not in file.parts}
-    expected |= {"__init__.py", "__main__.py", "training.py", "py.typed"}
+    expected |= {"__init__.py", "__main__.py", "drop_in.py", "training.py", "py.typed"}
     assert inside == {f"halfeven/{name}" for name in expected}
 
 

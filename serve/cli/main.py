@@ -31,6 +31,7 @@ from .console import (
     progress,
 )
 from .device_commands import doctor, selftest
+from .file_commands import fp16, verify
 from .help import Command, Group
 from .key_commands import app as keys
 from .lint_command import lint
@@ -248,7 +249,16 @@ def demo(
 # The order is that of `halfeven --help`.
 _GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Start": (demo, doctor, selftest),
-    "Models: convert, prove, hand on": (convert, init, import_models, parity, samples, export, prove),
+    "Models: convert, prove, hand on": (
+        convert,
+        init,
+        import_models,
+        parity,
+        samples,
+        export,
+        prove,
+    ),
+    "Files, without a store": (fp16, verify),
     "Versions in a store": (models, promote_version, rollback, backup),
     "Serve": (serve, tune, bench),
     "Ask and order a running server": (status, predict, canary, shadow, load, unload),

@@ -1,0 +1,143 @@
+"""The proven half of one model as one ONNX file, with its proof in a folder beside it: no store, no server.
+
+    model.fp16.onnx      the half
+    model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`folder.py`)
+
+Both are there together, or neither: nothing is written of a half that is not proven equal.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
+from ...models.store import LIVE, Store, Version, sha256_of, write_manifest
+from ..convert import Conversion, Options, convert
+from ..inputs.samples import load_samples, stored_samples
+from ..maker import Notify
+from ..onnx.reading.large_files import DATA
+from ..other_engine import onnx_file, prove_engine
+from ..report.headline import headline
+from .folder import export, exported_version
+from .onnx_pair import HALF
+
+EQUAL, FP32, REFUSED = "equal", "fp32", "refused"
+
+
+def proof_folder(file: Path) -> Path:
+    """Where the proof of a half stands: ``model.fp16.proof`` beside ``model.fp16.onnx``."""
+    return file.with_suffix(".proof")
+
+
+def verdict_of(version: Version) -> str:
+    """``equal``: a half is proven; ``fp32``: nothing is half, ``reason`` says why; ``refused``: no half passed."""
+    if version.status != LIVE:
+        return REFUSED
+    return FP32 if version.manifest["half"] is None else EQUAL
+
+
+def write_half(
+    source: Path, target: Path, options: Options | None = None, notify: Notify = lambda _: None
+) -> dict[str, Any]:
+    """Convert ``source`` (an ONNX file, or what else `convert` takes), and write its proven half as ``target``.
+
+    Gives the facts of the conversion, as `report.page.render_terminal` takes them, with ``verdict``, ``file`` and
+    ``proof`` (None where none was written). A half and a proof of an earlier run are replaced.
+    Raises Conflict where something else stands there, and as `convert` and `export` do.
+    """
+    _check(source, target)
+    with tempfile.TemporaryDirectory(prefix="halfeven-store-") as place:
+        done = convert(source, Store(Path(place)), replace(options or Options(), forms=("onnx",)), notify)
+        facts = {**done.shown(), "verdict": verdict_of(done.version), "file": None, "proof": None}
+        if facts["verdict"] == EQUAL:
+            facts |= _written(done.version, target, notify)
+    return facts
+
+
+def _check(source: Path, target: Path) -> None:
+    proof = proof_folder(target)
+    if target.suffix != ".onnx":
+        raise BadSetting(f"-o {target}: expected a name that ends with .onnx")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise BadSetting(f"-o {target} is the model itself; give another name: it is never overwritten")
+    if not target.parent.is_dir():
+        raise BadSetting(f"-o {target}: there is no folder {target.parent}; make it first")
+    if proof.exists() and any(proof.iterdir()):
+        try:
+            exported_version(proof)
+        except (BadInput, DamagedFile) as error:
+            raise Conflict(
+                f"{proof} is no proof of an earlier run, so it is not replaced: {error}; move it, or give another -o"
+            ) from error
+
+
+def _written(version: Version, target: Path, notify: Notify) -> dict[str, Any]:
+    """Write both; gives their paths and the digest of the file."""
+    with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.parent) as place:
+        draft = Path(place) / "proof"
+        facts = export(version, "onnxruntime", draft, notify)
+        _describe(draft, version)
+        (draft / "manifest.json").unlink()
+        write_manifest(
+            draft, LIVE, {key: value for key, value in facts.items() if key not in ("folder", "files")}
+        )
+        data = draft / (HALF + DATA)
+        if data.exists():  # the half names its file of weights
+            shutil.copyfile(data, target.with_name(data.name))
+        shutil.copyfile(draft / HALF, half := Path(place) / target.name)
+        shutil.rmtree(proof_folder(target), ignore_errors=True)
+        draft.rename(proof_folder(target))
+        half.replace(target)
+    return {"file": str(target), "proof": str(proof_folder(target)), "digest": sha256_of(target)}
+
+
+def _describe(draft: Path, version: Version) -> None:
+    """Write the verdict and the digest of the original into the half's own metadata."""
+    model = onnx.load(draft / HALF, load_external_data=False)
+    said = {
+        "verdict": headline(Conversion(version, version.manifest).shown()),
+        "proof": sha256_of(draft / "parity.json"),
+    }
+    said["original"] = sha256_of(draft / "original.onnx")
+    for key, value in said.items():
+        model.metadata_props.add(key=f"halfeven.{key}", value=value)
+    onnx.save(model, draft / HALF)
+
+
+def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: None) -> dict[str, Any]:
+    """Hold ``file`` and its proof against the digests of the proof, and prove the half again under the ONNX Runtime
+    that is installed now; gives the facts of the proof (`other_engine.prove_engine`).
+
+    ``samples``: judge with these instead of those of the proof. Raises BadInput where there is no proof beside the
+    file, ParityRefused where a file is not the one that was proven.
+    """
+    if not file.is_file():
+        raise BadInput(f"{file}: no such file; expected a half that `halfeven fp16` wrote")
+    proof = proof_folder(file)
+    if not proof.is_dir():
+        raise BadInput(
+            f"{file} has no proof: expected the folder {proof}, which `halfeven fp16` writes beside it"
+        )
+    version = exported_version(proof)
+    _check_digests(file, version)
+    judging = load_samples(samples, version.spec()) if samples else stored_samples(version)
+    return {"file": str(file), "proof": str(proof), "digests": "as proven"} | dict[str, Any](
+        prove_engine(version, judging, onnx_file(file, version.spec()), notify)
+    )
+
+
+def _check_digests(file: Path, version: Version) -> None:
+    """Raises ParityRefused."""
+    expected: Mapping[str, str] = version.manifest["files"]
+    places = {name: version.folder / name for name in expected}
+    for name, path in (*places.items(), (HALF, file)):
+        if not path.is_file() or sha256_of(path) != expected[name]:
+            raise ParityRefused(
+                f"{path} is not the file that was proven: expected the SHA-256 {expected[name]}; write it again from "
+                "the model (halfeven fp16)"
+            )

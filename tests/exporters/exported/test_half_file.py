@@ -1,0 +1,114 @@
+"""One file in, one proven half out: the proof beside it proves the file again, and no other file."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from halfeven.exporters.convert import Options
+from halfeven.exporters.exported.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
+from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
+from halfeven.models.store import LIVE, write_manifest
+from onnx import TensorProto, numpy_helper
+
+from tests.exporters.exported.onnx_net import samples, written
+from tests.kept import kept_store
+
+pytestmark = pytest.mark.slow  # conversions and children
+
+
+def _make(where: Path) -> None:
+    where.mkdir()
+    write_half(
+        written(where / "net.onnx"), where / "net.fp16.onnx", Options(samples=samples(where / "x.npz"))
+    )
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    """A half with its proof, to be damaged at will."""
+    return shutil.copytree(kept_store(__file__, _make), tmp_path / "files") / "net.fp16.onnx"
+
+
+def test_the_file_answers_as_the_original_and_says_what_was_proven(half: Path) -> None:
+    x = np.random.normal(size=(5, 16)).astype(np.float32)
+    found, expected = (
+        onnxruntime.InferenceSession(path).run(["y"], {"x": x})[0]
+        for path in (half, half.parent / "net.onnx")
+    )
+    np.testing.assert_allclose(found, expected, atol=4 * 2**-11 * np.abs(expected).max())
+    about = {each.key: each.value for each in onnx.load(half).metadata_props}
+    assert about["halfeven.verdict"].startswith("Equal on 12 of your samples")
+    assert about["halfeven.precision"] == "fp16" and len(about["halfeven.original"]) == 64
+    assert any(tensor.data_type == TensorProto.FLOAT16 for tensor in onnx.load(half).graph.initializer)
+
+
+def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Path, tmp_path: Path) -> None:
+    facts = verify(half)
+    assert facts["status"] == "equal" and facts["samples"]["judging"] == 12
+    assert verify(half, samples(tmp_path / "new.npz", 40))["samples"]["judging"] == 20
+
+
+@pytest.mark.parametrize("file", ["net.fp16.onnx", "net.fp16.proof/half.onnx", "net.fp16.proof/parity.json"])
+def test_a_file_that_is_not_the_proven_one_is_named(half: Path, file: str) -> None:
+    changed = half.parent / file
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    with pytest.raises(ParityRefused, match=f"{changed.name} is not the file that was proven"):
+        verify(half)
+
+
+def test_a_changed_weight_is_not_proven_by_digests_that_were_computed_again(half: Path) -> None:
+    model = onnx.load(half)
+    weight = next(tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16)
+    weight.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(weight), weight.name))
+    onnx.save(model, half)
+    proof = proof_folder(half)
+    shutil.copyfile(half, proof / "half.onnx")
+    manifest = json.loads((proof / "manifest.json").read_text())
+    (proof / "manifest.json").unlink()
+    write_manifest(proof, LIVE, {key: manifest[key] for key in manifest if key not in ("files", "digest")})
+    assert verify(half)["status"] == "refused"
+
+
+def test_a_second_run_takes_the_place_of_the_first(half: Path) -> None:
+    before = half.read_bytes()
+    facts = write_half(
+        half.parent / "net.onnx", half, Options(samples=half.parent / "x.npz", keep=("first_product",))
+    )
+    assert facts["verdict"] == EQUAL and half.read_bytes() != before and verify(half)["status"] == "equal"
+
+
+@pytest.mark.parametrize(
+    ("level", "verdict"), [("O3", REFUSED), ("O0", FP32)], ids=["not equal", "nothing in half"]
+)
+def test_of_what_is_not_proven_equal_nothing_is_written(tmp_path: Path, level: str, verdict: str) -> None:
+    source = written(tmp_path / "net.onnx", loud=1e5)
+    facts = write_half(
+        source, tmp_path / "out.onnx", Options(samples=samples(tmp_path / "x.npz"), level=level)
+    )
+    assert facts["verdict"] == verdict and facts["file"] is None and facts["reason"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx", "x.npz"]
+
+
+def test_nothing_of_the_users_is_overwritten(half: Path) -> None:
+    model = half.parent / "net.onnx"
+    with pytest.raises(BadSetting, match="is the model itself"):
+        write_half(model, model)
+    with pytest.raises(BadSetting, match=r"ends with \.onnx"):
+        write_half(model, half.parent / "out.bin")
+    with pytest.raises(BadSetting, match="there is no folder"):
+        write_half(model, half.parent / "none" / "out.onnx")
+    (half.parent / "out.proof").mkdir()
+    (half.parent / "out.proof" / "mine.txt").write_text("mine")
+    with pytest.raises(Conflict, match="no proof of an earlier run"):
+        write_half(model, half.parent / "out.onnx")
+
+
+def test_a_file_without_a_proof_is_not_verified(half: Path) -> None:
+    with pytest.raises(BadInput, match="has no proof: expected the folder"):
+        verify(half.parent / "net.onnx")
+    with pytest.raises(BadInput, match="no such file"):
+        verify(half.parent / "none.onnx")
