@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnxruntime
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 
 def written(path: Path, loud: float = 1.0) -> Path:
@@ -37,3 +38,9 @@ def written(path: Path, loud: float = 1.0) -> Path:
 def samples(path: Path, rows: int = 24) -> Path:
     np.savez(path, x=np.random.normal(size=(rows, 16)).astype(np.float32))
     return path
+
+
+def answers(model: ModelProto | Path, x: np.ndarray) -> np.ndarray:
+    """What ONNX Runtime answers with its default settings."""
+    file = model if isinstance(model, Path) else model.SerializeToString()
+    return np.asarray(onnxruntime.InferenceSession(file).run(None, {"x": x})[0])

@@ -6,13 +6,12 @@ from pathlib import Path
 import halfeven as he
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from halfeven import drop_in
 from halfeven.models.errors import ParityRefused
 from onnx import ModelProto, TensorProto
 
-from tests.exporters.exported.onnx_net import samples, written
+from tests.exporters.exported.onnx_net import answers, samples, written
 
 pytestmark = pytest.mark.slow  # a conversion each
 
@@ -20,10 +19,6 @@ pytestmark = pytest.mark.slow  # a conversion each
 @pytest.fixture
 def net(tmp_path: Path) -> Path:
     return written(tmp_path / "net.onnx")
-
-
-def answers(model: ModelProto, x: np.ndarray) -> np.ndarray:
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
 
 
 def halves(model: ModelProto) -> set[str]:
