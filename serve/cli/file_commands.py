@@ -1,12 +1,20 @@
-"""The commands for single files, without a store: ``fp16`` writes a proven half, ``verify`` checks one again."""
+"""The commands that keep a proof beside a file: ``fp16`` writes a half, ``verify`` checks one; ``lock`` and ``check``
+hold what was proven over upgrades."""
 
+import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Json, finish_order, notify, progress
+from ...models.errors import BadInput
+from .console import DEFAULT_STORE, Json, StoreAt, finish_order, notify, progress
+
+if TYPE_CHECKING:
+    from ...exporters.locked.measured import Found
 
 
 def fp16(
@@ -65,3 +73,115 @@ def verify(
         return facts, shown(facts), 0 if facts["status"] == "equal" else 3
 
     finish_order(work, as_json)
+
+
+_LOCK = Path("halfeven.lock")
+
+
+def lock(
+    targets: Annotated[
+        list[str],
+        typer.Argument(help="Halves that `halfeven fp16` wrote, or NAME or NAME@VERSION of the store."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The lock to write.")] = _LOCK,
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Write down what was proven: files, libraries, processor, bits of the answers, and speed beside FP32."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.locked.lock_file import write_lock
+
+        facts = write_lock(out, {target: _found(target, store) for target in targets}, notify)
+        said = [f"{one['target']} ({one['form']}): {one['summary']}" for one in facts["halves"]]
+        return facts, "\n".join([*said, f"written: {out}"]), 0
+
+    finish_order(work, as_json)
+
+
+def check(
+    path: Annotated[Path, typer.Option("--lock", help="The lock.")] = _LOCK,
+    store: StoreAt = DEFAULT_STORE,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against-env", help="A python of another environment with halfeven: checked there, not here."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Any change fails, equal answers with other bits too.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Prove locked halves again under what is installed now, and say what changed; exit code 3: one does not hold."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.locked.lock_file import checked, compared, read_lock
+
+        then = read_lock(path)
+        if against is None:
+            found = checked(then, lambda target: _found(target, store), notify)
+        else:
+            found = compared(
+                then, _locked_by(against, list(dict.fromkeys(one["target"] for one in then)), store)
+            )
+        halves = [
+            {
+                "target": target,
+                "form": form,
+                "holds": not any(change.fails or strict for change in changes),
+                "changes": [asdict(change) for change in changes],
+            }
+            for target, form, changes in found
+        ]
+        lines = list[str]()
+        for half in halves:
+            lines.append(
+                f"{half['target']} ({half['form']}): {'holds' if half['holds'] else 'does not hold'}"
+            )
+            lines += [f"  {change['kind']}: {change['message']}" for change in half["changes"]]
+        holds = all(half["holds"] for half in halves)
+        return {"holds": holds, "halves": halves}, "\n".join(lines), 0 if holds else 3
+
+    finish_order(work, as_json)
+
+
+def _found(target: str, store: Path) -> "Found":
+    from ...exporters.locked.measured import Found, found_file
+    from ..versions.versions_in_store import store_at
+    from .parity_command import version_called
+
+    if target.endswith(".onnx"):
+        return found_file(Path(target))
+    return Found(version_called(target, store_at(store)))
+
+
+def _locked_by(python: Path, targets: list[str], store: Path) -> list[Mapping[str, Any]]:
+    """The lock that the halfeven of another environment writes now. Raises BadInput where it does not."""
+    from ...exporters.locked.lock_file import read_lock
+
+    with TemporaryDirectory(prefix="halfeven-lock-") as place:
+        written = Path(place) / "halfeven.lock"
+        command = [
+            str(python),
+            "-P",
+            "-m",
+            "halfeven",
+            "lock",
+            *targets,
+            "-o",
+            str(written),
+            "--store",
+            str(store),
+        ]
+        notify(f"asking the halfeven of {python}")
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BadInput(
+                f"--against-env {python}: {error.strerror}; expected the python of an environment"
+            ) from error
+        if done.returncode:
+            last = next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
+            raise BadInput(f"--against-env {python}: its halfeven does not lock these halves: {last}")
+        return list(read_lock(written))

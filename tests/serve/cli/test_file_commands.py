@@ -1,8 +1,10 @@
 """``halfeven fp16`` and ``halfeven verify``: what they print, and their exit codes."""
 
+import sys
 from pathlib import Path
 
 import pytest
+from halfeven.exporters.locked import changes
 
 from tests.command_line import run
 from tests.exporters.exported.onnx_net import samples, written
@@ -25,3 +27,21 @@ def test_without_a_proven_half_no_file_is_written_and_the_exit_code_is_3(tmp_pat
     code, facts, _ = run("fp16", written(tmp_path / "net.onnx"), "-o", tmp_path / "out.onnx", "--level", "O0")
     assert code == 3 and facts["verdict"] == "fp32" and facts["file"] is None
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_lock_holds_until_the_half_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "slower", lambda *_: "")
+    net, out, rows = written(tmp_path / "net.onnx"), tmp_path / "net.fp16.onnx", samples(tmp_path / "x.npz")
+    lock = tmp_path / "halfeven.lock"
+    run("fp16", net, "-o", out, "--samples", rows)
+    code, facts, _ = run("lock", out, "-o", lock)
+    assert code == 0 and [half["target"] for half in facts["halves"]] == ["net.fp16.onnx"]
+    code, facts, _ = run("check", "--lock", lock)
+    assert code == 0 and facts["holds"] and facts["halves"][0]["changes"] == []
+    code, facts, _ = run("check", "--lock", lock, "--against-env", sys.executable)
+    assert code == 0 and facts["holds"]
+    code, _, said = run("check", "--lock", lock, "--against-env", tmp_path / "no-python")
+    assert code == 2 and "expected the python of an environment" in said
+    run("fp16", net, "-o", out, "--samples", rows, "--keep", "first_product")
+    code, facts, _ = run("check", "--lock", lock)
+    assert code == 3 and [change["kind"] for change in facts["halves"][0]["changes"]] == ["file"]

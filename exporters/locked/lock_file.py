@@ -1,0 +1,123 @@
+"""The file ``halfeven.lock``: the facts of several halves; and the check of it.
+
+    {"format": 1, "halfeven": "0.1.0", "halves": [{"target": "model.fp16.onnx", "form": "onnx", …}]}
+
+A target is a half that `halfeven fp16` wrote, as a path from the lock's folder, or NAME or NAME@VERSION of a store.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...models.durable import replace_text
+from ...models.errors import BadInput, NewerFormat
+from ...models.stored_json import stored_json
+from ...models.version import __version__
+from ..maker import Notify
+from .changes import Change, changes, slower
+from .measured import Found, measured
+
+FORMAT = 1
+AGAIN = (
+    3  # times that a half is measured again where it seems slower, for another program may have had the cores
+)
+Facts = Mapping[str, Any]
+
+
+def write_lock(path: Path, found: Mapping[str, Found], notify: Notify = lambda _: None) -> dict[str, Any]:
+    """Measure the halves of each target and write the lock; gives its facts. Raises BadInput as `measured`."""
+    halves = [
+        {"target": os.path.relpath(one.file, path.parent) if one.file else target, **facts}
+        for target, one in found.items()
+        for facts in measured(one, notify)
+    ]
+    for facts in halves:
+        if not facts["passed"]:
+            raise BadInput(
+                f"{facts['target']} is not equal here, so there is nothing to lock: {facts['summary']}"
+            )
+    lock = {"format": FORMAT, "halfeven": __version__, "halves": halves}
+    replace_text(path, json.dumps(lock, indent=2, allow_nan=False) + "\n")
+    return lock
+
+
+def read_lock(path: Path) -> list[Facts]:
+    """The halves of a lock; the path of a file is absolute then. Raises BadInput for a file that is none, NewerFormat
+    for one of a later release."""
+    wrong = f"{path} is not a lock that `halfeven lock` wrote"
+    try:
+        lock = stored_json(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{wrong}: {error}") from error
+    if isinstance(lock, dict) and isinstance(found := lock.get("format"), int) and found > FORMAT:
+        raise NewerFormat(
+            f"{path} has format {found}, and this release of halfeven reads {FORMAT}: use a later one"
+        )
+    halves = lock.get("halves") if isinstance(lock, dict) else None
+    keys = {
+        "target",
+        "form",
+        "file",
+        "weights",
+        "environment",
+        "processor",
+        "bits",
+        "milliseconds",
+        "max_error_u",
+    }
+    if not isinstance(halves, list) or not all(
+        isinstance(each, dict) and keys <= each.keys() for each in halves
+    ):
+        raise BadInput(f"{wrong}: expected the key halves, with {', '.join(sorted(keys))} of each")
+    return [
+        each | {"target": str((path.parent / each["target"]).resolve())} if _is_file(each["target"]) else each
+        for each in halves
+    ]
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith(".onnx")
+
+
+def checked(
+    halves: Sequence[Facts], found: Callable[[str], Found], notify: Notify = lambda _: None
+) -> list[tuple[str, str, list[Change]]]:
+    """The changes of each half since it was locked, as (target, form, changes). ``found``: what a target names now."""
+    result = list[tuple[str, str, list[Change]]]()
+    for then in halves:
+        now = _again(found(then["target"]), then, notify)
+        result.append((then["target"], then["form"], changes(then, now)))
+    return result
+
+
+def compared(then: Sequence[Facts], now: Sequence[Facts]) -> list[tuple[str, str, list[Change]]]:
+    """The same of two locks, which two environments wrote for the same targets. Raises BadInput for others."""
+    by_name = {(facts["target"], facts["form"]): facts for facts in now}
+    if missing := [facts["target"] for facts in then if (facts["target"], facts["form"]) not in by_name]:
+        raise BadInput(f"the other environment has no {missing[0]}: expected the same targets in both")
+    return [
+        (facts["target"], facts["form"], changes(facts, by_name[facts["target"], facts["form"]]))
+        for facts in then
+    ]
+
+
+def _again(found: Found, then: Facts, notify: Notify) -> Facts:
+    """The half now; measured again while it seems slower: the fastest counts."""
+    best = _form(found, then["form"], notify)
+    for _ in range(AGAIN):
+        if not slower(then, best):
+            break
+        notify("it seems slower: measuring it again")
+        other = _form(found, then["form"], notify)
+        best = min(
+            best, other, key=lambda facts: facts["milliseconds"]["half"] / facts["milliseconds"]["fp32"]
+        )
+    return best
+
+
+def _form(found: Found, form: str, notify: Notify) -> Facts:
+    for facts in measured(found, notify, form):
+        return facts
+    raise BadInput(f"{found.version} has no proven {form} form any more: lock it again")

@@ -1,0 +1,156 @@
+"""The facts of one half here and now, as ``halfeven.lock`` keeps them: files, libraries, verdict, bits, speed."""
+
+import hashlib
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ...models.engines.cpu.setup import PLAIN
+from ...models.engines.engine import Engine
+from ...models.engines.load import load_half, load_original
+from ...models.engines.onnx_engine import OnnxEngine
+from ...models.engines.true_fp32 import use_true_fp32
+from ...models.errors import BadInput
+from ...models.processor import this_processor
+from ...models.store import LIVE, Version, sha256_of
+from ..environment import environment
+from ..exported.folder import exported_version
+from ..exported.half_file import proof_folder
+from ..inputs.samples import Samples, stored_samples
+from ..maker import Notify
+from ..onnx.reading.bounded_file import bytes_of
+from ..prove import answers_of
+from ..question import Answers
+from ..reprove import reprove
+from ..subject import CPU
+
+RUNS = 25  # of each side, in turns; the median counts
+ROWS = 8  # of the batch whose time is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a target names: a version; ``file``: the half, where it is a file with its proof beside it."""
+
+    version: Version
+    file: Path | None = None
+
+    @property
+    def half(self) -> Path | None:
+        """The half's ONNX file; None where the version has none."""
+        return self.file or (self.version.folder / "half.onnx" if self.version.has("half.onnx") else None)
+
+
+def found_file(file: Path) -> Found:
+    """A half that `halfeven fp16` wrote. The file itself may be another one by now. Raises BadInput."""
+    if not file.is_file():
+        raise BadInput(f"{file}: no such file; expected a half that `halfeven fp16` wrote")
+    if not proof_folder(file).is_dir():
+        raise BadInput(f"{file} has no proof: expected the folder {proof_folder(file)} beside it")
+    return Found(exported_version(proof_folder(file)), file)
+
+
+def measured(
+    found: Found, notify: Notify = lambda _: None, form: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """The facts of each proven form, or of ``form`` alone. Raises BadInput where there is none."""
+    version = found.version
+    halves = [
+        name
+        for name, facts in version.manifest["forms"].items()
+        if facts["passed"] and version.has(_file(name))
+    ]
+    if version.status != LIVE or version.manifest["half"] is None or not halves:
+        raise BadInput(f"{version} has no proven half that could be locked: {version.manifest['reason']}")
+    use_true_fp32()
+    for name in halves:
+        if form in (None, name):
+            notify(f"proving the {name} form of {version} and measuring it")
+            yield _measured(found, name)
+
+
+def _file(form: str) -> str:
+    return {"torch": "half.pt2", "onnx": "half.onnx"}.get(form, "")
+
+
+def _measured(found: Found, form: str) -> dict[str, Any]:
+    version = found.version
+    samples, spec = stored_samples(version), version.spec()
+    half = (
+        OnnxEngine(found.file, version.manifest["half"], CPU, PLAIN)
+        if found.file
+        else load_half(version, form, CPU)
+    )
+    original = load_original(version, form, CPU)
+    try:
+        report = reprove(version, half, CPU, samples)
+        asked = [answers_of(spec, engine) for engine in (half, original)]
+        bits = [_bits(answers, samples, spec.max_batch_size) for answers in asked]
+        speed = timed(asked[0], asked[1], _batch(samples, spec.max_batch_size))
+    finally:
+        _close(half, original)
+    return {
+        "form": form,
+        "half": version.manifest["half"],
+        "file": sha256_of(found.file or version.folder / _file(form)),
+        "weights": _weights(found.half) if form == "onnx" and found.half else {},
+        "environment": environment(CPU),
+        "processor": str(this_processor()),
+        "passed": report.passed,
+        "summary": report.summary(),
+        "max_error_u": float(report.max_error_u) if np.isfinite(report.max_error_u) else None,
+        "bits": {"half": bits[0], "fp32": bits[1]},
+        "milliseconds": speed,
+    }
+
+
+def _close(*engines: Engine) -> None:
+    for engine in engines:
+        engine.close()
+
+
+def _batch(samples: Samples, most: int) -> dict[str, np.ndarray]:
+    """The first rows, as many as the model takes up to `ROWS`."""
+    return next(samples.batches(min(most, ROWS)))[1]
+
+
+def _bits(answers: Answers, samples: Samples, most: int) -> str:
+    """One digest over the bytes of all answers to the judging samples."""
+    digest = hashlib.sha256()
+    for _, inputs in samples.split()[1].batches(min(most, ROWS)):
+        for name, array in sorted(answers(inputs).items()):
+            digest.update(name.encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def timed(
+    half: Answers,
+    original: Answers,
+    inputs: Mapping[str, np.ndarray],
+    clock: Callable[[], float] = perf_counter,
+) -> dict[str, float]:
+    """Milliseconds of one batch by each side: medians of `RUNS` runs in turns, after one that is not counted."""
+    times = dict[str, list[float]](half=[], fp32=[])
+    for run in range(RUNS + 1):
+        for side, answers in (("half", half), ("fp32", original)):
+            began = clock()
+            answers(inputs)
+            if run:
+                times[side].append(1e3 * (clock() - began))
+    return {side: round(statistics.median(found), 4) for side, found in times.items()}
+
+
+def _weights(half: Path) -> dict[str, str]:
+    """The start of the SHA-256 of each weight of the half's ONNX file, by name: it tells which one was changed."""
+    model = onnx.load(half, load_external_data=False)
+    return {
+        tensor.name: hashlib.sha256(tensor.SerializeToString()).hexdigest()[:16]
+        for tensor in model.graph.initializer
+        if bytes_of(tensor)
+    }

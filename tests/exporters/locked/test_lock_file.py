@@ -1,0 +1,131 @@
+"""A lock holds while nothing changes, and names a changed weight, changed kernels and a slowed one of a real half."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from halfeven.exporters.convert import Options
+from halfeven.exporters.exported.half_file import write_half
+from halfeven.exporters.locked import lock_file, measured
+from halfeven.exporters.locked.changes import Change
+from halfeven.exporters.locked.lock_file import checked, compared, read_lock, write_lock
+from halfeven.exporters.locked.measured import found_file, timed
+from halfeven.models.engines.onnx_engine import OnnxEngine
+from halfeven.models.errors import BadInput, NewerFormat
+from onnx import numpy_helper
+
+from tests.exporters.exported.onnx_net import samples, written
+from tests.kept import kept_store
+
+pytestmark = pytest.mark.slow  # a conversion and proofs
+
+
+def _make(where: Path) -> None:
+    where.mkdir()
+    write_half(
+        written(where / "net.onnx"), where / "net.fp16.onnx", Options(samples=samples(where / "x.npz"))
+    )
+    write_lock(where / "halfeven.lock", {"net.fp16.onnx": found_file(where / "net.fp16.onnx")})
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return shutil.copytree(kept_store(__file__, _make), tmp_path / "files") / "halfeven.lock"
+
+
+def found(lock: Path) -> list[Change]:
+    ((_, form, changes),) = checked(read_lock(lock), lambda target: found_file(Path(target)))
+    assert form == "onnx"
+    return changes
+
+
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that are always those of the lock."""
+    monkeypatch.setattr(measured, "timed", lambda *_: {"half": 0.0, "fp32": 0.0})
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_twenty_checks_of_an_unchanged_half_find_nothing(lock: Path) -> None:
+    assert [found(lock) for _ in range(20)] == [[]] * 20
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_changed_weight_is_named(lock: Path) -> None:
+    path = lock.parent / "net.fp16.onnx"
+    model = onnx.load(path)
+    weight = next(one for one in model.graph.initializer if one.name.startswith("last"))
+    weight.CopyFrom(numpy_helper.from_array(1.5 * numpy_helper.to_array(weight), weight.name))
+    onnx.save(model, path)
+    changes = found(lock)
+    assert [change.kind for change in changes] == ["file", "verdict"]
+    assert f"1 of its 2 weights differ, the first is {weight.name}" in changes[0].message
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize(("error", "kinds"), [(1e-4, ["bits"]), (0.1, ["verdict", "bits"])])
+def test_a_kernel_that_computes_otherwise_is_told_from_one_that_is_wrong(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, error: float, kinds: list[str]
+) -> None:
+    run = OnnxEngine.run
+
+    def otherwise(self: OnnxEngine, *given: Any) -> list[np.ndarray]:
+        answers = run(self, *given)
+        return [one * np.float32(1 + error) for one in answers] if self.precision == "fp16" else answers
+
+    monkeypatch.setattr(OnnxEngine, "run", otherwise)
+    assert [change.kind for change in found(lock)] == kinds
+
+
+def test_a_slowed_kernel_is_named_and_a_bad_moment_is_measured_again(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(times: Iterator[Mapping[str, float]]) -> list[Change]:
+        monkeypatch.setattr(measured, "timed", lambda *_: next(times))
+        return found(lock)
+
+    facts = json.loads(lock.read_text())
+    facts["halves"][0]["milliseconds"] = {"half": 1.0, "fp32": 1.0}
+    lock.write_text(json.dumps(facts))
+    slow, fast = {"half": 9.0, "fp32": 1.0}, {"half": 1.1, "fp32": 1.0}
+    assert planted(iter([slow, slow, fast])) == []
+    assert [change.kind for change in planted(iter([slow] * (lock_file.AGAIN + 1)))] == ["speed"]
+
+
+def test_both_sides_are_timed_in_turns_and_the_first_run_does_not_count() -> None:
+    ticks = iter(np.cumsum([0.5, 0.5, *[0.001, 0.004] * 1000]))
+    order = list[str]()
+    half, fp32 = (lambda _, name=name: order.append(name) or {} for name in ("half", "fp32"))
+    found = timed(half, fp32, {}, lambda: float(next(ticks)))
+    assert order[:4] == ["half", "fp32", "half", "fp32"] and found["half"] < 500 and found["fp32"] < 500
+
+
+def test_two_environments_are_compared_by_their_locks(lock: Path) -> None:
+    halves = read_lock(lock)
+    other = [{**halves[0], "environment": {**halves[0]["environment"], "onnxruntime": "9.9"}}]
+    ((_, _, changes),) = compared(halves, other)
+    assert [change.message for change in changes] == [
+        f"onnxruntime: {halves[0]['environment']['onnxruntime']} then, 9.9 now"
+    ]
+    with pytest.raises(BadInput, match="the same targets in both"):
+        compared(halves, [{**halves[0], "target": "other.onnx"}])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 1}', '{"format": 1, "halves": [{"target": "x"}]}', "[" * 9999]
+)
+def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "halfeven.lock").write_text(text)
+    with pytest.raises(BadInput, match=r"halfeven\.lock is not a lock that `halfeven lock` wrote"):
+        read_lock(tmp_path / "halfeven.lock")
+
+
+def test_the_lock_of_a_later_release_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "halfeven.lock").write_text('{"format": 99, "halves": []}')
+    with pytest.raises(NewerFormat, match="has format 99"):
+        read_lock(tmp_path / "halfeven.lock")
