@@ -24,10 +24,11 @@ from ..models.errors import (
     NotRun,
     OrderEnded,
 )
+from ..models.manifest import sha256_of
 from ..models.order.one_order import one_order
 from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
-from ..models.store import Store, Version, sha256_of
+from ..models.store import Store, Version
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, files_of
 from .guessing.bare import folder_at

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import CannotConvert, OrderEnded
-from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
+from ..models.manifest import sha256_of
+from ..models.store import LIVE, REFUSED, Draft, Store, Version
 from ..models.training_reader import net_weights
 from .drawn_pictures import with_pixels
 from .evidence import Evidence, Form, copy_source

@@ -2,10 +2,12 @@
 
 import errno
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .durable import READABLE, fsync
 from .errors import DamagedFile, NewerFormat
 from .stored_json import stored_json
 
@@ -73,3 +75,23 @@ def digest_of(files: Mapping[str, str]) -> str:
     """The version's own digest: over the names and digests of its files."""
     text = "".join(f"{name}\0{sha}\n" for name, sha in files.items())
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
+    """Write ``manifest.json``: ``facts`` beside the digests of all files of the folder. Every file is readable for all
+    and on the disk when this returns."""
+    files = {
+        path.relative_to(folder).as_posix(): sha256_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = {**facts, "format": FORMAT, "status": status, "digest": digest_of(files), "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
+        fsync(path)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,6 @@ number (the rename that succeeds takes the number). A draft that is not publishe
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -22,11 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .durable import READABLE, fsync, remove_dead_texts, replace_text
+from .durable import fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
-from .manifest import FORMAT, digest_of, read_manifest, restored
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
+from .manifest import read_manifest, restored, write_manifest
 from .model_name import NAME
 from .older_names import in_present_words, name_in
 from .opened_file import OpenedFile
@@ -374,21 +373,6 @@ class Draft:
             return self._store.version(self._name, number)
 
 
-def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
-    """Write ``manifest.json``: ``facts`` beside the digests of all files of the folder. Every file is readable for all
-    and on the disk when this returns."""
-    files = {
-        path.relative_to(folder).as_posix(): sha256_of(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    manifest = {**facts, "format": FORMAT, "status": status, "digest": digest_of(files), "files": files}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
-    for path in [*folder.rglob("*"), folder]:
-        path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
-        fsync(path)
-
-
 def _locked_draft(folder: Path) -> tuple[Path, int]:
     """A new draft, and its lock: an open folder, which the system closes however the process ends."""
     while True:
@@ -401,8 +385,3 @@ def _locked_draft(folder: Path) -> tuple[Path, int]:
         if path.is_dir():  # nobody removed it before it was locked
             return path, lock
         os.close(lock)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

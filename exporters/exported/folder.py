@@ -17,8 +17,9 @@ from typing import Any
 
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSetting
+from ...models.manifest import write_manifest
 from ...models.new_folder import new_folder
-from ...models.store import LIVE, Version, write_manifest
+from ...models.store import LIVE, Version
 from ..inputs.samples import stored_samples
 from ..reprove import reference_run_of
 from ..subject import CPU

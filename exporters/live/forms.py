@@ -16,8 +16,9 @@ from ...models.capture.agreement import TOLERANCE
 from ...models.engines.live_engine import LIVE_FILE, LiveEngine, LiveModule, live_json
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
+from ...models.manifest import sha256_of
 from ...models.package import ModelFolder
-from ...models.store import Draft, sha256_of
+from ...models.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.actions import Kept
 from ..inputs.samples import Samples

@@ -16,7 +16,8 @@ from halfeven.exporters.exported.tensorrt_operators import LackingOperation
 from halfeven.exporters.inputs.samples import Samples, stored_samples
 from halfeven.exporters.other_engine import answers_file, onnx_file, prove_engine
 from halfeven.models.errors import ExportFailed, ParityRefused
-from halfeven.models.store import Store, Version, sha256_of
+from halfeven.models.manifest import sha256_of
+from halfeven.models.store import Store, Version
 
 from tests.kept import kept_store
 from tests.model_folders import tensor, write_folder

@@ -14,8 +14,9 @@ from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import reprove
 from halfeven.models.engines.load import load_half
+from halfeven.models.manifest import sha256_of
 from halfeven.models.spec import ParityLimits
-from halfeven.models.store import Store, Version, sha256_of
+from halfeven.models.store import Store, Version
 from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 from safetensors.numpy import save_file
 
