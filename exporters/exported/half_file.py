@@ -16,7 +16,8 @@ from typing import Any
 import onnx
 
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
-from ...models.store import LIVE, Store, Version, sha256_of, write_manifest
+from ...models.manifest import sha256_of, write_manifest
+from ...models.store import LIVE, Store, Version
 from ..convert import Conversion, Options, convert
 from ..inputs.samples import load_samples, stored_samples
 from ..maker import Notify

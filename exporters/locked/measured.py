@@ -17,8 +17,9 @@ from ...models.engines.load import load_half, load_original
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput
+from ...models.manifest import sha256_of
 from ...models.processor import this_processor
-from ...models.store import LIVE, Version, sha256_of
+from ...models.store import LIVE, Version
 from ..environment import environment
 from ..exported.folder import exported_version
 from ..exported.half_file import proof_folder

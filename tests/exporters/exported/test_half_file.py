@@ -10,7 +10,7 @@ import pytest
 from halfeven.exporters.convert import Options
 from halfeven.exporters.exported.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
 from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
-from halfeven.models.store import LIVE, write_manifest
+from halfeven.models.manifest import LIVE, write_manifest
 from onnx import TensorProto, numpy_helper
 
 from tests.exporters.exported.onnx_net import answers, samples, written
