@@ -14,7 +14,7 @@ from ...models.errors import BadInput
 from .console import DEFAULT_STORE, Json, StoreAt, finish_order, notify, progress
 
 if TYPE_CHECKING:
-    from ...exporters.locked.measured import Found
+    from ...exporters.half_files.measured import Found
 
 
 def fp16(
@@ -41,7 +41,7 @@ def fp16(
         from rich.text import Text
 
         from ...exporters.convert import Options
-        from ...exporters.exported.half_file import EQUAL, write_half
+        from ...exporters.half_files.half_file import EQUAL, write_half
         from ...exporters.report.page import render_terminal
 
         options = Options(level=level, dtype=dtype, keep=tuple(keep or ()), samples=samples, search=search)
@@ -66,7 +66,7 @@ def verify(
     """Hold a half against its proof: the digests, and the gate again under the ONNX Runtime of now."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.exported.half_file import verify as verified
+        from ...exporters.half_files.half_file import verify as verified
         from .prove_command import shown
 
         facts = verified(file, samples, notify)
@@ -90,7 +90,7 @@ def lock(
     """Write down what was proven: files, libraries, processor, bits of the answers, and speed beside FP32."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.locked.lock_file import write_lock
+        from ...exporters.half_files.lock_file import write_lock
 
         facts = write_lock(out, {target: _found(target, store) for target in targets}, notify)
         said = [f"{one['target']} ({one['form']}): {one['summary']}" for one in facts["halves"]]
@@ -116,7 +116,7 @@ def check(
     """Prove locked halves again under what is installed now, and say what changed; exit code 3: one does not hold."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.locked.lock_file import checked, compared, read_lock
+        from ...exporters.half_files.lock_file import checked, compared, read_lock
 
         then = read_lock(path)
         if against is None:
@@ -147,7 +147,7 @@ def check(
 
 
 def _found(target: str, store: Path) -> "Found":
-    from ...exporters.locked.measured import Found, found_file
+    from ...exporters.half_files.measured import Found, found_file
     from ..versions.versions_in_store import store_at
     from .parity_command import version_called
 
@@ -158,7 +158,7 @@ def _found(target: str, store: Path) -> "Found":
 
 def _locked_by(python: Path, targets: list[str], store: Path) -> list[Mapping[str, Any]]:
     """The lock that the halfeven of another environment writes now. Raises BadInput where it does not."""
-    from ...exporters.locked.lock_file import read_lock
+    from ...exporters.half_files.lock_file import read_lock
 
     with TemporaryDirectory(prefix="halfeven-lock-") as place:
         written = Path(place) / "halfeven.lock"

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...exporters.convert import Options
-from ...exporters.exported.half_file import EQUAL, write_half
+from ...exporters.half_files.half_file import EQUAL, write_half
 from ..cli.console import notify
 from .arrays_given import Given, rows_in
 from .half import Verdict, table

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from halfeven.exporters.locked import changes
+from halfeven.exporters.half_files import changes
 
 from tests.command_line import run
-from tests.exporters.exported.onnx_net import samples, written
+from tests.exporters.half_files.onnx_net import samples, written
 
 pytestmark = pytest.mark.slow  # conversions
 

@@ -11,7 +11,7 @@ from halfeven import drop_in
 from halfeven.models.errors import ParityRefused
 from onnx import ModelProto, TensorProto
 
-from tests.exporters.exported.onnx_net import answers, samples, written
+from tests.exporters.half_files.onnx_net import answers, samples, written
 
 pytestmark = pytest.mark.slow  # a conversion each
 

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.convert import Options
-from halfeven.exporters.exported.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
+from halfeven.exporters.half_files.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
 from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
 from halfeven.models.manifest import LIVE, write_manifest
 from onnx import TensorProto, numpy_helper
 
-from tests.exporters.exported.onnx_net import answers, samples, written
+from tests.exporters.half_files.onnx_net import answers, samples, written
 from tests.kept import kept_store
 
 pytestmark = pytest.mark.slow  # conversions and children

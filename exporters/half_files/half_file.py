@@ -19,13 +19,13 @@ from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, Parity
 from ...models.manifest import sha256_of, write_manifest
 from ...models.store import LIVE, Store, Version
 from ..convert import Conversion, Options, convert
+from ..exported.folder import export, exported_version
+from ..exported.onnx_pair import HALF
 from ..inputs.samples import load_samples, stored_samples
 from ..maker import Notify
 from ..onnx.reading.large_files import DATA
 from ..other_engine import onnx_file, prove_engine
 from ..report.headline import headline
-from .folder import export, exported_version
-from .onnx_pair import HALF
 
 EQUAL, FP32, REFUSED = "equal", "fp32", "refused"
 

@@ -10,16 +10,16 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.convert import Options
-from halfeven.exporters.exported.half_file import write_half
-from halfeven.exporters.locked import lock_file, measured
-from halfeven.exporters.locked.changes import Change
-from halfeven.exporters.locked.lock_file import checked, compared, read_lock, write_lock
-from halfeven.exporters.locked.measured import found_file, timed
+from halfeven.exporters.half_files import lock_file, measured
+from halfeven.exporters.half_files.changes import Change
+from halfeven.exporters.half_files.half_file import write_half
+from halfeven.exporters.half_files.lock_file import checked, compared, read_lock, write_lock
+from halfeven.exporters.half_files.measured import found_file, timed
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import BadInput, NewerFormat
 from onnx import numpy_helper
 
-from tests.exporters.exported.onnx_net import samples, written
+from tests.exporters.half_files.onnx_net import samples, written
 from tests.kept import kept_store
 
 pytestmark = pytest.mark.slow  # a conversion and proofs

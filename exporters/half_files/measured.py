@@ -22,7 +22,6 @@ from ...models.processor import this_processor
 from ...models.store import LIVE, Version
 from ..environment import environment
 from ..exported.folder import exported_version
-from ..exported.half_file import proof_folder
 from ..inputs.samples import Samples, stored_samples
 from ..maker import Notify
 from ..onnx.reading.bounded_file import bytes_of
@@ -30,6 +29,7 @@ from ..prove import answers_of
 from ..question import Answers
 from ..reprove import reprove
 from ..subject import CPU
+from .half_file import proof_folder
 
 RUNS = 25  # of each side, in turns; the median counts
 ROWS = 8  # of the batch whose time is taken
