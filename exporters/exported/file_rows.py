@@ -31,8 +31,8 @@ def write_rows(run: ReferenceRun, folder: Path) -> None:
             f"the answers of '{run.spec.name}' differ in shape from sample to sample, so that they are not rows of one "
             f"file: {error}; ask a running engine instead (halfeven prove --against URL or FILE.onnx)"
         ) from error
-    _write_npz(folder / INPUTS, inputs)
-    _write_npz(folder / EXPECTED, expected)
+    write_npz(folder / INPUTS, inputs)
+    write_npz(folder / EXPECTED, expected)
 
 
 def take_rows(run: ReferenceRun, answers: Arrays) -> Taken:
@@ -71,7 +71,7 @@ def _joined(spec: ModelSpec, parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
     return {name: join([part[name] for part in parts]) for name in parts[0]}
 
 
-def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """As ``numpy.savez`` writes it, which cannot write an array named ``file``."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():

@@ -1,5 +1,5 @@
 """The commands that keep a proof beside a file: ``fp16`` writes a half, ``verify`` checks one; ``lock`` and ``check``
-hold what was proven over upgrades."""
+hold what was proven over upgrades; ``diff`` names the node at which two engines part."""
 
 import subprocess
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...models.errors import BadInput
-from .console import DEFAULT_STORE, Json, StoreAt, finish_order, notify, progress
+from ...models.errors import BadInput, BadSetting
+from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, finish_order, notify, progress
 
 if TYPE_CHECKING:
     from ...exporters.half_files.measured import Found
@@ -185,3 +185,46 @@ def _locked_by(python: Path, targets: list[str], store: Path) -> list[Mapping[st
             last = next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
             raise BadInput(f"--against-env {python}: its halfeven does not lock these halves: {last}")
         return list(read_lock(written))
+
+
+def diff(
+    ours: Annotated[Path, typer.Argument(metavar="A", help="The ONNX file that is right.")],
+    theirs: Annotated[str, typer.Argument(metavar="B", help="Another ONNX file, or the URL of a V2 server.")],
+    samples: Annotated[Path, typer.Option(help="npz or safetensors: inputs by name, axis 0 the samples.")],
+    dtype: Annotated[
+        str, typer.Option(help="What B computes in: fp32, fp16 or bf16 (of a file it is seen).")
+    ] = "fp32",
+    out: Annotated[Path | None, typer.Option(help="A new folder: the node with its inputs, alone.")] = None,
+    key: Key = None,
+    key_file: KeyFileOf = None,
+    as_json: Json = False,
+) -> None:
+    """Run two engines of one model side by side, and name the first tensor that rounding does not explain."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.differing.diff import DTYPES, differences
+        from ..access.client_key import request_headers
+        from .v2_engine import v2_engine
+
+        if dtype not in DTYPES:
+            raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+        b = v2_engine(theirs, ours.stem, 60.0, request_headers(())) if "://" in theirs else Path(theirs)
+        facts = differences(ours, b, samples, dtype, out)
+        return facts, _said(facts), 0 if facts["equal"] else 3
+
+    finish_order(work, as_json)
+
+
+def _said(facts: Mapping[str, Any]) -> str:
+    first = facts["first"]
+    if first is None:
+        return f"no difference: rounding explains all {facts['tensors']} tensors that both have"
+    error = "not finite, or of another shape" if first["error"] is None else f"off by {first['error']:.3g}"
+    lines = [
+        f"the first difference is '{first['tensor']}', which {first['op']} makes: {error}; rounding explains "
+        f"{first['explained']:.3g}",
+        f"{facts['astray']} of the {facts['tensors']} tensors that both have differ",
+    ]
+    return "\n".join(
+        lines + ([f"its node with its inputs: {facts['reproduction']}"] if facts["reproduction"] else [])
+    )

@@ -31,7 +31,7 @@ from .console import (
     progress,
 )
 from .device_commands import doctor, selftest
-from .file_commands import check, fp16, lock, verify
+from .file_commands import check, diff, fp16, lock, verify
 from .help import Command, Group
 from .key_commands import app as keys
 from .lint_command import lint
@@ -258,7 +258,7 @@ _GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
         export,
         prove,
     ),
-    "Proofs of files, and over upgrades": (fp16, verify, lock, check),
+    "Proofs of files, and over upgrades": (fp16, verify, lock, check, diff),
     "Versions in a store": (models, promote_version, rollback, backup),
     "Serve": (serve, tune, bench),
     "Ask and order a running server": (status, predict, canary, shadow, load, unload),

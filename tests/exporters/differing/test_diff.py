@@ -1,0 +1,249 @@
+"""Planted differences are named by the tensor at which they are born; what rounding explains is no difference."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from halfeven.exporters.differing.diff import differences
+from halfeven.exporters.question import Arrays
+from halfeven.models.errors import BadFolder, BadInput, BadSamples, NotRun
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
+
+WIDE = 32
+
+
+def block() -> ModelProto:
+    """Attention over eight places and a feed-forward part, each with a residual, a norm and a mask: 19 nodes."""
+    random = np.random.default_rng(11)
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array(
+            (random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32), name
+        )
+
+    weights = [weight(name, WIDE, WIDE) for name in ("wq", "wk", "wv", "wo")]
+    weights += [weight("w1", WIDE, 2 * WIDE), weight("w2", 2 * WIDE, WIDE), weight("b1", 2 * WIDE)]
+    weights += [
+        numpy_helper.from_array(np.full(WIDE, value, np.float32), name)
+        for name, value in (("g", 1), ("b", 0))
+    ]
+    weights += [numpy_helper.from_array(np.array(WIDE**-0.5, np.float32), "scale")]
+    mask = np.triu(np.full((8, 8), -1e9, np.float32), 1)
+    weights.append(numpy_helper.from_array(mask, "mask"))
+
+    def node(op: str, reads: str, gives: str, **attributes: Any) -> NodeProto:
+        return helper.make_node(op, reads.split(), gives.split(), name=f"make_{gives}", **attributes)
+
+    nodes = [
+        node("LayerNormalization", "x g b", "n1", axis=-1, epsilon=1e-5),
+        node("MatMul", "n1 wq", "q"), node("MatMul", "n1 wk", "k"), node("MatMul", "n1 wv", "v"),
+        node("Transpose", "k", "kt", perm=[0, 2, 1]), node("MatMul", "q kt", "scores"),
+        node("Mul", "scores scale", "scaled"), node("Add", "scaled mask", "masked"),
+        node("Softmax", "masked", "weights", axis=-1), node("MatMul", "weights v", "mixed"),
+        node("MatMul", "mixed wo", "attended"), node("Add", "x attended", "r1"),
+        node("LayerNormalization", "r1 g b", "n2", axis=-1, epsilon=1e-5), node("MatMul", "n2 w1", "h0"),
+        node("Add", "h0 b1", "h1"), node("Gelu", "h1", "h2"), node("MatMul", "h2 w2", "h3"), node("Add", "r1 h3", "r2"),
+        node("Tanh", "r2", "y"),
+    ]  # fmt: skip
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8, WIDE]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "block", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def made(model: ModelProto, tensor: str) -> NodeProto:
+    return next(node for node in model.graph.node if tensor in node.output)
+
+
+def weight_of(model: ModelProto, name: str) -> TensorProto:
+    return next(tensor for tensor in model.graph.initializer if tensor.name == name)
+
+
+def scaled(name: str, factor: float) -> Callable[[ModelProto], None]:
+    def change(model: ModelProto) -> None:
+        tensor = weight_of(model, name)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(factor), name))
+
+    return change
+
+
+def one_element(name: str) -> Callable[[ModelProto], None]:
+    def change(model: ModelProto) -> None:
+        array = numpy_helper.to_array(weight_of(model, name)).copy()
+        array.flat[5] = -array.flat[5]
+        weight_of(model, name).CopyFrom(numpy_helper.from_array(array, name))
+
+    return change
+
+
+def another(tensor: str, op: str, **attributes: Any) -> Callable[[ModelProto], None]:
+    """Another operation makes ``tensor``."""
+
+    def change(model: ModelProto) -> None:
+        node = made(model, tensor)
+        node.CopyFrom(helper.make_node(op, node.input, node.output, name=node.name, **attributes))
+
+    return change
+
+
+def reads(tensor: str, place: int, other: str) -> Callable[[ModelProto], None]:
+    def change(model: ModelProto) -> None:
+        made(model, tensor).input[place] = other
+
+    return change
+
+
+def through(tensor: str, kind: int) -> Callable[[ModelProto], None]:
+    """``tensor`` is rounded to a shorter type and back."""
+
+    def change(model: ModelProto) -> None:
+        node = made(model, tensor)
+        place = list(model.graph.node).index(node)
+        node.output[0] = f"{tensor}_exact"
+        short = helper.make_node("Cast", [f"{tensor}_exact"], [f"{tensor}_short"], to=kind)
+        back = helper.make_node("Cast", [f"{tensor}_short"], [tensor], to=TensorProto.FLOAT)
+        nodes = [*model.graph.node]
+        nodes[place + 1 : place + 1] = [short, back]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+
+    return change
+
+
+PLANTED = {
+    "n1": another("n1", "LayerNormalization", axis=-1, epsilon=1e-3),
+    "q": scaled("wq", 1.001),
+    "k": one_element("wk"),
+    "v": reads("v", 1, "wo"),
+    "scores": reads("scores", 0, "v"),
+    "scaled": scaled("scale", 1.01),
+    "masked": scaled("mask", 0.0),
+    "weights": another("weights", "Softmax", axis=1),
+    "mixed": reads("mixed", 1, "k"),
+    "attended": one_element("wo"),
+    "r1": reads("r1", 0, "n1"),
+    "n2": another("n2", "LayerNormalization", axis=-1, epsilon=1e-4),
+    "h0": scaled("w1", 0.9999),
+    "h1": one_element("b1"),
+    "h2": another("h2", "Gelu", approximate="tanh"),
+    "h3": scaled("w2", 1.0002),
+    "r2": another("r2", "Sub"),
+    "y": another("y", "Softsign"),
+}
+
+
+def written(
+    folder: Path, change: Callable[[ModelProto], ModelProto | None] | None = None
+) -> tuple[Path, Path, Path]:
+    """The two files and the samples."""
+    a, b, x = folder / "a.onnx", folder / "b.onnx", folder / "x.npz"
+    onnx.save(block(), a)
+    model = block()
+    onnx.save((change(model) if change else None) or model, b)
+    np.savez(x, x=np.random.normal(size=(6, 8, WIDE)).astype(np.float32))
+    return a, b, x
+
+
+@pytest.mark.parametrize("tensor", PLANTED)
+def test_a_planted_difference_is_named_by_its_tensor(tmp_path: Path, tensor: str) -> None:
+    a, b, x = written(tmp_path, PLANTED[tensor])
+    facts = differences(a, b, x, out=tmp_path / "node")
+    assert not facts["equal"] and facts["first"]["tensor"] == tensor
+    alone = onnxruntime.InferenceSession(tmp_path / "node" / "node.onnx")
+    with (
+        np.load(tmp_path / "node" / "inputs.npz") as inputs,
+        np.load(tmp_path / "node" / "found.npz") as found,
+    ):
+        np.testing.assert_allclose(
+            np.asarray(alone.run(None, dict(inputs))[0]), found["a"], rtol=1e-4, atol=1e-5
+        )
+        assert found["a"].shape == found["b"].shape and not np.allclose(
+            found["a"], found["b"], rtol=1e-6, atol=0
+        )
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_half_in_a_file_explains_its_rounding_and_no_more(tmp_path: Path, kind: int) -> None:
+    a, b, x = written(tmp_path, through("n1", kind))
+    assert differences(a, b, x)["equal"]
+
+    def both(model: ModelProto) -> None:
+        through("n1", kind)(model)
+        another("h2", "Neg")(model)
+
+    a, b, x = written(tmp_path, both)
+    assert differences(a, b, x)["first"]["tensor"] == "h2"
+
+
+def summed_in_parts(model: ModelProto) -> None:
+    """The last product of the feed-forward part as the sum of two halves of it."""
+    node = made(model, "h3")
+    place = list(model.graph.node).index(node)
+    array = numpy_helper.to_array(weight_of(model, "w2"))
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(array[:WIDE].copy(), "w2_low"),
+            numpy_helper.from_array(array[WIDE:].copy(), "w2_high"),
+            numpy_helper.from_array(np.array([WIDE, WIDE]), "sizes"),
+        ]
+    )
+    parts = [
+        helper.make_node("Split", ["h2", "sizes"], ["low", "high"], axis=-1),
+        helper.make_node("MatMul", ["low", "w2_low"], ["sum_low"]),
+        helper.make_node("MatMul", ["high", "w2_high"], ["sum_high"]),
+        helper.make_node("Add", ["sum_low", "sum_high"], ["h3"]),
+    ]
+    nodes = [*model.graph.node]
+    nodes[place : place + 1] = parts
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+HONEST = {
+    "the same file": lambda model: None,
+    "another opset": lambda model: version_converter.convert_version(model, 21),
+    "sums in another order": summed_in_parts,
+    "a mask of another size": scaled("mask", 10.0),
+    "another name of a node": lambda model: made(model, "q").ClearField("name"),
+}
+
+
+@pytest.mark.parametrize("change", HONEST.values(), ids=HONEST)
+def test_rounding_is_no_difference(tmp_path: Path, change: Callable[[ModelProto], ModelProto | None]) -> None:
+    a, b, x = written(tmp_path, change)
+    facts = differences(a, b, x)
+    assert facts["equal"] and facts["astray"] == 0, facts["first"]
+
+
+def test_an_engine_is_compared_by_its_outputs(tmp_path: Path) -> None:
+    a, b, x = written(tmp_path)
+
+    def engine(arrays: Arrays) -> dict[str, np.ndarray]:
+        return {
+            "y": np.asarray(onnxruntime.InferenceSession(b).run(["y"], dict(arrays))[0])
+            * np.float32(1 + error)
+        }
+
+    error = 0.0
+    assert differences(a, engine, x)["equal"]
+    error = 1e-3
+    assert differences(a, engine, x)["first"]["tensor"] == "y"
+    assert differences(a, engine, x, "fp16")["equal"]
+
+
+def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path) -> None:
+    a, b, x = written(tmp_path)
+    np.savez(tmp_path / "other.npz", z=np.zeros((2, 3), np.float32))
+    with pytest.raises(BadSamples, match=r"expected the inputs \['x'\]"):
+        differences(a, b, tmp_path / "other.npz")
+    np.savez(tmp_path / "flat.npz", x=np.zeros((2, 3), np.float32))
+    with pytest.raises(NotRun, match="with the samples"):
+        differences(a, b, tmp_path / "flat.npz")
+    with pytest.raises(BadInput, match="no tensor of one name"):
+        differences(a, lambda arrays: {"other": np.zeros(3)}, x)
+    (tmp_path / "b.onnx").write_bytes(b"not a model")
+    with pytest.raises(BadFolder, match="is not an ONNX file"):
+        differences(a, b, x)
