@@ -7,6 +7,7 @@ behind a difference of nearly equal numbers may err more than one behind a produ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Difference:
     error: float
     explained: float
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"error": finite(self.error)}
 
 
