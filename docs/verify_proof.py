@@ -1,0 +1,204 @@
+"""Verify the proof of a half that `halfeven fp16` wrote, without halfeven, torch or ONNX Runtime: numpy and onnx alone.
+
+    python verify_proof.py model.fp16.onnx
+
+It recomputes every digest, runs the half on the rows of the proof with the reference implementation of ONNX (each node
+of half is computed in FP32 and rounded once), and holds the answers against those of FP32 by rules 0 to 3 of the gate
+(docs/precision.md). Exit code 0: verified; 3: not. It says nothing of the rules about decisions and order.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+SENTINEL, LANDS = 1e9, 1e4
+ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+WIDEST_U, LOWEST_SLICE_DB = 64.0, 10.0  # limits beyond these prove nothing, whatever the proof says
+FAINT, DUST = 4.0, 2.0**-20
+Arrays = Mapping[str, np.ndarray]
+
+
+class Refused(Exception):
+    """The proof does not hold: the sentence says why."""
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
+    """The manifest of the proof, after every file was found as it says."""
+    manifest = json.loads((proof / "manifest.json").read_text())
+    files: Mapping[str, str] = manifest["files"]
+    text = "".join(f"{name}\0{digest}\n" for name, digest in files.items())
+    if hashlib.sha256(text.encode()).hexdigest() != manifest["digest"]:
+        raise Refused("the manifest's digest is not that of its files")
+    for name, path in [(name, proof / name) for name in files] + [("half.onnx", half)]:
+        if not path.is_file() or sha256(path) != files[name]:
+            raise Refused(f"{path} is not the file that was proven")
+    extra = sorted(path.name for path in proof.iterdir() if path.name not in {*files, "manifest.json"})
+    if extra:
+        raise Refused(f"{extra[0]} is no part of the proof")
+    said = {each.key: each.value for each in onnx.load(half, load_external_data=False).metadata_props}
+    for key, name in (("halfeven.original", "original.onnx"), ("halfeven.proof", "parity.json")):
+        if said.get(key) != files[name]:
+            raise Refused(f"the half names another {name} as its own")
+    if manifest["status"] != "live" or manifest["half"] not in ROUNDOFF:
+        raise Refused("the proof is of a refused version, or of no half")
+    return manifest
+
+
+class Half:
+    """An ONNX file run node by node: half inputs are widened, and what a node of half gives is rounded once."""
+
+    def __init__(self, path: Path) -> None:
+        model = onnx.load(path)
+        self.graph = model.graph
+        self.opsets = {one.domain: one.version for one in model.opset_import}
+        self.constants = {each.name: numpy_helper.to_array(each) for each in self.graph.initializer}
+        self.kernels = dict[int, ReferenceEvaluator]()
+
+    def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        values = {"": np.zeros(0), **self.constants, **inputs}
+        for place, node in enumerate(self.graph.node):
+            values.update(zip(node.output, self._run(place, node, values), strict=False))
+        return {value.name: values[value.name] for value in self.graph.output}
+
+    def _run(self, place: int, node: NodeProto, values: Arrays) -> list[np.ndarray]:
+        if any(each.HasField("g") for each in node.attribute):
+            raise Refused(f"this verifier does not run {node.op_type} '{node.name}', which has a body")
+        given = {name: values[name] for name in node.input if name}
+        half = {
+            array.dtype for array in given.values() if array.dtype.itemsize == 2 and array.dtype.kind in "fV"
+        }
+        if node.op_type in ("Cast", "CastLike") or not half:
+            return [np.asarray(one) for one in self._kernel(place, node, given).run(None, given)]
+        (short,) = half
+        wide = {
+            name: array.astype(np.float32) if array.dtype == short else array for name, array in given.items()
+        }
+        found = (np.asarray(one) for one in self._kernel(place, node, wide).run(None, wide))
+        return [one.astype(short) if one.dtype == np.float32 else one for one in found]
+
+    def _kernel(self, place: int, node: NodeProto, given: Arrays) -> ReferenceEvaluator:
+        """The node as a model of its own: some operations are functions that depend on the types of their inputs."""
+        if place not in self.kernels:
+            types = {name: numpy_helper.from_array(array).data_type for name, array in given.items()}
+            inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()]
+            outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+            opsets = [helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
+            graph = helper.make_graph([node], "node", inputs, outputs)
+            self.kernels[place] = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
+        return self.kernels[place]
+
+
+def batches(inputs: Arrays, most: int) -> Iterator[tuple[slice | int, Arrays]]:
+    """The rows, as many at a time as the model takes; one without a batch axis of a model that is not batched."""
+    for start in range(0, min(map(len, inputs.values())), most or 1):
+        rows = slice(start, start + most) if most else start
+        yield rows, {name: array[rows] for name, array in inputs.items()}
+
+
+def check_output(name: str, half: np.ndarray, fp32: np.ndarray, judged: Mapping[str, Any], u: float) -> float:
+    """The largest error in u. ``judged``: what the proof says of this output, its limits included."""
+    if half.shape != fp32.shape or half.dtype != fp32.dtype:
+        raise Refused(f"output '{name}' has another shape or datatype than FP32's")
+    if fp32.dtype.kind != "f":
+        if int((half != fp32).sum()) > int(judged["tied"]):
+            raise Refused(f"output '{name}' has other integers than FP32's")
+        return 0.0
+    a, b = fp32.astype(np.float64), half.astype(np.float64)
+    sentinel = np.isfinite(a) & (np.abs(a) >= SENTINEL)
+    lands = (np.sign(a) == np.sign(b)) & (np.abs(b) >= LANDS)
+    same = np.isfinite(a) & np.isfinite(b) | np.isnan(a) & np.isnan(b) | (a == b)
+    if not np.where(sentinel, lands, same).all():
+        raise Refused(f"output '{name}' has NaN, infinities or sentinels in other places than FP32's")
+    numbers = np.isfinite(a) & ~sentinel
+    signal, noise = (
+        np.where(numbers, np.abs(a), 0.0),
+        np.where(numbers, np.abs(np.where(numbers, b - a, 0.0)), 0.0),
+    )
+    scale = signal.max(initial=0.0)
+    error = noise.max(initial=0.0)
+    if error > judged["limit_u"] * u * scale:
+        raise Refused(
+            f"output '{name}' errs by {error / (u * scale or 1):.3g}u, allowed are {judged['limit_u']:.3g}u"
+        )
+    if decibels(signal, noise) < judged["min_sqnr_db"]:
+        raise Refused(f"output '{name}' has {decibels(signal, noise):.1f} dB of signal to noise")
+    for axis in range(1, a.ndim):
+        for index in range(a.shape[axis]):
+            part, its_noise = (np.take(one, index, axis) for one in (signal, noise))
+            faint = part.max(initial=0.0) <= max(DUST, FAINT * u) * scale
+            if not faint and decibels(part, its_noise) < judged["min_slice_sqnr_db"]:
+                raise Refused(f"output '{name}': slice {index} of axis {axis} is lost in noise")
+    return error / (u * scale) if scale else 0.0
+
+
+def decibels(signal: np.ndarray, noise: np.ndarray) -> float:
+    power = float((noise * noise).sum())
+    return (
+        float("inf")
+        if power == 0
+        else 10 * float(np.log10(max(float((signal * signal).sum()), 1e-300) / power))
+    )
+
+
+def verified(half: Path) -> str:
+    """The sentence of a proof that holds. Raises Refused."""
+    proof = half.with_suffix(".proof")
+    manifest = check_digests(half, proof)
+    spec, parity = (json.loads((proof / name).read_text()) for name in ("spec.json", "parity.json"))
+    said, u = parity["forms"]["onnx"], ROUNDOFF[manifest["half"]]
+    outputs = {each["name"]: each for each in said["outputs"]}
+    for each in outputs.values():
+        if not each["limit_u"] <= WIDEST_U or not each["min_slice_sqnr_db"] >= LOWEST_SLICE_DB:
+            raise Refused(f"the limits of output '{each['name']}' are so wide that they prove nothing")
+    with np.load(proof / "inputs.npz") as rows, np.load(proof / "expected.npz") as answers:
+        inputs, expected = dict(rows), dict(answers)
+    judging = said["samples"]  # the rows behind them are perturbed ones, which are judged apart
+    inputs = {name: array[:judging] for name, array in inputs.items()}
+    run, found = Half(half), dict[str, list[np.ndarray]]()
+    for _, batch in batches(inputs, spec["max_batch_size"]):
+        for name, array in run(batch).items():
+            found.setdefault(name, []).append(array)
+    join = np.concatenate if spec["max_batch_size"] else np.stack
+    names = dict(
+        zip(
+            (value.name for value in run.graph.output),
+            (each["name"] for each in spec["outputs"]),
+            strict=True,
+        )
+    )
+    errors = [
+        check_output(names[name], join(parts), expected[names[name]][:judging], outputs[names[name]], u)
+        for name, parts in found.items()
+    ]
+    return f"verified: {max(errors):.3g}u over {judging} samples ({manifest['half']}); digests as proven"
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        print(verified(Path(sys.argv[1])))
+    except Refused as error:
+        print(f"not verified: {error}")
+        return 3
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"not verified: the proof cannot be read: {error!r}")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

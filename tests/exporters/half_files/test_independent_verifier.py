@@ -1,0 +1,180 @@
+"""`docs/verify_proof.py` knows numpy and onnx alone: it verifies what the gate proved, and refuses what was changed."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from halfeven.exporters.convert import Options
+from halfeven.exporters.half_files.half_file import proof_folder, write_half
+from halfeven.models.manifest import sha256_of, write_manifest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from tests.exporters.half_files.onnx_net import samples, written
+from tests.kept import kept_store
+
+pytestmark = pytest.mark.slow  # a conversion, and a process for each proof
+
+VERIFIER = Path(__file__).parents[3] / "docs" / "verify_proof.py"
+
+
+def _make(where: Path) -> None:
+    where.mkdir()
+    write_half(
+        written(where / "net.onnx"), where / "net.fp16.onnx", Options(samples=samples(where / "x.npz"))
+    )
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    return shutil.copytree(kept_store(__file__, _make), tmp_path / "files") / "net.fp16.onnx"
+
+
+def verified(half: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-I", str(VERIFIER), str(half)], capture_output=True, text=True, check=False
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_it_imports_neither_halfeven_nor_torch_nor_a_runtime() -> None:
+    seen = "print({'halfeven', 'torch', 'onnxruntime'} & set(sys.modules))"
+    shown = f"import sys, runpy; runpy.run_path({str(VERIFIER)!r}); {seen}"
+    done = subprocess.run([sys.executable, "-I", "-c", shown], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+    assert len(VERIFIER.read_text().splitlines()) < 300
+
+
+def test_it_verifies_what_the_gate_proved_with_the_same_error(half: Path) -> None:
+    code, said = verified(half)
+    (output,) = json.loads((proof_folder(half) / "parity.json").read_text())["forms"]["onnx"]["outputs"]
+    assert code == 0 and said.startswith(f"verified: {output['max_error_u']:.2g}"[:13]), said
+
+
+def appended(name: str) -> Callable[[Path], None]:
+    def change(half: Path) -> None:
+        path = half if name == "half" else proof_folder(half) / name
+        path.write_bytes(path.read_bytes() + b" ")
+
+    return change
+
+
+def model(change: Callable[[ModelProto], None]) -> Callable[[Path], None]:
+    """Another half, with all digests computed again."""
+
+    def changed(half: Path) -> None:
+        found = onnx.load(half)
+        change(found)
+        onnx.save(found, half)
+        shutil.copyfile(half, proof_folder(half) / "half.onnx")
+        again(half)
+
+    return changed
+
+
+def weight(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
+    def changed(found: ModelProto) -> None:
+        tensor = next(one for one in found.graph.initializer if one.data_type == TensorProto.FLOAT16)
+        array = change(numpy_helper.to_array(tensor).copy()).astype(np.float16)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+    return model(changed)
+
+
+def rows(file: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
+    def changed(half: Path) -> None:
+        path = proof_folder(half) / file
+        with np.load(path) as found:
+            arrays = {name: change(array.copy()) for name, array in found.items()}
+        np.savez(path, **arrays)
+        again(half)
+
+    return changed
+
+
+def verdict(**limits: Any) -> Callable[[Path], None]:
+    """Another parity.json, whose digest the half names."""
+
+    def changed(half: Path) -> None:
+        path = proof_folder(half) / "parity.json"
+        proof = json.loads(path.read_text())
+        for output in proof["forms"]["onnx"]["outputs"]:
+            output.update(limits)
+        path.write_text(json.dumps(proof))
+        found = onnx.load(half)
+        next(one for one in found.metadata_props if one.key == "halfeven.proof").value = sha256_of(path)
+        onnx.save(found, half)
+        shutil.copyfile(half, proof_folder(half) / "half.onnx")
+        again(half)
+
+    return changed
+
+
+def again(half: Path, /, **facts: Any) -> None:
+    path = proof_folder(half) / "manifest.json"
+    manifest = json.loads(path.read_text()) | facts
+    path.unlink()
+    status = manifest.pop("status")
+    write_manifest(
+        path.parent, status, {key: manifest[key] for key in manifest if key not in ("files", "digest")}
+    )
+
+
+def one_element(array: np.ndarray) -> np.ndarray:
+    array.flat[3] = -array.flat[3] + 1
+    return array
+
+
+def not_finite(array: np.ndarray) -> np.ndarray:
+    array.flat[0] = np.nan
+    return array
+
+
+def other_node(found: ModelProto) -> None:
+    next(node for node in found.graph.node if node.op_type == "Relu").op_type = "Abs"
+
+
+def swapped(half: Path) -> None:
+    shutil.copyfile(proof_folder(half) / "half.onnx", proof_folder(half) / "original.onnx")
+    again(half)
+
+
+TAMPERED = {
+    "a byte of the half": appended("half"),
+    "a byte of the proof's half": appended("half.onnx"),
+    "a byte of the original": appended("original.onnx"),
+    "a byte of the verdict": appended("parity.json"),
+    "a byte of the plan": appended("precision.json"),
+    "a byte of the answers": appended("expected.npz"),
+    "a byte of the rows": appended("inputs.npz"),
+    "a byte of the signature": appended("spec.json"),
+    "a file more": lambda half: (proof_folder(half) / "more.txt").write_text(""),
+    "a file less": lambda half: (proof_folder(half) / "precision.json").unlink(),
+    "no manifest": lambda half: (proof_folder(half) / "manifest.json").unlink(),
+    "a refused version": lambda half: again(half, status="refused"),
+    "no half": lambda half: again(half, half=None),
+    "another original": swapped,
+    "a weight": weight(one_element),
+    "all weights": weight(lambda array: array * 1.01),
+    "a weight that is not finite": weight(not_finite),
+    "another operation": model(other_node),
+    "other answers": rows("expected.npz", lambda array: array + np.float32(0.5)),
+    "other rows": rows("inputs.npz", lambda array: array[::-1]),
+    "fewer answers": rows("expected.npz", lambda array: array[:5]),
+    "a limit that proves nothing": verdict(limit_u=1e9),
+    "slices that prove nothing": verdict(min_slice_sqnr_db=-100.0),
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
+def test_a_proof_that_was_changed_is_refused(half: Path, change: Callable[[Path], Any]) -> None:
+    change(half)
+    code, said = verified(half)
+    assert code == 3 and said.startswith("not verified: "), said
