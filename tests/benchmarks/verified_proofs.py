@@ -1,8 +1,10 @@
-"""``python -m tests.benchmarks.verified_proofs [NETS]``: seeded nets as ONNX files are converted by `halfeven fp16`, and
-the independent verifier (docs/verify_proof.py) is asked about each proof. Prints how often both agree."""
+"""``python -m tests.benchmarks.verified_proofs [NETS]``: how often the independent verifier agrees with the gate.
+
+Seeded nets become ONNX files and halves with proofs, and docs/verify_proof.py is asked about each."""
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +22,7 @@ def write_net(path: Path, random: np.random.Generator) -> int:
     """One to four products with activations between them; gives the width of the input."""
     sizes = [int(size) for size in random.integers(3, 48, random.integers(2, 6))]
     nodes, weights, value = [], [], "x"
-    for place, (wide, high) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for place, (wide, high) in enumerate(pairwise(sizes)):
         weights.append(
             numpy_helper.from_array(
                 random.normal(0, wide**-0.5, (wide, high)).astype(np.float32), f"w{place}"
