@@ -1,5 +1,5 @@
-"""The commands that keep a proof beside a file: ``fp16`` writes a half, ``verify`` checks one; ``lock`` and ``check``
-hold what was proven over upgrades; ``diff`` names the node at which two engines part."""
+"""The commands that keep a proof beside a file, hold it over upgrades, and compare two engines of one model: ``fp16``,
+``verify``, ``lock``, ``check``, ``diff``, ``index-check``."""
 
 import subprocess
 from collections.abc import Mapping
@@ -228,3 +228,50 @@ def _said(facts: Mapping[str, Any]) -> str:
     return "\n".join(
         lines + ([f"its node with its inputs: {facts['reproduction']}"] if facts["reproduction"] else [])
     )
+
+
+def index_check(
+    target: Annotated[str, typer.Argument(help="NAME or NAME@VERSION of the store.")],
+    index: Annotated[Path, typer.Option(help="A .npy file: the vectors that FP32 made, [vectors, d].")],
+    queries: Annotated[
+        Path, typer.Option(help="npz or safetensors: inputs of the model, a row for each query.")
+    ],
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many neighbours.")] = 10,
+    metric: Annotated[str, typer.Option(help="cosine or dot.")] = "cosine",
+    output: Annotated[
+        str | None, typer.Option(help="The output that is the vector, where there are several.")
+    ] = None,
+    judgements: Annotated[Path | None, typer.Option(help="npz: query, vector, relevance; adds nDCG.")] = None,
+    min_recall: Annotated[float, typer.Option(min=0, max=1, help="Below it the exit code is 3.")] = 0.99,
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Search an FP32 index with the half's query vectors: what it finds that FP32 finds, and in which order."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.differing.index_check import METRICS, check_index, index_file
+        from ..versions.versions_in_store import store_at
+        from .parity_command import version_called
+
+        if metric not in METRICS:
+            raise BadSetting(f"--metric {metric!r}: expected one of {', '.join(METRICS)}")
+        version = version_called(target, store_at(store))
+        vectors = index_file(index)
+        forms = check_index(
+            version, vectors, queries, k=k, metric=metric, output=output, judgements=judgements, notify=notify
+        )
+        holds = all(form["recall"] >= min_recall for form in forms.values())
+        lines = [
+            f"{name}: recall@{form['k']} {form['recall']:.4f} (worst query {form['worst_query']}: "
+            f"{form['worst_recall']:.2f}), {form['swapped']} of {form['pairs']} pairs changed places"
+            + (
+                f", nDCG {form['ndcg'][0]:.4f} in FP32 and {form['ndcg'][1]:.4f} in half"
+                if form["ndcg"]
+                else ""
+            )
+            for name, form in forms.items()
+        ]
+        facts = {"model": version.name, "version": version.number, "holds": holds, "forms": forms}
+        return facts, "\n".join(lines), 0 if holds else 3
+
+    finish_order(work, as_json)

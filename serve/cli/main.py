@@ -31,7 +31,7 @@ from .console import (
     progress,
 )
 from .device_commands import doctor, selftest
-from .file_commands import check, diff, fp16, lock, verify
+from .file_commands import check, diff, fp16, index_check, lock, verify
 from .help import Command, Group
 from .key_commands import app as keys
 from .lint_command import lint
@@ -258,13 +258,13 @@ _GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
         export,
         prove,
     ),
-    "Proofs of files, and over upgrades": (fp16, verify, lock, check, diff),
+    "Proofs of files, and over upgrades": (fp16, verify, lock, check, diff, index_check),
     "Versions in a store": (models, promote_version, rollback, backup),
     "Serve": (serve, tune, bench),
     "Ask and order a running server": (status, predict, canary, shadow, load, unload),
     "Fine-tune": (finetune, jobs, cancel, job_metrics, reproduce, lint),
 }
-_NAMES = {import_models: "import", promote_version: "promote"}
+_NAMES = {import_models: "import", promote_version: "promote", index_check: "index-check"}
 for _group, _commands in _GROUPS.items():
     for _command in _commands:
         app.command(_NAMES.get(_command), cls=Command, rich_help_panel=_group)(_command)

@@ -1,0 +1,210 @@
+"""What a half does to a search: its query vectors against an index that FP32 made.
+
+For each query the k nearest vectors of the index are found by FP32's query vector and by the half's. Reported are the
+share that both find (recall), the pairs of neighbours that change places although FP32 tells them apart, and, with
+judgements, the loss of nDCG.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...models.engines.load import load_half, load_original
+from ...models.engines.true_fp32 import use_true_fp32
+from ...models.errors import BadInput, BadSamples
+from ...models.spec import UNIT_ROUNDOFF, ModelSpec
+from ...models.store import Version
+from ..inputs.samples import Samples, load_samples, read_tensors
+from ..maker import Notify
+from ..prove import answers_of
+from ..subject import CPU
+
+BLOCK = 1 << 16  # vectors of the index that are compared at a time
+TOLD_APART = 4.0  # u of the scores' spread, as rule 5 of the gate has it
+METRICS = ("cosine", "dot")
+Relevance = Mapping[int, Mapping[int, float]]  # query → vector → how relevant
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The nearest vectors of each query and their scores, the best first."""
+
+    places: np.ndarray  # [queries, k] INT64
+    scores: np.ndarray  # [queries, k] FP64
+
+
+@dataclass(frozen=True, slots=True)
+class IndexVerdict:
+    """``recall``: the mean over the queries, ``worst_recall``: of the worst query. ``swapped`` of ``pairs``: neighbours
+    in FP32's order, further apart than 4u of the spread, that the half has the other way round. ``ndcg``: FP32's and
+    the half's; None without judgements."""
+
+    queries: int
+    vectors: int
+    k: int
+    recall: float
+    worst_recall: float
+    worst_query: int
+    pairs: int
+    swapped: int
+    ndcg: tuple[float, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Neighbours:
+    """``queries`` [queries, d], ``index`` [vectors, d], both floating; equal scores keep the order of the index."""
+    queries = _unit(queries) if metric == "cosine" else queries.astype(np.float64)
+    best, places = np.zeros((len(queries), 0)), np.zeros((len(queries), 0), np.int64)
+    for start in range(0, len(index), BLOCK):
+        block = np.asarray(index[start : start + BLOCK])
+        scores = queries @ (_unit(block) if metric == "cosine" else block.astype(np.float64)).T
+        best = np.concatenate([best, scores], 1)
+        places = np.concatenate([places, np.broadcast_to(start + np.arange(len(block)), scores.shape)], 1)
+        order = np.argsort(-best, axis=1, kind="stable")[:, :k]
+        best, places = np.take_along_axis(best, order, 1), np.take_along_axis(places, order, 1)
+    return Neighbours(places, best)
+
+
+def compare_neighbours(
+    fp32: Neighbours, half: Neighbours, vectors: int, u: float, relevance: Relevance | None = None
+) -> IndexVerdict:
+    """``u``: the half's unit roundoff."""
+    shares = [
+        len(set(a) & set(b)) / max(len(a), 1)
+        for a, b in zip(fp32.places.tolist(), half.places.tolist(), strict=True)
+    ]
+    pairs, swapped = np.array(list(_swaps(fp32, half, u))).reshape(-1, 2).sum(0).tolist()
+    ndcg = None
+    if relevance is not None:
+        ndcg = (_ndcg(fp32.places, relevance), _ndcg(half.places, relevance))
+    worst = int(np.argmin(shares))
+    k = fp32.places.shape[1]
+    return IndexVerdict(
+        len(shares), vectors, k, float(np.mean(shares)), shares[worst], worst, int(pairs), int(swapped), ndcg
+    )
+
+
+def check_index(
+    version: Version,
+    index: np.ndarray,
+    queries: Path,
+    *,
+    k: int = 10,
+    metric: str = "cosine",
+    output: str | None = None,
+    judgements: Path | None = None,
+    notify: Notify = lambda _: None,
+) -> dict[str, Any]:
+    """The verdict on each proven form of a version, by form. ``queries``: inputs of the model, a row for each query;
+    ``output``: the one that is the vector, by default the only one of kind embedding, or the only one.
+
+    Raises BadInput where there is no half or no such output, BadSamples for an index or judgements that do not fit.
+    """
+    spec, precision = version.spec(), version.manifest["half"]
+    name = _output(spec, output)
+    if precision is None:
+        raise BadInput(f"{version} has no half whose vectors could be compared: {version.manifest['reason']}")
+    use_true_fp32()
+    rows = load_samples(queries, spec)
+    relevance = _relevance(judgements) if judgements else None
+    found = dict[str, Any]()
+    for form, facts in version.manifest["forms"].items():
+        if not facts["passed"] or not facts.get("half_nodes", 1):
+            continue
+        notify(f"asking the {form} form of {version} for {rows.count} queries")
+        ours, theirs = load_original(version, form, CPU), load_half(version, form, CPU)
+        try:
+            vectors = [_vectors(spec, answers_of(spec, one), rows, name) for one in (ours, theirs)]
+        finally:
+            ours.close()
+            theirs.close()
+        if index.ndim != 2 or index.shape[1] != vectors[0].shape[1] or not len(index):
+            raise BadSamples(
+                f"the index has the shape {list(index.shape)}: expected [vectors, {vectors[0].shape[1]}]"
+            )
+        fp32, half = (nearest(one, index, min(k, len(index)), metric) for one in vectors)
+        verdict = compare_neighbours(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
+        found[form] = verdict.to_json()
+    return found
+
+
+def index_file(path: Path) -> np.ndarray:
+    """The vectors of a .npy file, which stay in the file until they are compared. Raises BadSamples."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BadSamples(f"{path} is not a .npy file of vectors: {error}") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
+        raise BadSamples(f"{path}: expected one array of floating vectors, [vectors, d]")
+    return found
+
+
+def _output(spec: ModelSpec, asked: str | None) -> str:
+    embeddings = [tensor.name for tensor in spec.outputs if tensor.kind == "embedding"]
+    names = embeddings if len(embeddings) == 1 else [tensor.name for tensor in spec.outputs]
+    if asked is None and len(names) == 1:
+        return names[0]
+    if asked not in [tensor.name for tensor in spec.outputs]:
+        raise BadInput(f"--output {asked}: expected the output that is the vector, one of {names}")
+    return asked
+
+
+def _vectors(spec: ModelSpec, answers: Any, rows: Samples, output: str) -> np.ndarray:
+    found = [answers(inputs)[output] for _, inputs in rows.batches(min(spec.max_batch_size, 32))]
+    joined = np.concatenate(found) if spec.batched else np.stack(found)
+    joined = joined[: rows.count]
+    if joined.ndim != 2:
+        raise BadInput(
+            f"output '{output}' has the shape {list(joined.shape)}: a vector for each query is expected"
+        )
+    return joined
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    vectors = vectors.astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1.0)
+
+
+def _swaps(fp32: Neighbours, half: Neighbours, u: float) -> Iterator[tuple[int, int]]:
+    """Of each query: the pairs of neighbours that FP32 tells apart, and how many of them change places."""
+    for places, scores, theirs in zip(fp32.places, fp32.scores, half.places, strict=True):
+        rank = {int(place): at for at, place in enumerate(theirs)}
+        apart = -np.diff(scores) > TOLD_APART * u * max(float(scores[0] - scores[-1]), 0.0)
+        known = [
+            (rank.get(int(first), len(theirs)), rank.get(int(second), len(theirs)))
+            for first, second, told in zip(places, places[1:], apart, strict=False)
+            if told
+        ]
+        yield len(known), sum(first > second for first, second in known)
+
+
+def _ndcg(places: np.ndarray, relevance: Relevance) -> float:
+    gains = list[float]()
+    discount = 1 / np.log2(np.arange(places.shape[1]) + 2)
+    for query, found in enumerate(places.tolist()):
+        known = relevance.get(query, {})
+        ideal = sorted(known.values(), reverse=True)[: len(found)]
+        if ideal:
+            reached = sum(known.get(place, 0.0) * discount[at] for at, place in enumerate(found))
+            gains.append(float(reached / sum(value * discount[at] for at, value in enumerate(ideal))))
+    return float(np.mean(gains)) if gains else 1.0
+
+
+def _relevance(path: Path) -> Relevance:
+    """A file with three arrays of one length: ``query``, ``vector`` (places in the index) and ``relevance``."""
+    found = read_tensors(path)
+    if (
+        not {"query", "vector", "relevance"} <= found.keys()
+        or len({found[name].shape for name in found}) != 1
+    ):
+        raise BadSamples(f"{path.name}: expected the arrays query, vector and relevance, all of one length")
+    relevance = dict[int, dict[int, float]]()
+    for query, vector, value in zip(found["query"], found["vector"], found["relevance"], strict=True):
+        relevance.setdefault(int(query), {})[int(vector)] = float(value)
+    return relevance
