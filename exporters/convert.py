@@ -24,8 +24,9 @@ from ..models.errors import (
     NotRun,
     OrderEnded,
 )
+from ..models.model_keys import LEVELS
 from ..models.order.one_order import one_order
-from ..models.package import LEVELS, ModelFolder, Precision, check_program
+from ..models.package import ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
