@@ -24,7 +24,8 @@ EMBEDDINGS = ("keep", "half")
 UNSTABLE = ("fp32", "accept")
 # Of fine-tuned versions; the first is the default.
 CLASS_METRICS, VALUE_METRICS = ("accuracy", "f1", "auroc"), ("mse", "mae")
-MAX_ROWS, MAX_TENSORS, MAX_RANK = 65536, 256, 16
+MAX_TENSORS = 256
+MAX_RANK = 16
 SOURCE = r"[^:]+\.py:[A-Za-z_]\w*|[^:]+\.(pt2|onnx)"
 
 
@@ -313,7 +314,7 @@ TOP: Keys = {
         example='"model.safetensors"',
     ),
     "max_batch_size": Key(
-        int, "rows of one batch; 0: the model is not batched", 64, least=0, most=MAX_ROWS, example="256"
+        int, "rows of one batch; 0: the model is not batched", 64, least=0, most=65536, example="256"
     ),
     "form": Key(
         str, "how it is executed; auto: torch and onnx are attempted, and a measurement on the device chooses", "auto",

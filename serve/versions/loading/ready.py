@@ -51,7 +51,7 @@ WHOLES = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
 
 
 class NoMemory(NotReady):
-    """The device has too little memory to find out whether a half may serve."""
+    """The device has too little memory to find out whether a half may serve. Unload other models."""
 
     code = "no_memory"
 
