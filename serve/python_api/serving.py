@@ -1,13 +1,19 @@
 """``halfeven.serve``: a server beside the program that calls it."""
 
 import os
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from ..background_server import BackgroundServer
+from ..cli.console import notify
 from ..settings import read_settings
 from ..versions.versions_in_store import store_at
 from .half import Half
+
+_open: set["Server"] = set()
 
 
 class Server(BackgroundServer):
@@ -18,18 +24,41 @@ class Server(BackgroundServer):
     def __enter__(self) -> "Server":
         return self
 
+    def close(self) -> None:
+        """Answer the requests under way, and end."""
+        _open.discard(self)
+        super().close()
+
 
 def serve(model: Half | str | os.PathLike[str], *, port: int = 8000, **settings: Any) -> Server:
     """Serve a half, or every model of a store, and come back when the server is ready.
 
-    ``with serve(half, port=0) as server`` ends the server at the end of the block; a script that only serves says
-    ``serve(half, port=8000).wait()``, which ends with Ctrl-C. ``settings``: the options of ``halfeven serve`` with
-    underscores (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a
-    model cannot be served.
+    ``with serve(half, port=0) as server`` ends the server at the end of the block. A script that only says
+    ``serve(half, port=8000)`` serves on after its last line, until Ctrl-C or SIGTERM; so does every script that does
+    not close its server, unless an error ends it. ``settings``: the options of ``halfeven serve`` with underscores
+    (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a model cannot
+    be served.
     """
     store = model.store if isinstance(model, Half) else store_at(Path(model))
     asked = read_settings(store=store.root, port=port, **settings)
     server = Server(asked, store)
     server.half = model if isinstance(model, Half) else None
     server.until_ready()
+    _open.add(server)
     return server
+
+
+def _serve_on() -> None:
+    """After the last line of a script: wait with the servers that it left open, until a signal comes."""
+    failed, interactive = hasattr(sys, "last_value"), hasattr(sys, "ps1") or sys.flags.interactive
+    if failed or interactive:
+        return
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for server in list(_open):
+        notify(f"the script is at its end and serves on at {server.url}: Ctrl-C ends it")
+        server.wait()
+
+
+# `atexit` is too late: the interpreter has then closed the thread pools, with which a server reads large requests.
+threading._register_atexit(_serve_on)  # type: ignore[attr-defined]
