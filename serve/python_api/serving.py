@@ -55,9 +55,13 @@ def _serve_on() -> None:
         return
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for server in list(_open):
-        notify(f"the script is at its end and serves on at {server.url}: Ctrl-C ends it")
-        server.wait()
+    try:
+        for server in list(_open):
+            notify(f"the script is at its end and serves on at {server.url}: Ctrl-C ends it")
+            server.wait()
+    except KeyboardInterrupt:  # between two of them
+        for server in list(_open):
+            server.close()
 
 
 # `atexit` is too late: the interpreter has then closed the thread pools, with which a server reads large requests.

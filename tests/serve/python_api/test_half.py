@@ -77,9 +77,10 @@ def test_the_half_says_what_was_found(half: he.Half) -> None:
 def test_kept_nodes_come_with_their_reasons() -> None:
     given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
-    kept = he.convert(net, samples=given, op_types_to_exclude=["linear"]).kept
+    meant = {"keep_io_types": True, "low_precision_type": "fp16"}
+    kept = he.convert(net, samples=given, op_types_to_exclude=["linear"], **meant).kept
     assert len(kept) == 2 and all(one.op == "linear" and one.reason for one in kept)
-    same = he.convert(net, samples=given, keep=["op:linear"], name="other")
+    same = he.convert(net, samples=given, nodes_to_exclude=["op:linear"], name="other")
     assert same.kept == kept and same.verdict == "fp32"  # tanh is FP32 by its list
 
 
