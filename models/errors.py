@@ -235,6 +235,20 @@ class NotReady(CannotServe):
     code = "not_ready"
 
 
+class EndpointFailed(CannotServe):
+    """The operator's preprocess or postprocess raised, ended its process, or gave what cannot be sent. The server's log
+    has the traceback; correct its code."""
+
+    code = "endpoint_failed"
+
+
+class EndpointTimedOut(EndpointFailed):
+    """A call of the operator's preprocess or postprocess took too long and was ended. Raise
+    HALFEVEN_ENDPOINT_SECONDS."""
+
+    code = "endpoint_timed_out"
+
+
 class EngineFailed(CannotServe):
     """The device or the runtime raised while it ran a batch. The server's log says what; other requests go on."""
 

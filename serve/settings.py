@@ -40,6 +40,9 @@ class Settings(BaseSettings):
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
     http_workers: Literal[0] = 0  # of earlier builds: any other number is refused with what replaced it
     device: str = "auto"
+    endpoints: str = ""  # FILE.py:CLASS, separated by commas
+    endpoint_seconds: float = Field(10.0, gt=0, description="seconds of each call of an endpoint's code")
+    endpoint_memory_mib: int = Field(2048, ge=64, le=2**24, description="MiB of an endpoint's private memory")
     compute_nice: int = Field(5, ge=0, le=19, description="niceness of the thread that computes, on a CPU")
     fallback: Literal["fp32", "none"] = "fp32"
     expose_without_auth: bool = False
@@ -175,6 +178,11 @@ class Settings(BaseSettings):
     def required(self) -> list[str]:
         """The models without which the server is not ready."""
         return self.require.split(",") if self.require else []
+
+    @property
+    def endpoint_places(self) -> list[str]:
+        """FILE.py:CLASS of each endpoint."""
+        return [place.strip() for place in self.endpoints.split(",") if place.strip()]
 
     @property
     def guard(self) -> WebGuard:

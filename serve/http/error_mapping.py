@@ -115,6 +115,8 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.KeyLimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.EndpointFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.EndpointTimedOut: HTTPStatus.GATEWAY_TIMEOUT,
     LoadFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
@@ -140,6 +142,7 @@ _GRPC = {
     HTTPStatus.NOT_IMPLEMENTED: "UNIMPLEMENTED",
     HTTPStatus.INSUFFICIENT_STORAGE: "RESOURCE_EXHAUSTED",
     HTTPStatus.SERVICE_UNAVAILABLE: "UNAVAILABLE",
+    HTTPStatus.GATEWAY_TIMEOUT: "DEADLINE_EXCEEDED",
 }
 _EXIT: dict[type[BaseException], int] = {
     errors.BadInput: 2,

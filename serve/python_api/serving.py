@@ -7,8 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from ...models.errors import BadSetting
 from ..background_server import BackgroundServer
 from ..cli.console import notify
+from ..endpoint.endpoint import Endpoint
 from ..settings import read_settings
 from ..versions.versions_in_store import store_at
 from .half import Half
@@ -30,22 +32,42 @@ class Server(BackgroundServer):
         super().close()
 
 
-def serve(model: Half | str | os.PathLike[str], *, port: int = 8000, **settings: Any) -> Server:
+def serve(
+    model: Half | str | os.PathLike[str],
+    *,
+    port: int = 8000,
+    endpoint: type[Endpoint] | str | None = None,
+    **settings: Any,
+) -> Server:
     """Serve a half, or every model of a store, and come back when the server is ready.
 
     ``with serve(half, port=0) as server`` ends the server at the end of the block. A script that only says
     ``serve(half, port=8000)`` serves on after its last line, until Ctrl-C or SIGTERM; so does every script that does
-    not close its server, unless an error ends it. ``settings``: the options of ``halfeven serve`` with underscores
+    not close its server, unless an error ends it. ``endpoint``: code before and behind a model, a class of a file that
+    can be imported, or ``"FILE.py:CLASS"``. ``settings``: the options of ``halfeven serve`` with underscores
     (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a model cannot
     be served.
     """
     store = model.store if isinstance(model, Half) else store_at(Path(model))
-    asked = read_settings(store=store.root, port=port, **settings)
+    place = _place_of(endpoint) if isinstance(endpoint, type) else endpoint
+    asked = read_settings(store=store.root, port=port, endpoints=place, **settings)
     server = Server(asked, store)
     server.half = model if isinstance(model, Half) else None
     server.until_ready()
     _open.add(server)
     return server
+
+
+def _place_of(endpoint: type[Endpoint]) -> str:
+    """Where the class stands: the process of the endpoint reads it there, and would run a whole script with it."""
+    file = getattr(sys.modules.get(endpoint.__module__), "__file__", None)
+    if endpoint.__module__ == "__main__" or file is None or "." in endpoint.__qualname__:
+        raise BadSetting(
+            f"endpoint={endpoint.__name__}: expected a class of a file of its own, which runs in another "
+            f"process: put it "
+            f"into one, and import it from there or give endpoint='FILE.py:{endpoint.__name__}'"
+        )
+    return f"{file}:{endpoint.__name__}"
 
 
 def _serve_on() -> None:
