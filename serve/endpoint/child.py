@@ -22,6 +22,7 @@ import orjson
 from ...models.errors import BadRequest
 from ...models.order.ends_with_parent import die_with_the_parent
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary
+from ..http.codecs.json_numbers import parse
 from .endpoint import Endpoint
 from .messages import Head, receive, send
 
@@ -70,7 +71,7 @@ def _loaded(file: Path, name: str) -> type[Endpoint]:
 
 def _preprocess(made: Endpoint, calls: dict[int, Endpoint], head: Head, body: bytes) -> tuple[Head, bytes]:
     one = copy.copy(made)
-    given = one.preprocess(orjson.loads(body) if head["json"] else body)
+    given = one.preprocess(parse(body) if head["json"] else body)
     if not isinstance(given, Mapping):
         if len(head["inputs"]) != 1:
             raise TypeError(f"preprocess gave no inputs by name: expected a dictionary of {head['inputs']}")

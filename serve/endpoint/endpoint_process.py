@@ -69,6 +69,7 @@ class EndpointProcess:
         try:
             self.model = self._thread.submit(self._start).result()
         except EndpointFailed as error:
+            self.close()
             raise BadSetting(f"--endpoint {place}: {error}") from None
         if not self.model:
             self.close()

@@ -1,5 +1,6 @@
 """`halfeven.Endpoint`: a real server with the operator's code in its process, asked by real requests."""
 
+import asyncio
 import json
 import threading
 import urllib.error
@@ -146,7 +147,7 @@ def test_many_at_once_keep_what_is_theirs(server: he.Client) -> None:
             {"nothing": 1},
             500,
             "endpoint_failed",
-            "preprocess raised KeyError: 'values' (endpoint.py, line 25)",
+            "preprocess raised KeyError: 'values' (endpoint.py, line 23)",
         ),
         ({"values": [1.0] * 8}, 500, "endpoint_failed", "postprocess raised TypeError"),
         ("narrow", 400, "bad_request", "expected"),
@@ -176,6 +177,7 @@ def test_a_body_that_is_no_json_a_model_without_endpoint_and_get_are_refused(ser
         urllib.request.urlopen(f"{server.url}/v1/models/detector:endpoint")
 
 
+@pytest.mark.slow(seconds=10)
 def test_another_version_takes_over_between_two_requests(folder: Path, tmp_path: Path) -> None:
     first, second = detector(), detector()
     first.save(tmp_path)
@@ -217,12 +219,11 @@ class AtOnce:
 
 
 def test_a_call_that_hangs_is_ended_and_says_which_setting_allows_more(folder: Path) -> None:
-    import asyncio
 
     process = EndpointProcess(f"{folder / 'endpoint.py'}:Hanging", 10.0, 0)
     try:
         process._timer = AtOnce  # type: ignore[assignment]
-        with pytest.raises(EndpointTimedOut, match="longer than 10 s.*HALFEVEN_ENDPOINT_SECONDS"):
+        with pytest.raises(EndpointTimedOut, match=r"longer than 10 s.*HALFEVEN_ENDPOINT_SECONDS"):
             asyncio.run(process.preprocess(b"", False, ["x"]))
     finally:
         process.close()
@@ -243,7 +244,7 @@ def test_a_call_that_hangs_is_ended_and_says_which_setting_allows_more(folder: P
 def test_what_cannot_be_an_endpoint_is_told_at_the_start(folder: Path, place: str, words: str) -> None:
     (folder / "broken.py").write_text("1 / 0\n")
     with pytest.raises(BadSetting, match=words):
-        started([str(folder / place)], 1.0, 64)
+        started([str(folder / place)], 1.0, 512)
 
 
 def test_two_for_one_model_and_a_class_of_a_script_are_refused(folder: Path, half: he.Half) -> None:
