@@ -206,6 +206,19 @@ def test_another_version_takes_over_between_two_requests(folder: Path, tmp_path:
         assert answers <= wanted
 
 
+def test_the_code_of_the_page_is_an_endpoint(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/endpoint.md").read_text()
+    (tmp_path / "detector.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    process = EndpointProcess(f"{tmp_path / 'detector.py'}:Detector", 10.0, 0)
+    try:
+        assert process.model == "detector"
+        id, tensors, length = asyncio.run(process.preprocess(b'{"values": [1, 2, 3, 4]}', True, ["x"]))
+        head = json.loads(tensors[: int(length)])
+        assert (id, head["inputs"][0]["name"], head["inputs"][0]["shape"]) == (0, "x", [1, 4])
+    finally:
+        process.close()
+
+
 class AtOnce:
     """A timer that is over as soon as it is started."""
 
