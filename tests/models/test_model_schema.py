@@ -16,7 +16,9 @@ from halfeven.models.model_schema import model_schema
 from halfeven.models.package import read_folder
 
 from tests.model_folders import write_folder
-from tests.models.test_package import test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one
+from tests.models.test_package import (
+    test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 VALIDATOR = jsonschema_rs.validator_for(model_schema())
@@ -67,7 +69,9 @@ def test_every_key_has_an_example_that_fits_and_none_beside_it() -> None:
 
 def test_every_model_toml_of_the_package_and_every_part_of_one_in_the_pages_fits() -> None:
     files = sorted(ROOT.glob("models/zoo/*/model.toml"))
-    blocks = re.findall(r"```toml\n(.*?)```", "".join(p.read_text() for p in ROOT.glob("docs/*.md")), re.DOTALL)
+    blocks = re.findall(
+        r"```toml\n(.*?)```", "".join(p.read_text() for p in ROOT.glob("docs/*.md")), re.DOTALL
+    )
     assert len(files) > 10 and len(blocks) > 5
     for file in files:
         VALIDATOR.validate(tomllib.loads(file.read_text()))

@@ -212,9 +212,11 @@ def test_the_code_of_the_page_is_an_endpoint(tmp_path: Path) -> None:
     process = EndpointProcess(f"{tmp_path / 'detector.py'}:Detector", 10.0, 0)
     try:
         assert process.model == "detector"
-        id, tensors, length = asyncio.run(process.preprocess(b'{"values": [1, 2, 3, 4]}', True, ["x"]))
-        head = json.loads(tensors[: int(length)])
-        assert (id, head["inputs"][0]["name"], head["inputs"][0]["shape"]) == (0, "x", [1, 4])
+        number, tensors, head_length = asyncio.run(
+            process.preprocess(b'{"values": [1, 2, 3, 4]}', True, ["x"])
+        )
+        head = json.loads(tensors[: int(head_length)])
+        assert (number, head["inputs"][0]["name"], head["inputs"][0]["shape"]) == (0, "x", [1, 4])
     finally:
         process.close()
 
