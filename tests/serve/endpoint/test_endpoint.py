@@ -191,7 +191,7 @@ def test_another_version_takes_over_between_two_requests(folder: Path, tmp_path:
         answers = set[str]()
 
         def ask(_: int) -> None:
-            status, answer, _ = call(running.url, {"values": x.ravel().tolist()}, key=key)
+            status, answer, _kind = call(running.url, {"values": x.ravel().tolist()}, key=key)
             assert status == 200
             answers.add(str(json.loads(answer)["best"]))
 
