@@ -386,6 +386,7 @@ def errors_page() -> str:
         f"`{HTTPStatus(405).phrase}` (405) and the like are those of HTTP itself. With `--triton-strict` some statuses "
         "differ ([protocol](../protocol.md)).\n",
         "## What each means, and what to do\n",
+        "By the words that you read: [messages](messages.md).\n",
     ]
     for code, (_, said) in kinds.items():
         parts.append(f"### {code}\n\n{said}\n")
@@ -397,6 +398,34 @@ def errors_page() -> str:
         table(["code", "message"], ([f"`{code}`", said] for code, said in job_codes().items())),
     ]
     return "\n".join(parts)  # fmt: skip
+
+
+def messages() -> str:
+    """Every message whose text stands where its error is raised, … for what is put in."""
+    codes = {kind.__name__: code for code, kind in error_classes().items()}
+    codes["error"] = codes["BadFolder"]  # `self.error(…)` of the readers of a folder
+    found: dict[str, str] = {}
+    for file in (f for package in PACKAGES for f in sorted((ROOT / package).rglob("*.py"))):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and node.args:
+                name = ast.unparse(node.func).rpartition(".")[2]
+                text = _words(node.args[0])
+                if name in codes and len(re.findall(r"[a-z]{2,}", text)) > 4:
+                    found[" ".join(text.split())] = codes[name]
+    rows = ([said, f"[`{code}`](errors.md#{code})"] for said, code in sorted(found.items(), key=_by_text))
+    return "\n".join(
+        [
+            "# Messages\n",
+            "Look for the words that you read; … stands for names and numbers. A message says itself what "
+            "to do; its code "
+            f"says what kind it is. {MADE}\n",
+            table(["message", "code"], rows),
+        ]
+    )
+
+
+def _by_text(item: tuple[str, str]) -> str:
+    return item[0].strip("…:. '").lower()
 
 
 # Python
@@ -462,6 +491,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "docs/reference/metrics.md": lambda: metrics(running),
         "docs/reference/http.md": lambda: http(running),
         "docs/reference/errors.md": errors_page,
+        "docs/reference/messages.md": messages,
         "docs/reference/python-api.md": python_api,
     }
 

@@ -125,7 +125,9 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         assert isinstance(error, HTTPException)
         code = error.detail.lower().replace(" ", "_")
         accept = request.headers.get("accept", "")
-        body, kind = body_for(request.url.path, error.status_code, code, error.detail, accept=accept)
+        takes = (error.headers or {}).get("allow", "")
+        said = f"{error.detail}: this route takes {takes}" if takes else error.detail
+        body, kind = body_for(request.url.path, error.status_code, code, said, accept=accept)
         return Response(body, error.status_code, error.headers, kind)
 
     async def of_validation(request: Request, error: Exception) -> Response:
