@@ -16,6 +16,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
@@ -125,7 +126,8 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         assert isinstance(error, HTTPException)
         code = error.detail.lower().replace(" ", "_")
         accept = request.headers.get("accept", "")
-        takes = (error.headers or {}).get("allow", "")
+        allowed = Headers(error.headers or {}).get("allow", "")
+        takes = " and ".join(sorted(allowed.split(", ")))
         said = f"{error.detail}: this route takes {takes}" if takes else error.detail
         body, kind = body_for(request.url.path, error.status_code, code, said, accept=accept)
         return Response(body, error.status_code, error.headers, kind)
