@@ -296,7 +296,7 @@ def http(running: Running) -> str:
                 fields += [[f"`{f['name']}`", body["kind"], f["type"], f["text"]] for f in body["fields"]]
             if fields:
                 parts.append(table(["parameter or field", "in", "type", ""], fields))
-            parts.append(f"```sh\n{one['curl']}\n```\n")
+            parts.append(f"```\n{one['curl']}\n```\n")
     proto = (ROOT / "serve/grpc/open_inference.proto").read_text()
     calls = ", ".join(f"`{name}`" for name in re.findall(r"rpc (\w+)\(", proto))
     parts.append(

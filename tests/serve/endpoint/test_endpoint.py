@@ -1,7 +1,9 @@
 """`halfeven.Endpoint`: a real server with the operator's code in its process, asked by real requests."""
 
 import asyncio
+import importlib.util
 import json
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -16,6 +18,7 @@ import pytest
 from halfeven.models.errors import BadSetting, EndpointTimedOut
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
+from halfeven.serve.python_api.serving import _place_of
 from torch import nn
 
 from tests.patience import PATIENCE_S
@@ -38,6 +41,8 @@ class Detector(he.Endpoint):
             raise BadRequest("expected values, got a word")
         if request == "crash":
             os.kill(os.getpid(), 11)
+        if request == "fill":
+            bytearray(3 << 30)
         if request == "leave":
             sys.exit(7)
         if request == "narrow":
@@ -147,11 +152,12 @@ def test_many_at_once_keep_what_is_theirs(server: he.Client) -> None:
             {"nothing": 1},
             500,
             "endpoint_failed",
-            "preprocess raised KeyError: 'values' (endpoint.py, line 23)",
+            "preprocess raised KeyError: 'values' (endpoint.py, line 25)",
         ),
         ({"values": [1.0] * 8}, 500, "endpoint_failed", "postprocess raised TypeError"),
         ("narrow", 400, "bad_request", "expected"),
         ("crash", 500, "endpoint_failed", "signal SIGSEGV"),
+        ("fill", 500, "endpoint_failed", "preprocess raised MemoryError"),
         ("leave", 500, "endpoint_failed", "exit code 7"),
     ],
 )
@@ -272,3 +278,18 @@ def test_two_for_one_model_and_a_class_of_a_script_are_refused(folder: Path, hal
 
     with pytest.raises(BadSetting, match="a class of a file of its own"):
         he.serve(half, port=0, endpoint=Inside)
+    assert _place_of(made(folder)) == f"{folder / 'endpoint.py'}:Detector"
+
+
+def made(folder: Path) -> type[he.Endpoint]:
+    """The class as a script imports it."""
+    spec = importlib.util.spec_from_file_location("endpoint_of_a_script", folder / "endpoint.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["endpoint_of_a_script"] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+        del sys.modules["beside"]
+    return module.Detector
