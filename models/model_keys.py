@@ -30,14 +30,14 @@ SOURCE = r"[^:]+\.py:[A-Za-z_]\w*|[^:]+\.(pt2|onnx)"
 
 
 class Key(NamedTuple):
-    """One key. ``kind``: the Python type of its value (``float``: whole numbers too). ``says``: what it does, for the
-    reference. ``default``: what counts without it; None: nothing, or what ``says`` tells. ``one_of``: its words;
+    """One key. ``kind``: the Python type of its value (``float``: whole numbers too). ``meaning``: what it does, for
+    the reference. ``default``: what counts without it; None: nothing, or what ``meaning`` tells. ``one_of``: its words;
     ``least`` and ``most``: of its number; ``pattern``: of its text; ``items``: the JSON Schema of a list's items;
     ``keys``: of the table that it is, or of each table in it where ``named`` (the operator gives their names) or
     where ``kind`` is list. ``also``: a JSON Schema that its value may have instead. ``example``: as TOML."""
 
     kind: type
-    says: str
+    meaning: str
     default: Any = None
     one_of: tuple[str, ...] = ()
     least: float | None = None

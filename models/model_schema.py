@@ -44,7 +44,7 @@ def _value(name: str, key: Key) -> dict[str, Any]:
     if key.also is not None:
         said = {"anyOf": [said, dict(key.also)]}
     default = {} if key.default is None or not _fits(key) else {"default": key.default}
-    return {"description": key.says, **said, **default}
+    return {"description": key.meaning, **said, **default}
 
 
 def _fits(key: Key) -> bool:

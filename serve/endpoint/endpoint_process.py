@@ -111,7 +111,7 @@ class EndpointProcess:
             if head["call"] == "postprocess":
                 raise NotReady(f"the endpoint {self.name} was started anew meanwhile; send the request again")
             self._start()
-        answer, given = self._told(
+        answer, given = self._answer_within(
             head["call"], self._seconds, lambda connection: send(connection, head, body)
         )
         if "refused" in answer:
@@ -127,21 +127,23 @@ class EndpointProcess:
             sys.executable,
             "-PB",
             "-m",
-            "halfeven.serve.endpoint.child",
+            "halfeven.serve.endpoint.operator_code",
             self._file.resolve(),
             self.name,
         ]
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, process_group=0)
         bound_child(self._process.pid, self._memory_bytes)
-        answer, _ = self._told("its start", _START_S, lambda _: None)
+        answer, _ = self._answer_within("its start", _START_S, lambda _: None)
         if "failed" in answer:
             self._end()
             raise EndpointFailed(answer["failed"])
         return answer["model"]
 
-    def _told(self, what: str, seconds: float, say: Callable[[socket.socket], None]) -> tuple[Head, bytes]:
-        """Say something, and wait for the answer; the process is killed where it is late."""
+    def _answer_within(
+        self, what: str, seconds: float, send_call: Callable[[socket.socket], None]
+    ) -> tuple[Head, bytes]:
+        """Send a call, and wait for the answer; the process is killed where it is late."""
         assert self._process is not None and self._connection is not None
         late = threading.Event()
 
@@ -153,7 +155,7 @@ class EndpointProcess:
         timer.start()
         message, fault = None, "ended its process"
         try:
-            say(self._connection)
+            send_call(self._connection)
             message = receive(self._connection)
         except OSError:
             pass  # it has ended

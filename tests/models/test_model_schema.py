@@ -16,14 +16,12 @@ from halfeven.models.model_schema import model_schema
 from halfeven.models.package import read_folder
 
 from tests.model_folders import write_folder
-from tests.models.test_package import (
-    test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one,
-)
+from tests.models import test_package
 
 ROOT = Path(__file__).resolve().parents[2]
 VALIDATOR = jsonschema_rs.validator_for(model_schema())
-WRONG = test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one.pytestmark[0].args[1]  # type: ignore[attr-defined]
-del test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one
+_OF_WORDS = "test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one"
+WRONG = vars(test_package)[_OF_WORDS].pytestmark[0].args[1]
 
 
 def value_of(key: Key) -> Any:

@@ -116,7 +116,8 @@ def _sections(place: str, keys: Keys, seen: set[str]) -> Iterator[str]:
     if place:
         yield f"## {place}\n"
     rows = (
-        [f"`{name}`", _kind(key), _default(key), key.says, _example(name, key)] for name, key in keys.items()
+        [f"`{name}`", _kind(key), _default(key), key.meaning, _example(name, key)]
+        for name, key in keys.items()
     )
     yield table(["key", "type", "default", "what it does", "example"], rows)
     for name, key in keys.items():

@@ -29,7 +29,7 @@ from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
 from ..inference import Inference
 from ..route_scopes import permit_of
-from .endpoint import add_endpoints
+from .endpoints import add_endpoints
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer

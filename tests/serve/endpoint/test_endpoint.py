@@ -174,9 +174,9 @@ def test_a_body_that_is_no_json_a_model_without_endpoint_and_get_are_refused(ser
     request = urllib.request.Request(
         f"{server.url}/v1/models/detector:endpoint", b"{", {"Content-Type": "application/json"}
     )
-    with pytest.raises(urllib.error.HTTPError) as told:
+    with pytest.raises(urllib.error.HTTPError) as refusal:
         urllib.request.urlopen(request)
-    with told.value as answer:
+    with refusal.value as answer:
         assert answer.code == 400 and "JSON" in answer.read().decode()
     assert refused(server.url, {}, name="otter")[:2] == (404, "not_found")
     with pytest.raises(urllib.error.HTTPError, match="405"):

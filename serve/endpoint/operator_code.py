@@ -1,6 +1,6 @@
 """The process of an endpoint: it runs the operator's code, one call after the other.
 
-    python -PB -m halfeven.serve.endpoint.child FILE.py CLASS
+    python -PB -m halfeven.serve.endpoint.operator_code FILE.py CLASS
 
 Its standard input is a socket (`messages.py`). A call's name is ``preprocess``, ``postprocess`` or ``forget``. What
 the code prints goes to the server's standard error.
@@ -38,7 +38,7 @@ def main() -> None:
         made = _loaded(file, sys.argv[2])()
     except BaseException as error:
         traceback.print_exc()
-        send(connection, {"failed": _told(error, file, "it cannot be made")}, b"")
+        send(connection, {"failed": _sentence(error, file, "it cannot be made")}, b"")
         return
     send(connection, {"model": made.model}, b"")
     calls: dict[int, Endpoint] = {}
@@ -53,7 +53,7 @@ def main() -> None:
             answer, given = {"refused": str(error)[:_MOST_WORDS]}, b""
         except Exception as error:
             traceback.print_exc()
-            answer, given = {"failed": _told(error, file, head["call"])}, b""
+            answer, given = {"failed": _sentence(error, file, head["call"])}, b""
         send(connection, answer, given)
 
 
@@ -98,7 +98,7 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
-def _told(error: BaseException, file: Path, where: str) -> str:
+def _sentence(error: BaseException, file: Path, where: str) -> str:
     """The error in one sentence, with the last line of the operator's file that it passed."""
     lines = [
         one.lineno
