@@ -487,7 +487,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "docs/commands.md": command_line,
         "docs/reference/model-toml.md": model_toml,
         "docs/reference/model-toml.schema.json": schema,
-        "models/model-toml.schema.json": schema,
+        "models/model-toml.schema.json": lambda: json.dumps(model_schema(), ensure_ascii=False) + "\n",
         "docs/reference/environment.md": environment,
         "docs/reference/metrics.md": lambda: metrics(running),
         "docs/reference/http.md": lambda: http(running),
