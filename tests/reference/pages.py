@@ -164,13 +164,15 @@ def schema() -> str:
 
 
 def environment() -> str:
-    said = {param.name: param.help for param in commands()["serve"][1].params}
+    options = {param.name: param for param in commands()["serve"][1].params}
     rows = []
     for name, field in Settings.model_fields.items():
         if name == "http_workers":  # refused
             continue
-        option = "" if field.description else f"`serve --{name.replace('_', '-')}`"
-        text = field.description or re.sub(r"(; default [^;.]*)?\.? \[HALFEVEN_\w+\]$", "", said[name])
+        option = "" if field.description else f"`serve {options[name].opts[0]}`"
+        text = field.description or re.sub(
+            r"(; default [^;.]*)?\.? \[HALFEVEN_\w+\]$", "", options[name].help
+        )
         rows.append(
             [
                 f"`HALFEVEN_{name.upper()}`",
