@@ -173,6 +173,7 @@ def environment() -> str:
         text = field.description or re.sub(
             r"(; default [^;.]*)?\.? \[HALFEVEN_\w+\]$", "", options[name].help
         )
+        text = text.replace("Repeatable", "Several: separated by commas")
         rows.append(
             [
                 f"`HALFEVEN_{name.upper()}`",
