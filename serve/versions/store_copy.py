@@ -23,9 +23,9 @@ import fsspec
 
 from ...models.durable import READABLE, replace_text
 from ...models.errors import BadSetting, DamagedFile, HalfevenError, StoreUnusable
-from ...models.manifest import read_manifest
+from ...models.manifest import read_manifest, sha256_of
 from ...models.model_name import NAME
-from ...models.store import Store, sha256_of
+from ...models.store import Store
 from ...models.stored_json import stored_bytes
 from ..access.key_file import NAME_IN_STORE
 

@@ -32,15 +32,15 @@ def value_of(key: Key) -> Any:
     return [table] if key.kind is list else {"critic": table} if key.named else table
 
 
-def documents(keys: Keys, table: dict[str, Any], whole: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def documents(keys: Keys, table: dict[str, Any], original: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Each key at its example, and the least document around it as JSON."""
     for name, key in keys.items():
         was = table.get(name)
         table[name] = value_of(key)
-        yield name, json.dumps(whole)
+        yield name, json.dumps(original)
         if key.keys is not None:
             inside = table[name][0] if key.kind is list else table[name]
-            yield from documents(key.keys, inside["critic"] if key.named else inside, whole)
+            yield from documents(key.keys, inside["critic"] if key.named else inside, original)
         table[name] = was
         if was is None:
             del table[name]
@@ -56,8 +56,8 @@ def test_the_schema_is_a_schema_and_has_a_stable_id() -> None:
 
 
 def test_every_key_has_an_example_that_fits_and_none_beside_it() -> None:
-    whole, seen = least(), 0
-    for name, document in documents(TOP, whole, whole):
+    original, seen = least(), 0
+    for name, document in documents(TOP, original, original):
         VALIDATOR.validate(json.loads(document))
         misspelt = json.loads(document.replace(f'"{name}":', f'"{name}y":'))
         assert not VALIDATOR.is_valid(misspelt), name

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from halfeven.models.durable import _locked_file
 from halfeven.models.errors import BadInput, Conflict, DamagedFile, HalfevenError, UnknownName
-from halfeven.models.store import LIVE, REFUSED, Store, Version, sha256_of
+from halfeven.models.manifest import sha256_of
+from halfeven.models.store import LIVE, REFUSED, Store, Version
 from safetensors.numpy import save_file
 
 from tests.patience import PATIENCE_S

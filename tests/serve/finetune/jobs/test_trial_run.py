@@ -10,7 +10,8 @@ import httpx
 import pytest
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.errors import Overloaded
-from halfeven.models.store import Store, sha256_of
+from halfeven.models.manifest import sha256_of
+from halfeven.models.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
