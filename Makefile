@@ -12,12 +12,13 @@ GPU_SECONDS := 540
 # Else each of the hundreds of processes that the tests start would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test test-all check lint types layers resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
+.PHONY: help venv demo test test-all check lint types layers reference resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
 	@echo "make test      the tests but the slow ones, in minutes; those that need a GPU are skipped without one"
 	@echo "make check     what CI runs: form, types, dependencies, all tests, the slow ones too"
+	@echo "make reference  the pages that are made from the code (docs/reference, docs/commands.md)"
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make browser   Chromium, in which tests open the web pages (make check has it)"
 	@echo "make real      models that other packages ship, converted and served"
@@ -72,6 +73,9 @@ types: $(READY)
 
 layers: $(READY)
 	$(BIN)/python -m pytest -q tests/test_house.py
+
+reference: $(READY)
+	$(BIN)/python -m tests.reference.pages
 
 resolves: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run -c constraints.txt \

@@ -11,6 +11,7 @@ from halfeven.models.telemetry import switch_off
 from halfeven.models.version import __version__
 
 if TYPE_CHECKING:
+    from halfeven.serve.endpoint.endpoint import Endpoint
     from halfeven.serve.python_api.async_client import AsyncClient
     from halfeven.serve.python_api.client import Client
     from halfeven.serve.python_api.converting import convert, load
@@ -25,6 +26,7 @@ switch_off()
 _PLACES = {
     "AsyncClient": "halfeven.serve.python_api.async_client",
     "Client": "halfeven.serve.python_api.client",
+    "Endpoint": "halfeven.serve.endpoint.endpoint",
     "Half": "halfeven.serve.python_api.half",
     "assert_half_equal": "halfeven.serve.python_api.half_equality",
     "convert": "halfeven.serve.python_api.converting",
@@ -35,6 +37,7 @@ _PLACES = {
 __all__ = [
     "AsyncClient",
     "Client",
+    "Endpoint",
     "Half",
     "__version__",
     "assert_half_equal",

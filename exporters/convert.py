@@ -25,8 +25,9 @@ from ..models.errors import (
     OrderEnded,
 )
 from ..models.manifest import sha256_of
+from ..models.model_keys import LEVELS
 from ..models.order.one_order import one_order
-from ..models.package import LEVELS, ModelFolder, Precision, check_program
+from ..models.package import ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version
 from .environment import environment

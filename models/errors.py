@@ -1,36 +1,7 @@
 """All errors of halfeven, as one tree. No HTTP and no exit codes here: the error
 mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into a status or an exit code.
 
-    HalfevenError                       anything of ours that a caller may want to catch
-    ├── BadInput                        the caller can correct it
-    │   ├── BadFolder                   model.toml or a file of the model folder
-    │   ├── BadSamples                  a sample or target tensor that does not fit the model
-    │   ├── BadRequest                  a prediction request that does not fit the model
-    │   ├── TooLarge                    a size, depth or count beyond its bound
-    │   ├── UnknownName                 no model, version or file of that name
-    │   ├── Conflict                    the state of the store does not allow it
-    │   ├── Unauthenticated             the request has no key, or one that this server does not know
-    │   ├── Forbidden                   its key does not allow this
-    │   ├── Unforeseen                  a file that a reader cannot read, and does not know why
-    │   └── BadSetting                  an option or environment variable
-    ├── CannotConvert                   the model as it is has no half form
-    │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
-    │   ├── ExportFailed                the program cannot be written in that form
-    │   └── OrderEnded                  a bound that protects the machine ended it: no verdict, nothing published
-    │       ├── OutOfTime               its time
-    │       └── OutOfMemory             its memory
-    ├── ParityRefused                   the half is not equal; the report says where
-    ├── StoreError                      the store on disk
-    │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
-    │   ├── DiskFull                    nothing more can be written there
-    │   └── DamagedFile                 a file is missing or is not what its manifest says
-    └── CannotServe                     the server's fault, not the caller's
-        ├── Overloaded                  the queue is full: retry later
-        │   └── KeyLimitReached         the key's own limit is reached: retry later
-        ├── TimedOut                    the request's own timeout passed while it waited
-        ├── NotReady                    starting, draining or without an active version
-        └── EngineFailed                the device or the runtime raised while running a batch
-
+The first sentence of each class says what it means, the others what to do: docs/reference/errors.md is made of them.
 Every message says what was wrong, what was expected, what came, and what to do.
 """
 
@@ -48,34 +19,47 @@ class HalfevenError(Exception):
 
 
 class BadInput(HalfevenError):
+    """The caller can correct it. Change what the message names."""
+
     code = "bad_input"
 
 
 class BadFolder(BadInput):
+    """model.toml, or a file of the model folder. Correct the key or the file that the message names."""
+
     code = "bad_model_folder"
 
 
 class BadSamples(BadInput):
+    """A sample or a target does not fit the model. Compare its name, shape and datatype with those that the message
+    expects."""
+
     code = "bad_samples"
 
 
 class NotRun(BadSamples):
-    """ONNX Runtime does not run a file with a sample, or gives other outputs than model.toml says."""
+    """ONNX Runtime does not run the file with a sample, or gives other outputs than model.toml says. Give samples that
+    it runs with (--samples), or correct model.toml."""
 
     code = "not_run"
 
 
 class BadRequest(BadInput):
+    """A prediction request does not fit the model. GET /v2/models/NAME says which inputs it takes."""
+
     code = "bad_request"
 
 
 class TooLarge(BadInput):
+    """A size, depth or count is beyond its bound. Send less at once, or raise the setting that the message names."""
+
     code = "too_large"
 
 
 class UnknownName(BadInput):
-    """No model, version or file of that name. Of a model the message is for who may read the store; `words_for` is for
-    others."""
+    """No model, version or file of that name. `halfeven models` lists what there is; the message names the nearest.
+
+    Of a model the message is for who may read the store; `words_for` is for others."""
 
     code = "not_found"
     model: str | None = None
@@ -107,87 +91,124 @@ def _unknown_model(name: str, known: Iterable[str], said: str) -> str:
 
 
 class Conflict(BadInput):
+    """The state of the store does not allow it. Look at `halfeven models`, then ask for what it allows."""
+
     code = "conflict"
 
 
 class Unauthenticated(BadInput):
+    """The request has no key, or one that this server does not know. Send one: HALFEVEN_API_KEY for the command line,
+    `Authorization: Bearer KEY` over HTTP. `halfeven keys` makes and lists keys."""
+
     code = "unauthenticated"
 
 
 class Forbidden(BadInput):
+    """The request's key does not allow this. Use a key with the scope and for the model that the message names."""
+
     code = "forbidden"
 
 
 class Unforeseen(BadInput):
-    """A reader met a stranger's bytes that it did not foresee: the file is refused, and the log has the traceback
-    (`guarded_reading.py`)."""
+    """A file that a reader cannot read, and does not know why: it is refused. The log has the traceback; write the file
+    anew (`guarded_reading.py`)."""
 
     code = "unreadable"
 
 
 class BadSetting(BadInput):
+    """An option or an environment variable. Give a value as the message expects it; the reference lists all."""
+
     code = "bad_setting"
 
 
 class CannotConvert(HalfevenError):
+    """The model as it is has no half form. Do what the message says, or serve it in FP32 (--level O0)."""
+
     code = "cannot_convert"
 
 
 class CaptureFailed(CannotConvert):
+    """The model's code raised, hung, took too much memory, or cannot be traced. Change the line that the message names,
+    or serve the module by --form live."""
+
     code = "capture_failed"
 
 
 class ExportFailed(CannotConvert):
+    """The program cannot be written in that form. Choose another --form."""
+
     code = "export_failed"
 
 
 class OrderEnded(CannotConvert):
-    """A bound that protects the machine ended the work: how busy or small a machine is never decides a plan, a form or
-    a verdict. The message names the bound and the setting that raises it (`one_order.py`)."""
+    """A bound that protects the machine ended the work: no verdict, nothing is published. The message names the bound
+    and the setting that raises it.
+
+    How busy or small a machine is never decides a plan, a form or a verdict (`one_order.py`)."""
 
     code = "order_ended"
 
 
 class OutOfTime(OrderEnded):
+    """A conversion took longer than it may. Raise HALFEVEN_CONVERT_SECONDS."""
+
     code = "out_of_time"
 
 
 class OutOfMemory(OrderEnded):
+    """A conversion needed more memory than it may. Raise HALFEVEN_CONVERT_MEMORY_MIB, or take a larger machine."""
+
     code = "out_of_memory"
 
 
 class ParityRefused(HalfevenError):
+    """The half is not equal to FP32. The report says where; keep those nodes, choose a lower level, or serve FP32."""
+
     code = "parity_refused"
 
 
 class StoreError(HalfevenError):
+    """The store on disk. The message names the file."""
+
     code = "store_error"
 
 
 class StoreUnusable(StoreError):
+    """The store's folder is a file, or this user may not read or write it. Choose another --store, or change
+    its rights."""
+
     code = "store_unusable"
 
 
 class DiskFull(StoreError):
+    """Nothing more can be written there, and nothing was changed. Make room, then ask again."""
+
     code = "disk_full"
 
 
 class DamagedFile(StoreError):
+    """A file is missing, or is not what its manifest says. Take the version from a backup, or convert it again."""
+
     code = "damaged_file"
 
 
 class NewerFormat(DamagedFile):
-    """A later release wrote the file: it is whole, and this release cannot know what it means."""
+    """A later release wrote the file, and this release cannot know what it means. Install that release."""
 
     code = "newer_format"
 
 
 class CannotServe(HalfevenError):
+    """The server's fault, not the caller's. Ask later; the server's log says more."""
+
     code = "cannot_serve"
 
 
 class Overloaded(CannotServe):
-    """The queue is full. ``retry_after_s`` is how long the waiting work will take, in seconds."""
+    """The queue is full. Ask again after the seconds of Retry-After, or raise the queue's limits ([batching]).
+
+    ``retry_after_s``: how long the waiting work will take."""
 
     code = "overloaded"
 
@@ -197,20 +218,38 @@ class Overloaded(CannotServe):
 
 
 class KeyLimitReached(Overloaded):
-    """The key sends more requests per second, or at once, than it may."""
+    """The key sends more requests per second, or at once, than it may. Ask again after the seconds of Retry-After."""
 
     code = "key_limit_reached"
 
 
 class TimedOut(CannotServe):
-    """The request waited longer than its own timeout, and was not run."""
+    """The request waited longer than its own timeout, and was not run. Ask again, or with a longer timeout."""
 
     code = "timed_out"
 
 
 class NotReady(CannotServe):
+    """The server starts, ends, or has no active version of the model. /v2/health/ready says why."""
+
     code = "not_ready"
 
 
+class EndpointFailed(CannotServe):
+    """The operator's preprocess or postprocess raised, ended its process, or gave what cannot be sent. The server's log
+    has the traceback; correct its code."""
+
+    code = "endpoint_failed"
+
+
+class EndpointTimedOut(EndpointFailed):
+    """A call of the operator's preprocess or postprocess took too long and was ended. Raise
+    HALFEVEN_ENDPOINT_SECONDS."""
+
+    code = "endpoint_timed_out"
+
+
 class EngineFailed(CannotServe):
+    """The device or the runtime raised while it ran a batch. The server's log says what; other requests go on."""
+
     code = "engine_failed"

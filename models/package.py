@@ -1,6 +1,5 @@
 """A model folder: ``model.toml`` and the files it names, read strictly and without running any of them."""
 
-import math
 import re
 import tomllib
 import zipfile
@@ -11,24 +10,24 @@ from typing import Any, Literal
 
 from .errors import BadFolder
 from .guarded_reading import guarded, reading
+from .model_keys import (
+    BATCHING,
+    EMBEDDINGS,
+    HALF_DTYPES,
+    KERAS_LEVELS,
+    PARITY,
+    PRECISION,
+    SOURCE,
+    TOP,
+)
 from .model_name import NAME
 from .opened_file import OpenedFile
-from .spec import FORMS, Batching, ModelSpec, ParityLimits
+from .spec import Batching, ModelSpec, ParityLimits
 from .toml_reader import one_of
 from .training_reader import TrainingReader, net_weights
 
-# The words of Keras' and TensorFlow's dtype policies, as (level, dtype).
-_KERAS_LEVELS = {
-    "float32": ("O0", "fp16"),
-    "mixed_float16": ("O1", "fp16"),
-    "mixed_bfloat16": ("O1", "bf16"),
-    "float16": ("O3", "fp16"),
-    "bfloat16": ("O3", "bf16"),
-}
 _OF_A_PROGRAM = ("archive_format", "serialized_exported_program.json")  # the second: up to torch 2.6
 _MOST_BYTES = 4 * 2**20  # of a model.toml
-LEVELS = ("O0", "O1", "O2", "O3")
-HALF_DTYPES = ("fp16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,11 @@ class Precision:
     ) -> "Precision":
         """Also takes Keras' words for the level, which mean a dtype too. ``dtype`` None: it was not given. Raises
         BadFolder naming ``where``."""
-        one_of(level, (*LEVELS, *_KERAS_LEVELS), f"{where} level")
+        one_of(level, PRECISION["level"].one_of, f"{where} level")
         if dtype is not None:
             one_of(dtype, HALF_DTYPES, f"{where} dtype")
-        one_of(embeddings, ("keep", "half"), f"{where} embeddings")
-        level_meant, meant = _KERAS_LEVELS.get(level, (level, None))
+        one_of(embeddings, EMBEDDINGS, f"{where} embeddings")
+        level_meant, meant = KERAS_LEVELS.get(level, (level, None))
         if None not in (dtype, meant) and dtype != meant and level_meant != "O0":
             raise BadFolder(f"{where} level {level} means {meant}, and dtype says {dtype}: give one of them")
         return cls(level_meant, dtype or meant or "fp16", tuple(keep), embeddings)
@@ -179,13 +178,11 @@ class _Reader(TrainingReader):
     """Makes a ModelFolder from the parsed TOML."""
 
     def read(self, data: Mapping[str, Any]) -> ModelFolder:
-        self.known(data, _TOP, "")
-        for key in ("name", "source", "inputs", "outputs"):
-            if key not in data:
-                raise self.error(f"the key '{key}' is missing")
-        precision = self.table(
-            data, "precision", {"level": str, "dtype": str, "keep": list, "embeddings": str}
-        )
+        self.known(data, TOP, "")
+        for name, key in TOP.items():
+            if key.needed and name not in data:
+                raise self.error(f"the key '{name}' is missing")
+        precision = self.table(data, "precision", PRECISION)
         spec = self.spec(data)
         return ModelFolder(
             folder=self.file.parent,
@@ -223,42 +220,31 @@ class _Reader(TrainingReader):
         name = self.typed(data, "name", str)
         if not NAME.fullmatch(name):
             raise self.error(f"name = {name!r} is not a model name: expected {NAME.pattern}")
-        rows = self.typed({"max_batch_size": 64, **data}, "max_batch_size", int)
-        if not 0 <= rows <= 65536:
-            raise self.error(f"max_batch_size = {rows}: expected 0 (not batched) to 65536")
-        form = self.typed({"form": "auto", **data}, "form", str)
-        one_of(form, FORMS, f"{self.file}: form")
-        limits = self.table(data, "parity", {**dict.fromkeys(_PARITY, float), "unstable": str})
-        said = {key: limits.pop(key) for key in ("unstable",) if key in limits}
-        one_of(said.get("unstable", UNSTABLE[0]), UNSTABLE, f"{self.file}: [parity] unstable")
-        if bad := [key for key, value in limits.items() if not 0 <= value < math.inf]:
-            raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a finite number of at least 0")
-        if bad := [key for key in _SHARES if limits.get(key, 0) > 1]:
-            raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a share from 0 to 1")
+        given = {"max_batch_size": TOP["max_batch_size"].default, "form": TOP["form"].default, **data}
+        rows, form = self.typed(given, "max_batch_size", int), self.typed(given, "form", str)
+        self.held(rows, TOP["max_batch_size"], "max_batch_size")
+        self.held(form, TOP["form"], "form")
+        limits = self.table(data, "parity", PARITY)
         return ModelSpec(
             name=name,
             inputs=self.tensors(data, "inputs", batched=rows > 0),
             outputs=self.tensors(data, "outputs", batched=rows > 0),
             max_batch_size=rows,
             form=form,
-            parity=ParityLimits(**limits, **said, overridden=tuple(sorted({**limits, **said}))),
+            parity=ParityLimits(**limits, overridden=tuple(sorted(limits))),
             batching=self.batching(data, rows),
         )
 
     def batching(self, data: Mapping[str, Any], rows: int) -> Batching:
-        said = self.typed({"batching": {}, **data}, "batching", dict)
-        self.known(said, (*_BATCHING, "buckets"), "batching")
-        numbers = {key: self.typed(said, key, int, "batching") for key in said if key != "buckets"}
-        if bad := [key for key, value in numbers.items() if value < _BATCHING[key]]:
-            raise self.error(
-                f"[batching] {bad[0]} = {numbers[bad[0]]}: expected a number of at least {_BATCHING[bad[0]]}"
-            )
+        said = {**self.typed({"batching": {}, **data}, "batching", dict)}
+        buckets = said.pop("buckets", "auto")  # a list or a word
+        numbers = self.table({"batching": said}, "batching", BATCHING)
         if 0 < numbers.get("max_request_rows", 0) < rows:
             raise self.error(
                 f"[batching] max_request_rows = {numbers['max_request_rows']}: expected at least max_batch_size "
                 f"({rows}), or 0 for 16 times that"
             )
-        return Batching(**numbers, buckets=self.buckets(said.get("buckets", "auto"), rows))
+        return Batching(**numbers, buckets=self.buckets(buckets, rows))
 
     def buckets(self, value: Any, rows: int) -> tuple[int, ...] | Literal["auto"]:
         if value == "auto":
@@ -276,7 +262,7 @@ class _Reader(TrainingReader):
     def source(self, source: str) -> str:
         if source.startswith("hf:"):
             return self.transformers(source)
-        if not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*|[^:]+\.(pt2|onnx)", source):
+        if not re.fullmatch(SOURCE, source):
             raise self.error(
                 f"source = {source!r}: expected a Python file and a function, such as 'model.py:build', "
                 "an exported program ('program.pt2'), an ONNX file ('model.onnx') or a transformers folder ('hf:.')"
@@ -308,16 +294,3 @@ class _Reader(TrainingReader):
                 f"path = {item!r}: there is no such folder (it is taken from {self.file.parent})"
             )
         return path
-
-
-_SHARES = ("max_flips", "max_ties", "max_swaps", "min_top10_overlap")
-_PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_kl_nats", *_SHARES)
-UNSTABLE = ("fp32", "accept")
-_BATCHING = {  # with the least value of each
-    "max_queue_delay_us": 0, "max_queue_size": 1, "max_queue_bytes": 1, "max_queue_ms": 0,
-    "max_batch_bytes": 0, "timeout_ms": 0, "max_request_rows": 0,
-}  # fmt: skip
-_TOP = (
-    "name", "source", "path", "weights", "max_batch_size", "form",
-    "inputs", "outputs", "precision", "parity", "batching", "training",
-)  # fmt: skip

@@ -23,6 +23,7 @@ FORMS = ("auto", "torch", "onnx", "live")
 _FREE = re.compile(
     r"(?P<name>[A-Za-z_]\w*)(?:=(?P<low1>\d+)\.\.(?P<high1>\d*))?|(?P<low2>\d+)\.\.(?P<high2>\d*)"
 )
+DIM = re.sub(r"\?P<\w+>", "", _FREE.pattern)  # without names of groups, which other languages write otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,16 @@ from typing import Any
 from .batch_axis import batch_first
 from .datatypes import DATATYPES
 from .errors import BadFolder
+from .model_keys import MAX_RANK, MAX_TENSORS, PICTURE, TENSOR
 from .opened_file import opened_inside
 from .pictures.pixels import Picture
-from .spec import KINDS, Dim, TensorSpec
-from .toml_reader import TomlReader, one_of
+from .spec import Dim, TensorSpec
+from .toml_reader import TomlReader
 from .value_range import ValueRange
 from .wire import Wire
 
-MAX_TENSORS = 256
-MAX_RANK = 16
 MAX_LABELS_BYTES = 16 * 2**20
-_PICTURE = {"size": list, "color": str, "scale": float, "mean": list, "std": list}
 _WIRE = ("wire_datatype", "wire_scale", "wire_offset")
-_TENSOR = (
-    "name", "datatype", "shape", "batch_axis", "file_name", "kind", "labels", "labels_file", "picture", "range",
-    "lengths_of", *_WIRE,
-)  # fmt: skip
 
 
 class TensorReader(TomlReader):
@@ -62,11 +56,11 @@ class TensorReader(TomlReader):
     def tensor(self, entry: Any, where: str, batched: bool) -> TensorSpec:
         if not isinstance(entry, dict):
             raise self.error(f"{where}: expected a table, got {entry!r}")
-        self.known(entry, _TENSOR, where)
+        self.known(entry, TENSOR, where)
         datatype = self.typed(entry, "datatype", str, where)
-        one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.datatype")
+        self.held(datatype, TENSOR["datatype"], f"{where}.datatype")
         kind = self.typed({"kind": "tensor", **entry}, "kind", str, where)
-        one_of(kind, KINDS, f"{self.file}: {where}.kind")
+        self.held(kind, TENSOR["kind"], f"{where}.kind")
         name = self.typed(entry, "name", str, where)
         if not name:
             raise self.error(f"{where}.name is empty: a tensor needs a name")
@@ -143,7 +137,7 @@ class TensorReader(TomlReader):
     def picture(self, entry: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
         if "picture" not in entry:
             return None
-        return self.table(entry, "picture", _PICTURE, where)
+        return self.table(entry, "picture", PICTURE, where)
 
     def range(self, entry: Mapping[str, Any], where: str) -> ValueRange | None:
         if "range" not in entry:
@@ -171,7 +165,7 @@ class TensorReader(TomlReader):
         if "wire_datatype" not in entry:
             raise self.error(f"{where}.{said[0]} is given without wire_datatype; add one, such as 'UINT8'")
         datatype = self.typed(entry, "wire_datatype", str, where)
-        one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.wire_datatype")
+        self.held(datatype, TENSOR["wire_datatype"], f"{where}.wire_datatype")
         scale, offset = (
             self.typed({key: value, **entry}, key, float, where)
             for key, value in (("wire_scale", 1.0), ("wire_offset", 0.0))

@@ -1,10 +1,12 @@
 """Reads tables and values of a parsed TOML file strictly: every fault is a sentence that names the file and the key."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .errors import BadFolder
+from .model_keys import Key
 from .nearest_name import nearest_name
 
 _KINDS = {
@@ -19,14 +21,32 @@ class TomlReader:
         self.file = file
 
     def table(
-        self, data: Mapping[str, Any], key: str, fields: Mapping[str, type], where: str = ""
+        self, data: Mapping[str, Any], key: str, fields: Mapping[str, Key], where: str = ""
     ) -> dict[str, Any]:
+        """A table with its values, each of the type, the words and the range that its key has."""
         place = f"{where}.{key}" if where else key
         table = data.get(key, {})
         if not isinstance(table, dict):
             raise self.error(f"[{place}]: expected a table, got {table!r}")
         self.known(table, fields, place)
-        return {name: self.typed(table, name, fields[name], place) for name in table}
+        found = {name: self.typed(table, name, fields[name].kind, place) for name in table}
+        for name, value in found.items():
+            self.held(value, fields[name], f"[{place}] {name}")
+        return found
+
+    def held(self, value: Any, key: Key, where: str) -> None:
+        """Raises BadFolder for a word that is none of the key's, and for a number outside of its range."""
+        if key.one_of:
+            one_of(value, key.one_of, f"{self.file}: {where}")
+        if key.kind not in (int, float) or key.least is key.most is None:
+            return
+        least, most = (-math.inf if key.least is None else key.least), key.most
+        if not least <= value <= (math.inf if most is None else most) or math.isinf(value):
+            number = "a finite number" if key.kind is float else "a number"
+            expected = (
+                f"{number} of at least {least:g}" if most is None else f"a number from {least:g} to {most:g}"
+            )
+            raise self.error(f"{where} = {value}: expected {expected}")
 
     def typed(self, data: Mapping[str, Any], key: str, kind: type, where: str = "") -> Any:
         place = f"{where}.{key}" if where else key

@@ -15,32 +15,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from .loss_names import LOSSES, OWN_LOSS, short_name
-from .optimizer_names import DEFAULT, OPTIMIZERS, SWITCHES, read_optimizer
+from .model_keys import CLASS_METRICS, NET, OPTIMIZER, STEP, TRAINING, VALUE_METRICS
+from .optimizer_names import DEFAULT, read_optimizer
 from .tensor_reader import TensorReader
 from .toml_reader import one_of
 
-# Of fine-tuned versions; the first is the default.
-CLASS_METRICS, VALUE_METRICS = ("accuracy", "f1", "auroc"), ("mse", "mae")
 MODEL = "model"
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 _KEYS = ("nets", "optimizers", "steps")
-_TRAINING: Mapping[str, type] = {
-    "metrics": list,
-    "loss": str,
-    "transform": str,
-    "optimizer": str,
-    "fp32_modules": list,
-    "nets": dict,
-    "optimizers": dict,
-    "steps": list,
-}
-_NET: Mapping[str, type] = {"build": str, "weights": str}
-_OPTIMIZER: Mapping[str, type] = {
-    "nets": list, "learning_rate": float, "betas": list, "weight_decay": float, "clip_norm": float, "optimizer": str,
-    **{name: bool if name in SWITCHES else float for of in OPTIMIZERS.values() for name in of if name != "betas"},
-}  # fmt: skip
-_STEP: Mapping[str, type] = {"optimizer": str, "loss": str, "scaler": str}
-_NUMBERS = {"learning_rate": (1e-10, 10.0), "weight_decay": (0.0, 1.0), "clip_norm": (1e-6, 1e6)}
+_NOT_TORCH = ("nets", "optimizer", "learning_rate", "weight_decay", "clip_norm")
 
 
 def net_weights(declared_steps: Mapping[str, Any] | None) -> list[str]:
@@ -118,7 +101,7 @@ class TrainingReader(TensorReader):
         return {"nets": nets, "optimizers": optimizers, "steps": steps}
 
     def training(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        return self.table(data, "training", _TRAINING)
+        return self.table(data, "training", TRAINING)
 
     def net(self, name: str, entry: Any) -> dict[str, Any]:
         where = f"training.nets.{name}"
@@ -126,7 +109,7 @@ class TrainingReader(TensorReader):
             raise self.error(
                 f"[{where}]: expected a name such as 'critic'; '{MODEL}' is the model that is served"
             )
-        found = self.table({name: entry}, name, _NET, "training.nets")
+        found = self.table({name: entry}, name, NET, "training.nets")
         found["build"] = self.function(found, "build", where)
         if (file := found.get("weights")) is not None:
             if file.startswith("/") or ".." in file:
@@ -136,18 +119,13 @@ class TrainingReader(TensorReader):
 
     def optimizer(self, name: str, entry: Any, nets: Mapping[str, Any]) -> dict[str, Any]:
         where = f"training.optimizers.{name}"
-        found = self.table({name: entry}, name, _OPTIMIZER, "training.optimizers")
+        found = self.table({name: entry}, name, OPTIMIZER, "training.optimizers")
         self.typed(found, "learning_rate", float, where)
         if not self.strings(self.typed(found, "nets", list, where), f"{where}.nets"):
             raise self.error(f"{where}.nets = []: expected the nets that it changes, such as ['{MODEL}']")
         for net in found["nets"]:
             one_of(net, (MODEL, *nets), f"{self.file}: [{where}] nets")
-        for key, (low, high) in _NUMBERS.items():
-            if key in found and not low <= found[key] <= high:
-                raise self.error(
-                    f"{where}.{key} = {found[key]:g}: expected a number from {low:g} to {high:g}"
-                )
-        arguments = {key: one for key, one in found.items() if key not in ("nets", "optimizer", *_NUMBERS)}
+        arguments = {key: one for key, one in found.items() if key not in _NOT_TORCH}
         try:
             name = read_optimizer({"name": found.get("optimizer", DEFAULT), **arguments})["name"]
         except ValueError as error:
@@ -174,8 +152,8 @@ class TrainingReader(TensorReader):
     def step(self, entry: Any, where: str, optimizers: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(entry, dict):
             raise self.error(f"[[training.steps]]: expected tables, got {entry!r}")
-        self.known(entry, _STEP, where)
-        found = {key: self.typed(entry, key, _STEP[key], where) for key in entry}
+        self.known(entry, STEP, where)
+        found = {key: self.typed(entry, key, STEP[key].kind, where) for key in entry}
         one_of(self.typed(found, "optimizer", str, where), optimizers, f"{self.file}: [[{where}]] optimizer")
         return found | {"loss": self.function(found, "loss", where)}
 

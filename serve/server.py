@@ -34,6 +34,7 @@ from .batching.interface import ControlledRoster
 from .batching.place import Place
 from .dashboard.facts import Behind
 from .dashboard.routes import add_pages
+from .endpoint.endpoint_process import close_all, started
 from .finetune.data.files import UPLOADS, Files
 from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
@@ -152,6 +153,7 @@ def application(
         dialect=dialect,
         root_path=settings.root_path,
         inference=inference,
+        endpoints=started(settings.endpoint_places, settings.endpoint_seconds, settings.endpoint_memory_mib),
     )
     app.include_router(rollout_router(director))
     access = AccessControl(settings.keys, settings.needs_keys)
@@ -367,7 +369,7 @@ def _lifespan(
     supervisor: Supervisor | None = None, job_store: JobStore | None = None,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:  # fmt: skip
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         roster.start()
         if supervisor is not None:
             supervisor.start()
@@ -375,6 +377,7 @@ def _lifespan(
         if supervisor is not None:
             await asyncio.to_thread(supervisor.stop, seconds)
         await roster.stop(seconds)
+        close_all(app.state.endpoints)
         if job_store is not None:
             job_store.close()
         lock.close()

@@ -40,7 +40,10 @@ class Settings(BaseSettings):
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
     http_workers: Literal[0] = 0  # of earlier builds: any other number is refused with what replaced it
     device: str = "auto"
-    compute_nice: int = Field(5, ge=0, le=19)
+    endpoints: str = ""  # FILE.py:CLASS, separated by commas
+    endpoint_seconds: float = Field(10.0, gt=0, description="seconds of each call of an endpoint's code")
+    endpoint_memory_mib: int = Field(2048, ge=64, le=2**24, description="MiB of an endpoint's private memory")
+    compute_nice: int = Field(5, ge=0, le=19, description="niceness of the thread that computes, on a CPU")
     fallback: Literal["fp32", "none"] = "fp32"
     expose_without_auth: bool = False
     key_file: Path | None = None  # by default in the store
@@ -52,34 +55,86 @@ class Settings(BaseSettings):
     allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
-    max_body_mib: int = Field(DEFAULTS.body_bytes // _MIB, ge=1, le=65536)
-    max_upload_mib: int = Field(DEFAULTS.upload_bytes // _MIB, ge=1, le=2**20)
-    max_files_mib: int = Field(DEFAULTS.files_bytes // _MIB, ge=1, le=2**24)  # of all uploaded files together
-    trainer_threads: int = Field(1, ge=1, le=1024)  # of each process
-    trainer_processes: int = Field(1, ge=1, le=64)  # on CUDA one for each GPU
-    trainer_priority: Literal["low", "idle"] = "low"  # of its processes; both yield to serving
-    trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
-    convert_seconds: float = Field(DEFAULT_BOUNDS.seconds, gt=0)  # of a conversion, with all that it starts
-    convert_memory_mib: int | None = Field(None, ge=256, le=2**24)  # None: most of what there is
-    convert_runs: int = Field(DEFAULT_BOUNDS.runs, ge=1)  # trial runs of one bare file
-    body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
-    idle_seconds: int = Field(DEFAULTS.idle_seconds, ge=1, le=86400)
-    grpc_ping_seconds: int = Field(DEFAULTS.ping_seconds, ge=1, le=86400)
-    max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)
-    max_connections: int | None = Field(None, ge=1, le=2**20)
+    max_body_mib: int = Field(
+        DEFAULTS.body_bytes // _MIB, ge=1, le=65536, description="MiB of a body, as sent and once unpacked"
+    )
+    max_upload_mib: int = Field(
+        DEFAULTS.upload_bytes // _MIB, ge=1, le=2**20, description="MiB of a training file"
+    )
+    max_files_mib: int = Field(
+        DEFAULTS.files_bytes // _MIB, ge=1, le=2**24, description="MiB of all training files together"
+    )
+    trainer_threads: int = Field(1, ge=1, le=1024, description="threads of each process of a trainer")
+    trainer_processes: int = Field(
+        1, ge=1, le=64, description="processes of a trainer; on CUDA one for each GPU"
+    )
+    trainer_priority: Literal["low", "idle"] = Field(
+        "low", description="of a trainer's processes; both yield to serving"
+    )
+    trainer_memory_mib: int | None = Field(
+        None,
+        ge=1024,
+        le=2**24,
+        description="MiB of a trainer's private memory; by default most of what there is",
+    )
+    convert_seconds: float = Field(
+        DEFAULT_BOUNDS.seconds, gt=0, description="seconds of a conversion, with all that it starts"
+    )
+    convert_memory_mib: int | None = Field(
+        None, ge=256, le=2**24, description="MiB of a conversion's memory; by default most of what there is"
+    )
+    convert_runs: int = Field(DEFAULT_BOUNDS.runs, ge=1, description="trial runs of one bare ONNX file")
+    body_seconds: float = Field(
+        DEFAULTS.arrival_seconds,
+        gt=0,
+        description="seconds for a head to come, from the connection on, and for a body",
+    )
+    idle_seconds: int = Field(
+        DEFAULTS.idle_seconds, ge=1, le=86400, description="seconds between two requests on a kept connection"
+    )
+    grpc_ping_seconds: int = Field(
+        DEFAULTS.ping_seconds,
+        ge=1,
+        le=86400,
+        description="seconds between two keepalive pings of a gRPC client",
+    )
+    max_in_flight_mib: int | None = Field(
+        None,
+        ge=1,
+        le=2**20,
+        description="MiB that all requests together may hold; by default a part of the memory",
+    )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        le=2**20,
+        description="open connections; by default what the descriptors of the process allow",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False
     drain_seconds: float = Field(5.0, ge=0, le=3600)  # after SIGTERM, before the port is closed
-    shutdown_seconds: float = Field(30.0, gt=0)  # then, for the requests under way
+    shutdown_seconds: float = Field(
+        30.0, gt=0, description="seconds for the requests under way, once the port is closed"
+    )
     rescue: bool = True
     parity_sample: float = Field(0.001, ge=0, le=1)
     keep_previous_seconds: float = Field(600.0, ge=0)
-    watch_faults: int = Field(3, ge=1)
-    watch_fault_share: float = Field(0.01, ge=0, le=1)
-    watch_slower: float = Field(3.0, gt=1)
-    drift_over: int = Field(5, ge=1)
-    drift_of: int = Field(50, ge=1)
+    watch_faults: int = Field(
+        3,
+        ge=1,
+        description="faults of a new version, which the one before did not commit, that end its trial",
+    )
+    watch_fault_share: float = Field(
+        0.01, ge=0, le=1, description="and the share of its answers that they must be at least"
+    )
+    watch_slower: float = Field(
+        3.0, gt=1, description="times as long as the version before's that a new one's batches may take"
+    )
+    drift_over: int = Field(
+        5, ge=1, description="checked answers beyond the gate's limit at which a version counts as drifted"
+    )
+    drift_of: int = Field(50, ge=1, description="of so many checked last")
 
     @field_validator("root_path")
     @classmethod
@@ -123,6 +178,11 @@ class Settings(BaseSettings):
     def required(self) -> list[str]:
         """The models without which the server is not ready."""
         return self.require.split(",") if self.require else []
+
+    @property
+    def endpoint_places(self) -> list[str]:
+        """FILE.py:CLASS of each endpoint."""
+        return [place.strip() for place in self.endpoints.split(",") if place.strip()]
 
     @property
     def guard(self) -> WebGuard:

@@ -120,6 +120,26 @@ def random() -> np.random.Generator:
     return np.random.default_rng()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _what_is_read_fits_the_schema() -> Iterator[None]:
+    """Every model.toml that a test's own process reads fits the JSON Schema."""
+    import jsonschema_rs
+    from halfeven.models import package
+    from halfeven.models.model_schema import model_schema
+
+    reader, valid = package._Reader, jsonschema_rs.validator_for(model_schema()).validate
+    read = reader.read
+
+    def checked(self: Any, data: Any) -> Any:
+        found = read(self, data)
+        valid(data)
+        return found
+
+    reader.read = checked  # type: ignore[method-assign]
+    yield
+    reader.read = read  # type: ignore[method-assign]
+
+
 @pytest.fixture
 def plain_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that load models and do not ask how: each runs on one thread without optional passes, and no others

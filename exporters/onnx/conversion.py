@@ -62,7 +62,7 @@ class ForeignHalf:
 
 
 class NotPlanned(BadFolder):
-    """A file whose graph cannot be planned here; ONNX Runtime may run it all the same."""
+    """A file whose graph cannot be planned here. ONNX Runtime may run it all the same: it is then served as it is."""
 
     code = "bad_model_graph"
 

@@ -35,6 +35,10 @@ HttpWorkers = Annotated[
 ]  # refused by the settings, with what replaced it
 Device = Annotated[str | None, _option("auto, cpu or cuda:N; default auto.")]
 Fallback = Annotated[str | None, _option("fp32 or none, where a half is refused; default fp32.")]
+Endpoints = Annotated[
+    list[str] | None,
+    _option("Your own code before and behind a model: FILE.py:CLASS. Repeatable.", "--endpoint"),
+]
 KeyFile = Annotated[Path | None, _option("The file of the keys; default: in the store (`halfeven keys`).")]
 Certificate = Annotated[Path | None, _option("Speak TLS: a PEM file with the certificate and its chain.")]
 PrivateKey = Annotated[Path | None, _option("The certificate's private key, a PEM file, not encrypted.")]
@@ -77,6 +81,7 @@ def serve(
     http_workers: HttpWorkers = None,
     device: Device = None,
     fallback: Fallback = None,
+    endpoints: Endpoints = None,
     key_file: KeyFile = None,
     tls_cert: Certificate = None,
     tls_key: PrivateKey = None,
@@ -111,6 +116,7 @@ def serve(
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
             root_path=root_path, cors_origins=cors_origins,
             require=",".join(require) if require else None,
+            endpoints=",".join(endpoints) if endpoints else None,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,

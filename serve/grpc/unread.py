@@ -9,7 +9,9 @@ from ..http.limits.request_limits import DEFAULTS
 
 
 class NotRead(BadInput):
-    """The caller did not read an answer in time. ``writing``: the write of that answer, which ends when the caller
+    """The caller did not read an answer in time. Read faster, or ask for less at once.
+
+    ``writing``: the write of that answer, which ends when the caller
     reads on or leaves. grpcio cannot end the stream before."""
 
     code = "answer_not_read"

@@ -23,73 +23,73 @@ Reaches = Callable[[str], bool]  # whether a reader may be told of the model
 
 
 class NotOffered(errors.BadInput):
-    """Part of a protocol that is not offered here; the message names the way out."""
+    """A part of a protocol that is not offered here. The message names the way out."""
 
     code = "not_offered"
 
 
 class UnknownCoding(NotOffered):
-    """A Content-Encoding that this server does not read; the answer names those that it reads."""
+    """A Content-Encoding that this server does not read. Send the body as it is, or by gzip or deflate."""
 
     code = "unknown_coding"
 
 
 class Unready(errors.NotReady):
-    """The answer to a question about readiness, not a request that failed."""
+    """The server or the model is not ready yet: an answer to a probe. The message says what it waits for."""
 
     code = "unready"
 
 
 class LoadFailed(errors.CannotServe):
-    """A version that was to be loaded over HTTP cannot serve; the message says why."""
+    """A version that was to be loaded over HTTP cannot serve. The message says why; another version serves on."""
 
     code = "load_failed"
 
 
 class SlowBody(errors.BadInput):
-    """The request's body did not arrive in time."""
+    """The request's body did not arrive in time. Send it faster, or raise HALFEVEN_BODY_SECONDS."""
 
     code = "slow_body"
 
 
 class ForeignHost(errors.BadInput):
-    """The request was sent to a name that is not this server's."""
+    """The request was sent to a name that is not this server's. Name it with --allowed-hosts."""
 
     code = "foreign_host"
 
 
 class ForeignPage(errors.BadInput):
-    """A web page of another origin sent a request that may change something."""
+    """A web page of another origin sent a request that may change something. Allow its origin with --cors-origins."""
 
     code = "foreign_origin"
 
 
 class NotJson(errors.BadInput):
-    """An order whose content type is not JSON."""
+    """An order whose content type is not JSON. Send `Content-Type: application/json` (curl --json)."""
 
     code = "not_json"
 
 
 class HeadTooLarge(errors.TooLarge):
-    """The request's head, its trailers or its chunk extensions are beyond their bounds."""
+    """The request's head, its trailers or its chunk extensions are beyond their bounds. Send fewer headers."""
 
     code = "head_too_large"
 
 
 class UrlTooLong(errors.TooLarge):
-    """The request line is beyond its bound."""
+    """The request line is beyond its bound. Send the data in the body."""
 
     code = "url_too_long"
 
 
 class NoDescriptor(errors.Overloaded):
-    """The process has no file descriptor left for another connection."""
+    """The process has no file descriptor left for another connection. Raise `ulimit -n`, or ask later."""
 
     code = "no_descriptor"
 
 
 class TooManyConnections(errors.Overloaded):
-    """As many connections are open as may be."""
+    """As many connections are open as may be. Close unused ones, or raise HALFEVEN_MAX_CONNECTIONS."""
 
     code = "too_many_connections"
 
@@ -115,6 +115,8 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.KeyLimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.EndpointFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.EndpointTimedOut: HTTPStatus.GATEWAY_TIMEOUT,
     LoadFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
@@ -140,6 +142,7 @@ _GRPC = {
     HTTPStatus.NOT_IMPLEMENTED: "UNIMPLEMENTED",
     HTTPStatus.INSUFFICIENT_STORAGE: "RESOURCE_EXHAUSTED",
     HTTPStatus.SERVICE_UNAVAILABLE: "UNAVAILABLE",
+    HTTPStatus.GATEWAY_TIMEOUT: "DEADLINE_EXCEEDED",
 }
 _EXIT: dict[type[BaseException], int] = {
     errors.BadInput: 2,

@@ -46,6 +46,7 @@ def _rule(methods: Sequence[str], path: str, scopes: frozenset[str], model: str 
 _RULES = (
     _rule((), "/v2/models/{m}(/versions/{})?/infer", TO_INFER),
     _rule((), "/v1/models/{m}(/versions/{})?:predict", TO_INFER),
+    _rule((), "/v1/models/{m}:endpoint", TO_INFER),
     _rule(_READING, "/healthz|/v2/health/live|/v2/health/ready", NO_KEY, _NO_MODEL),
     _rule(_READING, r"/v2/?|/docs|/openapi\.json|/page\.js", _ANY, _NO_MODEL),
     _rule(_READING, "/metrics", _TO_SCRAPE, EVERY_MODEL),

@@ -1,13 +1,21 @@
 """``halfeven.serve``: a server beside the program that calls it."""
 
 import os
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+from ...models.errors import BadSetting
 from ..background_server import BackgroundServer
+from ..cli.console import notify
+from ..endpoint.endpoint import Endpoint
 from ..settings import read_settings
 from ..versions.versions_in_store import store_at
 from .half import Half
+
+_open: set["Server"] = set()
 
 
 class Server(BackgroundServer):
@@ -18,18 +26,65 @@ class Server(BackgroundServer):
     def __enter__(self) -> "Server":
         return self
 
+    def close(self) -> None:
+        """Answer the requests under way, and end."""
+        _open.discard(self)
+        super().close()
 
-def serve(model: Half | str | os.PathLike[str], *, port: int = 8000, **settings: Any) -> Server:
+
+def serve(
+    model: Half | str | os.PathLike[str],
+    *,
+    port: int = 8000,
+    endpoint: type[Endpoint] | str | None = None,
+    **settings: Any,
+) -> Server:
     """Serve a half, or every model of a store, and come back when the server is ready.
 
-    ``with serve(half, port=0) as server`` ends the server at the end of the block; a script that only serves says
-    ``serve(half, port=8000).wait()``, which ends with Ctrl-C. ``settings``: the options of ``halfeven serve`` with
-    underscores (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a
-    model cannot be served.
+    ``with serve(half, port=0) as server`` ends the server at the end of the block. A script that only says
+    ``serve(half, port=8000)`` serves on after its last line, until Ctrl-C or SIGTERM; so does every script that does
+    not close its server, unless an error ends it. ``endpoint``: code before and behind a model, a class of a file that
+    can be imported, or ``"FILE.py:CLASS"``. ``settings``: the options of ``halfeven serve`` with underscores
+    (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a model cannot
+    be served.
     """
     store = model.store if isinstance(model, Half) else store_at(Path(model))
-    asked = read_settings(store=store.root, port=port, **settings)
+    place = _place_of(endpoint) if isinstance(endpoint, type) else endpoint
+    asked = read_settings(store=store.root, port=port, endpoints=place, **settings)
     server = Server(asked, store)
     server.half = model if isinstance(model, Half) else None
     server.until_ready()
+    _open.add(server)
     return server
+
+
+def _place_of(endpoint: type[Endpoint]) -> str:
+    """Where the class stands: the process of the endpoint reads it there, and would run a whole script with it."""
+    file = getattr(sys.modules.get(endpoint.__module__), "__file__", None)
+    if endpoint.__module__ == "__main__" or file is None or "." in endpoint.__qualname__:
+        raise BadSetting(
+            f"endpoint={endpoint.__name__}: expected a class of a file of its own, which runs in another "
+            f"process: put it "
+            f"into one, and import it from there or give endpoint='FILE.py:{endpoint.__name__}'"
+        )
+    return f"{file}:{endpoint.__name__}"
+
+
+def _serve_on() -> None:
+    """After the last line of a script: wait with the servers that it left open, until a signal comes."""
+    failed, interactive = hasattr(sys, "last_value"), hasattr(sys, "ps1") or sys.flags.interactive
+    if failed or interactive:
+        return
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for server in list(_open):
+            notify(f"the script is at its end and serves on at {server.url}: Ctrl-C ends it")
+            server.wait()
+    except KeyboardInterrupt:  # between two of them
+        for server in list(_open):
+            server.close()
+
+
+# `atexit` is too late: the interpreter has then closed the thread pools, with which a server reads large requests.
+threading._register_atexit(_serve_on)  # type: ignore[attr-defined]

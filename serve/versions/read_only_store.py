@@ -28,7 +28,7 @@ _SELFTEST = "selftest.json"
 
 
 class ReadOnlyStore(Conflict):
-    """The order needs the store, which this server may not write."""
+    """The order needs the store, which this server may not write. Give the order where the store is written."""
 
     code = "read_only_store"
 

@@ -83,7 +83,7 @@ def test_nets_optimizers_and_steps_are_read_as_they_are_declared(tmp_path: Path)
         (
             "learning_rate = 2e-4",
             "learning_rate = 11",
-            "learning_rate = 11: expected a number from 1e-10 to 10",
+            "learning_rate = 11.0: expected a number from 1e-10 to 10",
         ),
         ("betas = [0.5, 0.999]", "betas = [0.5]", "expected two numbers from 0 to below 1"),
         ('loss = "gan.py:judge"', 'loss = "mse"', "loss = 'mse': expected a function of this folder"),

@@ -27,14 +27,15 @@ Line = Mapping[str, Any]
 
 
 class BadTrainingFile(BadSamples):
-    """A file that does not fit the model; ``param`` says which of the job's files."""
+    """A training file does not fit the model. ``param`` says which of the job's files, the message which rows."""
 
     code = "bad_training_file"
     param: str | None = None
 
 
 class ReaderLost(BadSamples):
-    """The process that read a file ended without an answer; ``param`` says which of the job's files."""
+    """The process that read a file ended without an answer. ``param`` says which of the job's files; give fewer rows,
+    or a file without damage."""
 
     code = "reader_lost"
 

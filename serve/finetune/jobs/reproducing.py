@@ -21,7 +21,7 @@ Notify = Callable[[str], None]
 
 
 class DataGone(BadInput):
-    """The rows that a version was trained on are not in the store any more."""
+    """The rows that a version was trained on are not in the store any more. It cannot be trained again from here."""
 
     code = "data_gone"
 

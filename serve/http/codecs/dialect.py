@@ -10,7 +10,8 @@ from ....models.errors import BadRequest
 
 
 class UnreadableTensor(BadRequest):
-    """JSON that is no tensor: a negative size, or data that does not fill its shape. Triton answers with 500."""
+    """JSON that is no tensor: a negative size, or data that does not fill its shape. Correct shape or data. Triton
+    answers with 500."""
 
     code = "unreadable_tensor"
 

@@ -9,23 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ....models.processor import this_processor
 from ....models.version import __version__
 from ...batching.interface import ControlledRoster, Roster, Served
+from ...endpoint.endpoint_process import EndpointProcess
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
 from ..inference import Inference
 from ..route_scopes import permit_of
+from .endpoints import add_endpoints
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
@@ -64,11 +68,12 @@ def build_app(
     dialect: Dialect = OURS,
     root_path: str = "",
     inference: Inference | None = None,
+    endpoints: Mapping[str, EndpointProcess] = MappingProxyType({}),
 ) -> FastAPI:
     """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``).
 
     ``root_path``: where a proxy shows the server, for those who read the OpenAPI document. ``inference``: that of the
-    infer route in front; by default one of its own.
+    infer route in front; by default one of its own. ``endpoints``: by the names of their models.
     """
     app = FastAPI(
         title="halfeven",
@@ -83,7 +88,9 @@ def build_app(
     _add_healthz(app, roster)
     add_v2(app, roster, server_name, dialect.triton_statuses)
     add_repository(app, roster, max_body_bytes, body_timeout_s)
-    add_predict(app, inference or Inference(roster), max_body_bytes, body_timeout_s)
+    inference = inference or Inference(roster)
+    add_predict(app, inference, max_body_bytes, body_timeout_s)
+    add_endpoints(app, inference, endpoints, max_body_bytes, body_timeout_s)
     _add_history(app, roster, history)
     _add_metrics(app, metrics_text)
     app.openapi = with_infer(app.openapi)
@@ -119,7 +126,10 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         assert isinstance(error, HTTPException)
         code = error.detail.lower().replace(" ", "_")
         accept = request.headers.get("accept", "")
-        body, kind = body_for(request.url.path, error.status_code, code, error.detail, accept=accept)
+        allowed = Headers(error.headers or {}).get("allow", "")
+        takes = " and ".join(sorted(allowed.split(", ")))
+        said = f"{error.detail}: this route takes {takes}" if takes else error.detail
+        body, kind = body_for(request.url.path, error.status_code, code, said, accept=accept)
         return Response(body, error.status_code, error.headers, kind)
 
     async def of_validation(request: Request, error: Exception) -> Response:

@@ -61,6 +61,7 @@ _SHARE = {"version": 3, "percent": 5}
 _BODIES: dict[str, dict[str, tuple[Schema | None, Any]]] = {
     "/v1/models/{m}:predict": {JSON: (None, _INSTANCES), FORM: (None, {"file": "@picture.png"})},
     "/v1/models/{m}/versions/{v}:predict": {JSON: (None, _INSTANCES)},
+    "/v1/models/{m}:endpoint": {JSON: ({}, {"text": "what preprocess takes"})},
     "/v2/models/{m}/infer": {JSON: (None, _TENSORS)},
     "/v2/models/{m}/versions/{v}/infer": {JSON: (None, _TENSORS)},
     "/v1/models/{m}/promote": {JSON: (None, {"version": 3})},

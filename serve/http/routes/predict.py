@@ -49,8 +49,9 @@ def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_ti
         response.raw_headers.extend(answer_headers(answer))
         return response
 
-    # Else the routes of models would take ":predict" for a part of the name.
+    # Else the routes of models would take what is behind the colon for a part of the name.
     @app.get("/v1/models/{m}/versions/{v}:predict", include_in_schema=False)
     @app.get("/v1/models/{m}:predict", include_in_schema=False)
+    @app.get("/v1/models/{m}:endpoint", include_in_schema=False)
     async def not_to_get(m: str, v: str | None = None) -> Response:
         raise HTTPException(405, "Method Not Allowed", {"allow": "POST"})

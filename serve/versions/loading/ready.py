@@ -51,7 +51,7 @@ ORIGINALS = {"torch": "original.pt2", "onnx": "original.onnx", "live": "live.jso
 
 
 class NoMemory(NotReady):
-    """The device has too little memory to find out whether a half may serve."""
+    """The device has too little memory to find out whether a half may serve. Unload other models."""
 
     code = "no_memory"
 

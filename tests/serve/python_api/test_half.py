@@ -1,6 +1,12 @@
 """The Python API beyond the block of its page: one converted module, looked at, called, saved and served."""
 
 import gc
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +27,11 @@ from halfeven.models.errors import (
     UnknownName,
 )
 from halfeven.models.store import LIVE, REFUSED
+from halfeven.serve.cli.asking import ask
 from torch import nn
 
 from tests.model_folders import write_folder
+from tests.patience import PATIENCE_S
 
 ROWS = 24
 
@@ -69,9 +77,10 @@ def test_the_half_says_what_was_found(half: he.Half) -> None:
 def test_kept_nodes_come_with_their_reasons() -> None:
     given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
-    kept = he.convert(net, samples=given, op_types_to_exclude=["linear"]).kept
+    meant = {"keep_io_types": True, "low_precision_type": "fp16"}
+    kept = he.convert(net, samples=given, op_types_to_exclude=["linear"], **meant).kept
     assert len(kept) == 2 and all(one.op == "linear" and one.reason for one in kept)
-    same = he.convert(net, samples=given, keep=["op:linear"], name="other")
+    same = he.convert(net, samples=given, nodes_to_exclude=["op:linear"], name="other")
     assert same.kept == kept and same.verdict == "fp32"  # tanh is FP32 by its list
 
 
@@ -267,3 +276,26 @@ def test_what_cannot_be_meant_is_said_in_the_words_of_python(
 ) -> None:
     with pytest.raises(error, match=words):
         he.convert(nn.Linear(4, 3), **options)
+
+
+@pytest.mark.slow(seconds=10)
+@pytest.mark.parametrize(
+    ("last_line", "ended_by", "code"), [("", signal.SIGINT, 0), ("", signal.SIGTERM, 0), ("1 / 0", None, 1)]
+)
+def test_a_script_that_leaves_its_server_open_serves_on_after_its_last_line(
+    half: he.Half, tmp_path: Path, last_line: str, ended_by: signal.Signals | None, code: int
+) -> None:
+    half.save(tmp_path / "store")
+    script = f"import halfeven as he\nhalf = he.load({str(tmp_path / 'store')!r}, 'twoinputs')\n"
+    script += f"he.serve(half, port=0)\n{last_line}\n"
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if "serves on at" in line or "Error" in line), "")
+        if ended_by is not None:
+            body = io.BytesIO()
+            given = drawn(5)
+            np.savez(body, ids=given["ids"], scale=given["scale"])  # which a thread of a pool reads
+            url = f"{re.findall(r'http://[^ ]*[0-9]', said)[0]}/v1/models/twoinputs:predict"
+            assert len(json.loads(ask(url, body.getvalue())[1])["predictions"]) == 5
+            process.send_signal(ended_by)
+        assert process.wait(PATIENCE_S) == code

@@ -1,5 +1,6 @@
 """docs/python.md: its code runs word for word, for each kind of model that it names."""
 
+import json
 import os
 import subprocess
 import sys
@@ -133,6 +134,19 @@ def test_the_errors_of_the_page_are_as_it_says(capsys: pytest.CaptureFixture[str
     block = BLOCKS[2]
     exec(block, {"he": he})
     assert capsys.readouterr().out.strip() == block.strip().rpartition("# ")[2]
+
+
+@pytest.mark.slow(seconds=15)
+def test_the_block_is_clean_for_pyright_at_its_strictest(tmp_path: Path, unpacked_wheel: Path) -> None:
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(unpacked_wheel)]}))
+    script = tmp_path / "script.py"
+    head = "# pyright: strict, reportUnusedExpression=false\n"  # a notebook shows what a line gives
+    given = "import numpy as np\nfrom numpy.typing import NDArray\nfrom torch import nn\n"
+    given += "net = nn.Linear(4, 3)\nx: NDArray[np.float32] = np.zeros((8, 4), np.float32)\n"
+    script.write_text(head + given + "y, x2, y2 = np.zeros((8, 3), np.float32), x, x\n" + BLOCKS[0])
+    command = [Path(sys.executable).with_name("pyright"), "--pythonpath", sys.executable, "-p", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 def test_importing_halfeven_imports_nothing_heavy() -> None:

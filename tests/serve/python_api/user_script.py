@@ -17,6 +17,16 @@ def convert_and_look(folder: str) -> tuple[he.Half, float]:
     return he.load(folder, "mymodel"), proof.max_error_u or half.max_error_u or 0.0
 
 
+class Detector(he.Endpoint):
+    model = "detector"
+
+    def preprocess(self, request: dict[str, list[float]]) -> np.ndarray:
+        return np.array(request["values"], np.float32).reshape(-1, 4)
+
+    def postprocess(self, outputs: np.ndarray) -> dict[str, object]:
+        return {"best": outputs.argmax(-1)}
+
+
 def serve_and_ask(half: he.Half) -> str:
     with he.serve(half, port=0) as server:
         client = he.Client(server.url, key="", retries=3)

@@ -6,7 +6,7 @@ from .....models.errors import BadInput
 
 
 class BadHyperparameter(BadInput):
-    """One value out of its range; ``param`` is its name."""
+    """A setting of a job is out of its range. ``param`` is its name, the message has the range."""
 
     code = "bad_hyperparameter"
     param: str | None = None

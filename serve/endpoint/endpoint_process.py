@@ -1,0 +1,193 @@
+"""The server's side of an endpoint: its process, which is started anew where it ended, and the calls to it."""
+
+import asyncio
+import itertools
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from ...models.errors import BadRequest, BadSetting, EndpointFailed, EndpointTimedOut, NotReady, Overloaded
+from ...models.order.one_order import bound_child
+from .messages import Head, receive, send
+
+_START_S = 60.0  # to import the operator's code and make its class
+_MOST_WAITING = 256  # calls
+_PATIENCE_S = 5.0  # for a process that was killed
+
+
+def started(places: Iterable[str], seconds: float, memory_mib: int) -> dict[str, "EndpointProcess"]:
+    """The endpoints by the names of their models. Raises BadSetting, where two have one model too."""
+    found: dict[str, EndpointProcess] = {}
+    try:
+        for place in places:
+            one = EndpointProcess(place, seconds, memory_mib * 2**20)
+            if (other := found.setdefault(one.model, one)) is not one:
+                one.close()
+                raise BadSetting(
+                    f"--endpoint {place}: the model '{one.model}' has the endpoint {other.name} already"
+                )
+    except BadSetting:
+        close_all(found.values())
+        raise
+    return found
+
+
+def close_all(endpoints: Iterable["EndpointProcess"]) -> None:
+    for one in endpoints:
+        one.close()
+
+
+class EndpointProcess:
+    """``place``: ``FILE.py:CLASS``; ``seconds`` and ``memory_bytes``: of each call, and of the process.
+
+    ``timer``: what kills the process after its time; tests give their own. Raises BadSetting where the class cannot be
+    made.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        seconds: float,
+        memory_bytes: int,
+        timer: Callable[[float, Callable[[], None]], threading.Timer] = threading.Timer,
+    ) -> None:
+        file, _, self.name = place.rpartition(":")
+        self._file, self._seconds, self._memory_bytes, self._timer = Path(file), seconds, memory_bytes, timer
+        self._ids, self._waiting = itertools.count(), 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        # One call after the other. The process ends with the thread that starts it, so it is always this one.
+        self._thread = ThreadPoolExecutor(1, "halfeven-endpoint")
+        if not self._file.is_file() or not self.name.isidentifier():
+            raise BadSetting(f"--endpoint {place}: expected FILE.py:CLASS, a class of a file that is there")
+        try:
+            self.model = self._thread.submit(self._start).result()
+        except EndpointFailed as error:
+            self.close()
+            raise BadSetting(f"--endpoint {place}: {error}") from None
+        if not self.model:
+            self.close()
+            raise BadSetting(f'--endpoint {place}: the class names no model; expected model = "NAME" in it')
+
+    async def preprocess(self, body: bytes, is_json: bool, inputs: Sequence[str]) -> tuple[int, bytes, str]:
+        """The number of the call, and a request of the protocol V2 with the length of its head."""
+        id = next(self._ids)
+        head, given = await self._ask(
+            {"call": "preprocess", "id": id, "json": is_json, "inputs": [*inputs]}, body
+        )
+        return id, given, head["length"]
+
+    async def postprocess(self, id: int, answer: bytes, length: str | None) -> tuple[str, bytes]:
+        """The content type and the body of the answer. ``answer``: of the protocol V2."""
+        head, given = await self._ask({"call": "postprocess", "id": id, "length": length}, answer)
+        return head["kind"], given
+
+    def forget(self, id: int) -> None:
+        """The model gave no answer to this call."""
+        self._thread.submit(self._forget, id)
+
+    def close(self) -> None:
+        self._thread.submit(self._end)
+        self._thread.shutdown(wait=True)
+
+    async def _ask(self, head: Head, body: bytes) -> tuple[Head, bytes]:
+        if self._waiting >= _MOST_WAITING:
+            raise Overloaded(f"{self._waiting} calls wait for the endpoint {self.name}; try again")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, head, body)
+        finally:
+            self._waiting -= 1
+
+    def _asked(self, head: Head, body: bytes) -> tuple[Head, bytes]:
+        """Raises BadRequest in the words of the code, EndpointFailed, EndpointTimedOut, NotReady."""
+        if self._process is None or self._process.poll() is not None:
+            if head["call"] == "postprocess":
+                raise NotReady(f"the endpoint {self.name} was started anew meanwhile; send the request again")
+            self._start()
+        answer, given = self._answer_within(
+            head["call"], self._seconds, lambda connection: send(connection, head, body)
+        )
+        if "refused" in answer:
+            raise BadRequest(answer["refused"])
+        if "failed" in answer:
+            raise EndpointFailed(f"{self.name}: {answer['failed']}; the server's log has the traceback")
+        return answer, given
+
+    def _start(self) -> str:
+        self._end()
+        self._connection, theirs = socket.socketpair()
+        command = [
+            sys.executable,
+            "-PB",
+            "-m",
+            "halfeven.serve.endpoint.operator_code",
+            self._file.resolve(),
+            self.name,
+        ]
+        with theirs:
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, process_group=0)
+        bound_child(self._process.pid, self._memory_bytes)
+        answer, _ = self._answer_within("its start", _START_S, lambda _: None)
+        if "failed" in answer:
+            self._end()
+            raise EndpointFailed(answer["failed"])
+        return answer["model"]
+
+    def _answer_within(
+        self, what: str, seconds: float, send_call: Callable[[socket.socket], None]
+    ) -> tuple[Head, bytes]:
+        """Send a call, and wait for the answer; the process is killed where it is late."""
+        assert self._process is not None and self._connection is not None
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self._kill()
+
+        timer = self._timer(seconds, kill)
+        timer.start()
+        message, fault = None, "ended its process"
+        try:
+            send_call(self._connection)
+            message = receive(self._connection)
+        except OSError:
+            pass  # it has ended
+        except ValueError as error:
+            fault = f"gave no answer that can be read ({error})"
+        finally:
+            timer.cancel()
+        if message is not None and not late.is_set():
+            return message
+        self._kill()
+        status = self._process.wait(_PATIENCE_S)
+        if late.is_set():
+            raise EndpointTimedOut(
+                f"{self.name}: {what} took longer than {seconds:g} s, and was ended; "
+                f"HALFEVEN_ENDPOINT_SECONDS allows more"
+            )
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+        raise EndpointFailed(f"{self.name}: {what} {fault} ({how}); it is started anew for the next request")
+
+    def _forget(self, id: int) -> None:
+        if self._connection is not None:
+            with suppress(OSError):
+                send(self._connection, {"call": "forget", "id": id}, b"")
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _end(self) -> None:
+        self._kill()
+        if self._process is not None:
+            self._process.wait(_PATIENCE_S)
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None

@@ -1,0 +1,295 @@
+"""`halfeven.Endpoint`: a real server with the operator's code in its process, asked by real requests."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import halfeven as he
+import numpy as np
+import pytest
+from halfeven.models.errors import BadSetting, EndpointTimedOut
+from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
+from halfeven.serve.python_api.serving import _place_of
+from torch import nn
+
+from tests.patience import PATIENCE_S
+
+CODE = """
+import os, sys
+import halfeven as he
+import numpy as np
+from halfeven.models.errors import BadRequest
+from beside import FACTOR
+
+class Detector(he.Endpoint):
+    model = "detector"
+
+    def preprocess(self, request):
+        print("what the code prints is no message")
+        if isinstance(request, bytes):
+            request = {"values": [float(word) for word in request.split()]}
+        if request == "refuse":
+            raise BadRequest("expected values, got a word")
+        if request == "crash":
+            os.kill(os.getpid(), 11)
+        if request == "fill":
+            bytearray(3 << 30)
+        if request == "leave":
+            sys.exit(7)
+        if request == "narrow":
+            return np.zeros((1, 3), np.float32)
+        self.count = len(request["values"])
+        return np.array(request["values"], np.float32).reshape(-1, 4) * FACTOR
+
+    def postprocess(self, outputs):
+        if self.count == 8:
+            return object()
+        return outputs.tobytes() if self.count == 12 else {"count": self.count, "best": outputs.argmax(-1)}
+
+class NoModel(he.Endpoint):
+    pass
+
+class Hanging(Detector):
+    def preprocess(self, request):
+        import signal
+        signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("operator")
+    (folder / "endpoint.py").write_text(CODE)
+    (folder / "beside.py").write_text("FACTOR = 2.0\n")
+    return folder
+
+
+def detector(name: str = "detector") -> he.Half:
+    x = np.random.normal(size=(24, 4)).astype(np.float32)
+    return he.convert(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), samples={"x": x}, name=name)
+
+
+@pytest.fixture(scope="module")
+def half() -> Iterator[he.Half]:
+    half = detector()
+    yield half
+    half.close()
+
+
+@pytest.fixture(scope="module")
+def server(half: he.Half, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[he.Client]:
+    store = tmp_path_factory.mktemp("store")
+    half.save(store)
+    with he.serve(store, port=0, endpoint=f"{folder / 'endpoint.py'}:Detector") as running:
+        yield he.Client(running.url)
+
+
+def call(url: str, body: Any, name: str = "detector", key: str = "") -> tuple[int, bytes, str]:
+    """The status, the body and the content type. Bytes are sent as such, all else as JSON."""
+    is_json = not isinstance(body, bytes)
+    headers = {
+        "Content-Type": "application/json" if is_json else "text/plain",
+        "Authorization": f"Bearer {key}",
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/models/{name}:endpoint",
+        json.dumps(body).encode() if is_json else body,
+        headers if key else {"Content-Type": headers["Content-Type"]},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read(), answer.headers["content-type"]
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), error.headers["content-type"]
+
+
+def refused(url: str, body: Any, **more: str) -> tuple[int, str, str]:
+    status, answer, _ = call(url, body, **more)
+    said = json.loads(answer)
+    return status, said["code"], said["detail"]
+
+
+def test_a_request_goes_through_the_code_and_the_model_and_back(server: he.Client, half: he.Half) -> None:
+    values = np.random.normal(size=(1, 4)).astype(np.float32)
+    status, answer, kind = call(server.url, {"values": values.ravel().tolist()})
+    assert (status, kind) == (200, "application/json")
+    expected = half(values * np.float32(2))
+    assert json.loads(answer) == {"count": 4, "best": expected.argmax(-1).tolist()}
+    text = " ".join(map(repr, [*values.ravel().tolist()] * 3)).encode()
+    status, answer, kind = call(server.url, text)
+    assert (status, kind) == (200, "application/octet-stream")
+    np.testing.assert_array_equal(
+        np.frombuffer(answer, np.float32).reshape(3, 3), half(np.repeat(values, 3, 0) * np.float32(2))
+    )
+
+
+def test_many_at_once_keep_what_is_theirs(server: he.Client) -> None:
+    def one(rows: int) -> int:
+        values = np.random.normal(size=rows * 4).tolist()
+        answer = json.loads(call(server.url, {"values": values})[1])
+        assert len(answer["best"]) == rows
+        return answer["count"]
+
+    rows = [1, 4, 5, 6] * 6
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, rows)) == [4 * count for count in rows]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        ("refuse", 400, "bad_request", "expected values, got a word"),
+        (
+            {"nothing": 1},
+            500,
+            "endpoint_failed",
+            "preprocess raised KeyError: 'values' (endpoint.py, line 25)",
+        ),
+        ({"values": [1.0] * 8}, 500, "endpoint_failed", "postprocess raised TypeError"),
+        ("narrow", 400, "bad_request", "expected"),
+        ("crash", 500, "endpoint_failed", "signal SIGSEGV"),
+        ("fill", 500, "endpoint_failed", "preprocess raised MemoryError"),
+        ("leave", 500, "endpoint_failed", "exit code 7"),
+    ],
+)
+def test_what_fails_is_said_in_a_sentence_and_the_next_request_is_answered(
+    server: he.Client, body: Any, status: int, code: str, words: str
+) -> None:
+    found = refused(server.url, body)
+    assert found[:2] == (status, code) and words in found[2]
+    assert "Traceback" not in found[2] and "/" not in found[2]
+    assert call(server.url, {"values": [1.0] * 4})[0] == 200
+
+
+def test_a_body_that_is_no_json_a_model_without_endpoint_and_get_are_refused(server: he.Client) -> None:
+    request = urllib.request.Request(
+        f"{server.url}/v1/models/detector:endpoint", b"{", {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(request)
+    with refusal.value as answer:
+        assert answer.code == 400 and "JSON" in answer.read().decode()
+    assert refused(server.url, {}, name="otter")[:2] == (404, "not_found")
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        urllib.request.urlopen(f"{server.url}/v1/models/detector:endpoint")
+
+
+@pytest.mark.slow(seconds=10)
+def test_another_version_takes_over_between_two_requests(folder: Path, tmp_path: Path) -> None:
+    first, second = detector(), detector()
+    first.save(tmp_path)
+    x = np.random.normal(size=(16, 4)).astype(np.float32)
+    KeyFile(tmp_path / "keys").add("other", ["manage"])
+    key, _ = KeyFile(tmp_path / "keys").add("mine", ["infer", "manage"])
+    place = f"{folder / 'endpoint.py'}:Detector"
+    with he.serve(tmp_path, port=0, endpoint=place, key_file=tmp_path / "keys") as running:
+        assert refused(running.url, {"values": [1.0] * 4})[:2] == (401, "unauthenticated")
+        client = he.Client(running.url, key=key)
+        answers = set[str]()
+
+        def ask(_: int) -> None:
+            status, answer, _kind = call(running.url, {"values": x.ravel().tolist()}, key=key)
+            assert status == 200
+            answers.add(str(json.loads(answer)["best"]))
+
+        with ThreadPoolExecutor(4) as pool:
+            asked = pool.map(ask, range(40))
+            second.save(tmp_path)
+            list(asked)
+            while client.predict("detector", x).tolist() != second(x).tolist():
+                pass
+        ask(0)
+        wanted = {str((half(x * np.float32(2))).argmax(-1).tolist()) for half in (first, second)}
+        assert answers <= wanted
+
+
+def test_the_code_of_the_page_is_an_endpoint(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/endpoint.md").read_text()
+    (tmp_path / "detector.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    process = EndpointProcess(f"{tmp_path / 'detector.py'}:Detector", 10.0, 0)
+    try:
+        assert process.model == "detector"
+        number, tensors, head_length = asyncio.run(
+            process.preprocess(b'{"values": [1, 2, 3, 4]}', True, ["x"])
+        )
+        head = json.loads(tensors[: int(head_length)])
+        assert (number, head["inputs"][0]["name"], head["inputs"][0]["shape"]) == (0, "x", [1, 4])
+    finally:
+        process.close()
+
+
+class AtOnce:
+    """A timer that is over as soon as it is started."""
+
+    def __init__(self, seconds: float, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def start(self) -> None:
+        self._work()
+
+    def cancel(self) -> None: ...
+
+
+def test_a_call_that_hangs_is_ended_and_says_which_setting_allows_more(folder: Path) -> None:
+
+    process = EndpointProcess(f"{folder / 'endpoint.py'}:Hanging", 10.0, 0)
+    try:
+        process._timer = AtOnce  # type: ignore[assignment]
+        with pytest.raises(EndpointTimedOut, match=r"longer than 10 s.*HALFEVEN_ENDPOINT_SECONDS"):
+            asyncio.run(process.preprocess(b"", False, ["x"]))
+    finally:
+        process.close()
+    assert threading.active_count() < 50
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("endpoint.py:Nothing", "has no class Nothing"),
+        ("endpoint.py:NoModel", "names no model"),
+        ("beside.py:FACTOR", "halfeven.Endpoint"),
+        ("none.py:Detector", "FILE.py:CLASS"),
+        ("endpoint.py", "FILE.py:CLASS"),
+        ("broken.py:Detector", "broken.py, line 1"),
+    ],
+)
+def test_what_cannot_be_an_endpoint_is_told_at_the_start(folder: Path, place: str, words: str) -> None:
+    (folder / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(BadSetting, match=words):
+        started([str(folder / place)], 1.0, 512)
+
+
+def test_two_for_one_model_and_a_class_of_a_script_are_refused(folder: Path, half: he.Half) -> None:
+    place = f"{folder / 'endpoint.py'}:Detector"
+    with pytest.raises(BadSetting, match="has the endpoint Detector already"):
+        started([place, place], 1.0, 512)
+
+    class Inside(he.Endpoint):
+        model = "detector"
+
+    with pytest.raises(BadSetting, match="a class of a file of its own"):
+        he.serve(half, port=0, endpoint=Inside)
+    assert _place_of(made(folder)) == f"{folder / 'endpoint.py'}:Detector"
+
+
+def made(folder: Path) -> type[he.Endpoint]:
+    """The class as a script imports it."""
+    spec = importlib.util.spec_from_file_location("endpoint_of_a_script", folder / "endpoint.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["endpoint_of_a_script"] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+        del sys.modules["beside"]
+    return module.Detector
