@@ -73,6 +73,11 @@ class Events:
             one for one in self.of(*kinds) if one.order > event.order and not one.place.excludes(event.place)
         ]
 
+    def last_update(self, event: Event, scaler: str | None) -> int:
+        """The order of the scaler's last update before the event; -1 where there is none."""
+        updates = [one.order for one in self.before(event, "update") if one.scaler == scaler]
+        return max(updates, default=-1)
+
     def by_hand(self, scaler: str) -> bool:
         """Whether the script reckons with the scale itself, in a function that is read here."""
         scopes = {one.at.place.scope for one in self.called}

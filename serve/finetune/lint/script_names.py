@@ -103,6 +103,15 @@ class ScriptNames:
         """The full names of what is called for a name's values."""
         return [self.full(one.func) or "" for one in self.values_of(name) if isinstance(one, ast.Call)]
 
+    def operation(self, call: ast.Call) -> tuple[str, list[ast.expr]]:
+        """What a call computes, and of what: `f` and [x, y] of `torch.f(x, y)`, of `x.f(y)` and of `f(x, y)`."""
+        full, receiver = self.full(call.func) or "", receiver_of(call)
+        if full.startswith("torch."):
+            return full.rpartition(".")[2], call.args
+        if receiver is not None:
+            return method_of(call), [receiver, *call.args]
+        return dotted(call.func) or "", call.args
+
     @cached_property
     def calls(self) -> list[tuple[ast.Call, Located]]:
         return [(one.node, one) for one in self.all if isinstance(one.node, ast.Call)]
