@@ -3,4 +3,5 @@
 from setuptools import find_packages, setup
 
 rooms = find_packages(include=("models*", "exporters*", "serve*"))
-setup(packages=["halfeven", *(f"halfeven.{name}" for name in rooms)])
+# The name keeps this file out of the wheel, whose root is its folder: a build front end calls itself the script.
+setup(script_name="setup.py", packages=["halfeven", *(f"halfeven.{name}" for name in rooms)])
