@@ -15,7 +15,7 @@ from .foreign_files import foreign_text
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 32  # of messages in messages
 _LONGEST = 200  # characters of a fault: it repeats the line
-_LONGEST_NUMBER = 32  # characters: 64 bits have 21
+_MOST_CHARACTERS = 32  # of a number: 64 bits have 21
 _CLOSES = {"{": "}", "<": ">"}
 
 
@@ -80,7 +80,7 @@ def _value(tokens: Tokenizer, scalar: bool, depth: int) -> Any:
     if text[:1].isalpha() or text[:1] == "_":
         is_number = text.lower() in ("inf", "infinity", "nan")
         return tokens.ConsumeFloat() if is_number else Word(tokens.ConsumeIdentifier())
-    if len(text) > _LONGEST_NUMBER:
+    if len(text) > _MOST_CHARACTERS:
         raise tokens.ParseError("Expected numbers of 64 bits.")  # type: ignore[arg-type]
     try:
         return tokens.ConsumeInteger()
