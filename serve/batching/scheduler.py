@@ -73,7 +73,7 @@ class BatchScheduler:
         self.spec, self.prepared = spec, prepared
         self._condition = Condition(spec, prepared, self._clock, lost=self._device.lose)
         self._depth = prepared.engine.in_flight if self._ahead else 1
-        self.brief = prepared.engine.brief and prepared.whole is None
+        self.brief = prepared.engine.brief and prepared.original is None
         self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
         self.queue.batch_bytes = spec.batching.max_batch_bytes
         self._set_limit()
