@@ -152,6 +152,7 @@ def test_everything_that_is_copied_exists_and_is_in_the_build_context() -> None:
 def test_the_build_context_is_what_the_wheel_is_made_of_and_nothing_else() -> None:
     wanted = (
         "pyproject.toml",
+        "setup.py",
         "constraints.txt",
         "README.md",
         "LICENSE",

@@ -17,7 +17,7 @@ import pytest
 import torch
 from halfeven.models.engines import cuda_graphs, faults, onnx_on_cuda, torch_engine
 from halfeven.models.engines.cuda_graphs import Graphs
-from halfeven.models.engines.engine import Launching
+from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.index_guard import GuardedLaunch
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.onnx_on_cuda import BoundRuns
@@ -213,10 +213,10 @@ def on_hand(seed: int, net: type[nn.Module] = Doubled) -> tuple[SimulatedGpu, Ca
     return gpu, make
 
 
-class Blocking:
+class Blocking(Engine):
     """An engine whose batches say where the device thread waited for one that had not arrived."""
 
-    def __init__(self, engine: Launching) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.form, self.precision, self.device, self.in_flight = "torch", "fp32", "cuda:0", engine.in_flight
         self.under_way = self.calls = 0

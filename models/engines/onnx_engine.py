@@ -13,11 +13,11 @@ from ..opened_file import OpenedFile
 from ..usable_cores import usable_cores
 from .arrays import joined
 from .cpu.setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
-from .engine import BRIEF_SECONDS, Launched
+from .engine import Launched
 from .onnx_on_cuda import BoundRuns, provider_settings
-from .onnx_placement import RECORD, Placement, placement_of
+from .onnx_placement import RECORD, placement_of
 from .staging import Staging, cuda_streams, slots_on
-from .torch_engine import Postponed, run_in_every_slot, seconds_of
+from .torch_engine import StagedEngine
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # Measured on two cores: as fast alone as without an end (1.00 to 1.09, batches of 1 to 32), and beside one busy process
@@ -27,7 +27,7 @@ BRIEF_SPIN_US = 20
 DEADLY_IN_HALF = ["MatmulTransposeFusion"]
 
 
-class OnnxEngine:
+class OnnxEngine(StagedEngine):
     """One session on one device. It runs on the requested provider or raises; there is no silent fall-back.
 
     ``setup`` says how a CPU is used. ``packed`` False: without copies of the weights in the kernels' layout; slower, in
@@ -35,9 +35,6 @@ class OnnxEngine:
     """
 
     form = "onnx"
-    assemble_ns = 0  # of the last batch: how long its requests took to be joined
-    brief = False
-    placement: Placement | None = None
 
     def __init__(
         self,
@@ -56,7 +53,6 @@ class OnnxEngine:
         self._session = _session(path, readable, device, self.setup, packed, unfused)
         self.device, self.provider = str(device), self._session.get_providers()[0]
         self._names = [value.name for value in self._session.get_inputs()]
-        self._staging: Staging | None = None
         if device.type == "cuda":
             self.placement = placement_of(self._session, readable)
             self._runs: Callable[..., list[torch.Tensor]]
@@ -64,29 +60,11 @@ class OnnxEngine:
             self._staging = Staging(
                 cuda_streams(device), lambda *inputs: self._runs(*inputs), slots_on(device)
             )
-
-    @property
-    def in_flight(self) -> int:
-        """How many batches it takes ahead."""
-        return 1 if self._staging is None else self._staging.slots
-
-    def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run a few times, on CUDA in every slot; on a CPU with one thread also find out whether that takes longer than
-        to wake a thread."""
-        if self._staging is not None:
-            run_in_every_slot(self, parts)
-            return
-        self.run(parts)
-        if self.device == "cpu" and self.setup.threads == 1:
-            self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
+            self.in_flight = self._staging.slots
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
         """Begin one batch and return at once; on a CPU it runs when it is waited for."""
-        if self._staging is None:
-            return Postponed(lambda: self.run(parts))
-        staged = self._staging.launch(parts)
-        self.assemble_ns = self._staging.assemble_ns
-        return staged
+        return super().launch(parts) if self._staging is None else self._staged(self._staging, parts)
 
     def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None:
         """On CUDA: from now on ``change`` gets every batch's tensors, on the device, before the session does."""

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,34 @@ from .cpu.row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
 from .cpu.scripted import without_the_lock
 from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
 from .cuda_graphs import Graphs, NotRecorded, adds_in_any_order, agreement_of, host_reads
-from .engine import BRIEF_SECONDS, Launched, Launching
+from .engine import BRIEF_SECONDS, Engine, InBackground, Launched, Postponed
 from .faults import give_back_cached_memory
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from .staging import Staging, cuda_streams, slots_on
 
 
-class TorchEngine:
+class StagedEngine(Engine):
+    """The part that torch and ONNX Runtime share: batches are staged for a device other than a CPU."""
+
+    _staging: Staging | None = None
+
+    def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        """Run a few times, on a device other than a CPU in every slot; on a CPU with one thread also find out whether
+        that takes longer than to wake a thread."""
+        if self._staging is not None:
+            run_in_every_slot(self, parts)
+            return
+        self.run(parts)
+        if self.device == "cpu" and self.setup.threads == 1:
+            self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
+
+    def _staged(self, staging: Staging, parts: Sequence[Sequence[np.ndarray]]) -> InBackground:
+        staged = staging.launch(parts)
+        self.assemble_ns = staging.assemble_ns
+        return staged
+
+
+class TorchEngine(StagedEngine):
     """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's.
 
     ``setup`` says how a CPU is used; of its passes those are taken that this program allows (``possible``), and
@@ -37,8 +57,6 @@ class TorchEngine:
     """
 
     form = "torch"
-    assemble_ns = 0  # of the last batch: how long its requests took to be joined
-    brief = False
     host_reads: Sequence[str] = ()  # operations of the program that no CUDA graph can hold
     in_any_order: Sequence[str] = ()  # operations that may give other bits in each run on CUDA
     _guard: Guard | None = None
@@ -68,7 +86,7 @@ class TorchEngine:
         self, module: GraphModule, spec: ModelSpec | None, rows_apart: bool
     ) -> Callable[..., Any]:
         """The program with those passes of the setup that it allows, which are known after that."""
-        self.possible = {*packable(module), WITHOUT_LOCK}
+        possible = {*packable(module), WITHOUT_LOCK}
         if packs := self.setup.passes & PACKED:
             pack_weights(module, packs)
         _written(module)
@@ -76,23 +94,15 @@ class TorchEngine:
         scripted = WITHOUT_LOCK in self.setup.passes
         program = without_the_lock(module) if scripted else module
         if scripted and program is module:  # control flow stays in Python
-            self.possible.discard(WITHOUT_LOCK)
+            possible.discard(WITHOUT_LOCK)
         elif scripted and rows_apart and self.setup.threads > 1:  # else rows would wait for Python's lock
-            self.possible.add(SHARED_ROWS)
-        self.setup = self.setup.only(self.possible)
+            possible.add(SHARED_ROWS)
+        self.setup, self.possible = self.setup.only(possible), possible
         if SHARED_ROWS in self.setup.passes:
             self._shares = RowShares(lambda *rows: self._module(*rows), self.setup.threads)
+            # The core that is ready first begins it. Without shares a second batch would wait for the same cores.
+            self.in_flight = 2
         return program if self._guard is None else self._guard.around(program)
-
-    def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run a few times, on a device other than a CPU in every slot; on a CPU with one thread also find out whether
-        that takes longer than to wake a thread."""
-        if self._staging is not None:
-            run_in_every_slot(self, parts)
-            return
-        self.run(parts)
-        if self._device.type == "cpu" and self.setup.threads == 1:
-            self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._staging is not None:
@@ -100,23 +110,11 @@ class TorchEngine:
         with self._no_autograd:
             return self._run_on_cpu(parts)
 
-    @property
-    def in_flight(self) -> int:
-        """How many batches it takes ahead.
-
-        On a CPU a second batch would only wait for the same cores, except where rows are shared: there the core that is
-        ready first begins it.
-        """
-        if self._staging is not None:
-            return self._staging.slots
-        return 1 if self._shares is None else 2
-
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
         """Begin one batch and return at once; on a CPU a batch whose rows are not shared runs when it is waited for."""
         if self._staging is None:
             return self._launched_on_cpu(parts)
-        staged = self._staging.launch(parts)
-        self.assemble_ns = self._staging.assemble_ns
+        staged = self._staged(self._staging, parts)
         return staged if self._guard is None else GuardedLaunch(staged, self._guard)
 
     def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None:
@@ -176,7 +174,6 @@ class TorchEngine:
         self.device = str(device)
         self._device = device
         self.setup = setup
-        self.possible: set[str] = set()
         self._shares: RowShares | None = None
         self._graphs: list[Graphs] = []  # by slot
         # One for all batches: to make one takes 10 µs after a sleep, a fifth of a small batch.
@@ -185,12 +182,12 @@ class TorchEngine:
     def _stage(self) -> None:
         """The staging of batches for a device other than a CPU; made before the first batch, once the program is
         there."""
-        self._staging: Staging | None = None
         if self._device.type == "cuda":
             streams = cuda_streams(self._device)
             streams.adopt()
             self._compute: Callable[..., Sequence[torch.Tensor]] = self._eagerly
             self._staging = Staging(streams, lambda *inputs: self._compute(*inputs), slots_on(self._device))
+            self.in_flight = self._staging.slots
 
     def _run_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._are_shared(parts):
@@ -228,21 +225,11 @@ class TorchEngine:
             self._shares = None
 
 
-def run_in_every_slot(engine: Launching, parts: Sequence[Sequence[np.ndarray]]) -> None:
+def run_in_every_slot(engine: Engine, parts: Sequence[Sequence[np.ndarray]]) -> None:
     """Run the batch as often as the engine takes it ahead, all at once: each slot gets its memory."""
     with ExitStack() as under_way:  # each is waited for, also where one fails
         for _ in range(engine.in_flight):
             under_way.callback(engine.launch(parts).wait)
-
-
-@dataclass(slots=True, eq=False)
-class Postponed:
-    """A batch that is run when it is waited for."""
-
-    run: Callable[[], list[np.ndarray]]
-
-    def wait(self) -> list[np.ndarray]:
-        return self.run()
 
 
 def _written(module: GraphModule) -> GraphModule:

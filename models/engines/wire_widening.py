@@ -118,12 +118,12 @@ def _on_device(changes: Sequence[Widening | None]) -> Callable[..., list[torch.T
     return change_all
 
 
-class _OnHost:
+class _OnHost(Engine):
     """An engine in front of another one."""
 
     def __init__(self, engine: Engine, changes: Sequence[Widening | None]) -> None:
         self.form, self.precision, self.device = engine.form, engine.precision, engine.device
-        self.provider, self.setup = getattr(engine, "provider", None), getattr(engine, "setup", None)
+        self.provider, self.setup = engine.provider, engine.setup
         self._engine, self._changes = engine, changes
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from ...models.buckets import buckets_of
-from ...models.engines.engine import Engine, Launched, Launching
+from ...models.engines.engine import Engine, Launched
 from ...models.engines.faults import device_answers, device_lost, give_back_cached_memory, out_of_memory
 from ...models.errors import BadRequest
 from ...models.spec import ModelSpec
@@ -81,7 +81,7 @@ class EngineRunner:
         self.clock = clock
         self.ceiling = ceiling
         self.buckets = buckets_of(spec, engine.device)
-        self._launching: Launching | None = engine if getattr(engine, "in_flight", 1) > 1 else None  # type: ignore[assignment]
+        self._takes_ahead = engine.in_flight > 1
         self._begun: list[Run] = []
         self._beside = Ceiling()  # the most rows of a run that begins while another is under way
         self._free_ns = 0  # when the last run ended: where two are in flight, the later one began no earlier
@@ -90,7 +90,7 @@ class EngineRunner:
         """Begin the run where the engine takes a batch ahead of time; else only note it. No error of the engine is
         raised."""
         run = Run(items, sum([item.rows for item in items]), self.clock())
-        if self._launching is not None and run.rows <= (most := self._most(items)):
+        if self._takes_ahead and run.rows <= (most := self._most(items)):
             run.filled = self._filled(items, run.rows, most)
             # Batches of other models may compute on a CUDA device at the same time.
             run.beside = bool(self._begun) or self.engine.device.startswith("cuda")
@@ -98,10 +98,10 @@ class EngineRunner:
                 self._begun.append(run)
                 return run
             try:
-                run.launched = self._launching.launch(filled(_parts(items), run.filled - run.rows))
+                run.launched = self.engine.launch(filled(_parts(items), run.filled - run.rows))
             except BaseException as error:
                 run.result = self._fault(run, error)
-            run.assemble_ns = self.assemble_ns
+            run.assemble_ns = self.engine.assemble_ns
             self._begun.append(run)
         return run
 
@@ -114,7 +114,7 @@ class EngineRunner:
             self._wait(run)
         elif not run.ended and not isinstance(run.result, Fault):
             run.result = self._at_once(run)
-            run.assemble_ns = self.assemble_ns
+            run.assemble_ns = self.engine.assemble_ns
         if run.beside and _ran_out(run):
             run.result = self._alone_on_the_device(run)
         if run.filled and _ran_out(run) and self._shrink(run, run.filled):
@@ -150,16 +150,11 @@ class EngineRunner:
             logger.warning("'%s' has memory for %d rows only one batch at a time", self.spec.name, run.filled)
         return result
 
-    @property
-    def assemble_ns(self) -> int:
-        """How long joining the inputs of the last run took, where the engine tells it."""
-        return getattr(self.engine, "assemble_ns", 0)
-
     def alone(self, item: Item) -> list[np.ndarray] | None:
         """One item's outputs, run without padding. None where it has to be filled up or cut, or where the run failed:
         run it as a batch then, which gives the fault.
         """
-        if self.buckets or self.ceiling.known or self._launching is not None:
+        if self.buckets or self.ceiling.known or self._takes_ahead:
             return None
         try:
             return self._checked(self.engine.run([(array,) for array in item.arrays]), item.rows, item.rows)

@@ -72,9 +72,8 @@ class BatchScheduler:
     def _put_on(self, prepared: PreparedVersion, spec: ModelSpec) -> None:
         self.spec, self.prepared = spec, prepared
         self._condition = Condition(spec, prepared, self._clock, lost=self._device.lose)
-        ahead = self._ahead and hasattr(prepared.engine, "launch")
-        self._depth: int = getattr(prepared.engine, "in_flight", 1) if ahead else 1
-        self.brief: bool = getattr(prepared.engine, "brief", False) and prepared.original is None
+        self._depth = prepared.engine.in_flight if self._ahead else 1
+        self.brief = prepared.engine.brief and prepared.original is None
         self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
         self.queue.batch_bytes = spec.batching.max_batch_bytes
         self._set_limit()
@@ -173,7 +172,7 @@ class BatchScheduler:
         if outputs is None:
             return None
         ended_ns = self._clock()
-        took_ns, assemble_ns = ended_ns - began_ns, condition.runner.assemble_ns
+        took_ns, assemble_ns = ended_ns - began_ns, condition.runner.engine.assemble_ns
         condition.answered(request)
         queue.pass_by((request,))
         self._counters.executed((began_ns - since_ns,), rows, took_ns, assemble_ns)

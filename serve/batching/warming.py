@@ -53,9 +53,7 @@ def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, c
             if not out_of_memory(error):
                 raise
             call(give_back_cached_memory)
-            if getattr(engine, "in_flight", 1) > 1 and call(
-                lambda rows=rows: _fits_alone(engine, batch_of(rows))
-            ):
+            if engine.in_flight > 1 and call(lambda rows=rows: _fits_alone(engine, batch_of(rows))):
                 continue
             if rows == sizes[0]:
                 raise

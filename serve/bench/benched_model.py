@@ -3,11 +3,10 @@
 Source: Open Inference Protocol V2 over HTTP with Triton's binary tensor data extension.
 """
 
+import http.client
 import json
 import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, BadSetting, NotReady, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import key_advice, request_headers
-from ..access.direct_requests import opened
-from ..access.refusal_words import READ_BYTES, words_of
+from ..access.direct_requests import answer_to
+from ..access.refusal_words import words_of
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -113,19 +112,16 @@ def bodies(
 
 def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
     """One request outside the load. Raises NotReady where no server answers, else the server's refusal."""
-    request = urllib.request.Request(url, body, dict(headers))
     try:
-        with opened(request, _PATIENCE_S) as answer:
-            content = answer.read()
-    except urllib.error.HTTPError as error:
-        said = words_of(error.read(READ_BYTES))
-        kind = UnknownName if error.code == 404 else BadInput
-        hint = "; sizes of free dimensions are set with --shape" if error.code == 400 else ""
-        raise kind(f"{url} answers {error.code}: {said}{hint}{key_advice(error.code)}") from None
-    except (OSError, ValueError) as error:
+        answer = answer_to(url, body, headers, _PATIENCE_S)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NotReady(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
+    if (status := answer.status) >= 300:
+        kind = UnknownName if status == 404 else BadInput
+        hint = "; sizes of free dimensions are set with --shape" if status == 400 else ""
+        raise kind(f"{url} answers {status}: {words_of(answer.body)}{hint}{key_advice(status)}")
     try:
-        return json.loads(content) if body is None else None
+        return json.loads(answer.body) if body is None else None
     except ValueError:
         raise BadInput(f"{url} does not answer with JSON: is it an inference server?") from None
 

@@ -6,11 +6,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from ...models.datatypes import DATATYPES, name_of
+from ..access.direct_requests import answer_to
+from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary
 
 
 class Caller:
@@ -21,40 +21,18 @@ class Caller:
         self._path = f"/v2/models/{model}/infer"
 
     def infer(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """Outputs by name, and our headers. Raises OSError or ValueError for anything but a whole answer."""
-        tensors = [
-            {
-                "name": name,
-                "shape": list(array.shape),
-                "datatype": name_of(array.dtype),
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-            for name, array in arrays.items()
-        ]
-        head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
-        body = b"".join([head, *(np.ascontiguousarray(array).tobytes() for array in arrays.values())])
-        headers = {"Inference-Header-Content-Length": str(len(head))}
+        """Outputs by name, and our headers. Raises OSError, ValueError or BadInput for anything but a whole answer."""
+        body, headers = write_binary(arrays)
         self._connection.request("POST", self._path, body, headers)
         answer = self._connection.getresponse()
         content = answer.read()
         if answer.status != 200:
             raise ValueError(f"{answer.status}: {content[:500].decode(errors='replace')}")
-        length = int(answer.headers["inference-header-content-length"])
         found = {key.lower(): value for key, value in answer.headers.items()}
-        return _outputs(json.loads(content[:length]), content[length:]), found
+        return read_outputs(content, answer.headers[HEADER_LENGTH]), found
 
     def close(self) -> None:
         self._connection.close()
-
-
-def _outputs(head: dict[str, Any], content: bytes) -> dict[str, np.ndarray]:
-    outputs, start = {}, 0
-    for tensor in head["outputs"]:
-        end = start + tensor["parameters"]["binary_data_size"]
-        array = np.frombuffer(content[start:end], DATATYPES[tensor["datatype"]].numpy)
-        outputs[tensor["name"]] = array.reshape(tensor["shape"])
-        start = end
-    return outputs
 
 
 class Traffic:
@@ -115,14 +93,10 @@ class Traffic:
 
 def served_version(port: int, model: str) -> str | None:
     """The active version, as the server says it; None while it does not answer or has none."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", "/v1/models")
-        answer = connection.getresponse()
-        found = json.loads(answer.read())
-        active = {one["name"]: one["version"] for one in found["models"]} if answer.status == 200 else {}
-        return active.get(model)
-    except (OSError, ValueError):
+        answer = answer_to(f"http://127.0.0.1:{port}/v1/models", None, {}, 5.0)
+        found = json.loads(answer.body)
+    except (OSError, ValueError, http.client.HTTPException):
         return None
-    finally:
-        connection.close()
+    active = {one["name"]: one["version"] for one in found["models"]} if answer.status == 200 else {}
+    return active.get(model)

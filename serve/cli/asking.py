@@ -6,41 +6,14 @@ proxy with it, and a proxy whose replica dies answers for it; in both cases anot
 
 import http.client
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from http import HTTPStatus
+from collections.abc import Mapping
 
 from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
 from ..access.client_key import key_advice, key_headers
-from ..access.direct_requests import opened
-from ..access.refusal_words import READ_BYTES, words_of
+from ..access.direct_requests import Answer, answer_to
+from ..access.refusal_words import words_of
 
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """``headers``: by names in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def of_a_proxy(self) -> bool:
-        """Whether a proxy gave this answer because it lost its connection to the server. The server's own errors are
-        JSON; a proxy that refuses by itself, because too much waits, sends ``Retry-After``."""
-        is_json = "json" in self.headers.get("content-type", "")
-        return self.status >= 500 and not is_json and "retry-after" not in self.headers
-
-    @property
-    def did_not_arrive(self) -> bool:
-        """Whether the answer has the status 408: the server did not get the request's body in time. The client may then
-        send the request again (RFC 9110 §15.5.9). It was seen once in 77,000 requests through Ray's proxy, after a
-        replica was killed."""
-        return self.status == HTTPStatus.REQUEST_TIMEOUT
 
 
 def ask(
@@ -60,7 +33,7 @@ def ask(
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
     sent = {"content-type": kind, "accept": accept, **key_headers(), **(headers or {})}
     try:
-        answer = _sent(url, body, sent, timeout_s)
+        answer = answer_to(url, body, sent, timeout_s)
     except TimeoutError as error:
         raise _no_answer(url, error) from None
     except (OSError, http.client.HTTPException):
@@ -70,28 +43,12 @@ def ask(
     if answer is None or answer.of_a_proxy or answer.did_not_arrive:
         time.sleep(_PAUSE_S)
         try:
-            answer = _sent(url, body, sent, timeout_s)
+            answer = answer_to(url, body, sent, timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise _no_answer(url, error) from None
     if answer.status >= 300:
         raise _refusal(answer)
     return answer.headers, answer.body
-
-
-def _sent(url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float) -> Answer:
-    request = urllib.request.Request(url, body, dict(headers))
-    try:
-        with opened(request, timeout_s) as answer:
-            return Answer(answer.status, _lower(answer.headers.items()), answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(error.code, _lower(error.headers.items()), error.read(READ_BYTES))
-    except urllib.error.URLError as error:
-        raise error.reason if isinstance(error.reason, OSError) else error from None
-
-
-def _lower(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers}
 
 
 def _no_answer(url: str, error: Exception) -> NotReady:

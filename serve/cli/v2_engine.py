@@ -6,11 +6,10 @@ The operator names it on the command line. Sizes and times are bounded; no redir
 import http.client
 import json
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ import numpy as np
 from ...models.batch_axis import array_batch_back, array_batch_first
 from ...models.datatypes import name_of
 from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
-from ..access.direct_requests import opened
-from ..access.refusal_words import READ_BYTES, words_of
+from ..access.direct_requests import answer_to
+from ..access.refusal_words import words_of
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json
 
 MOST_BYTES = 1 << 30  # of one answer
@@ -115,17 +114,16 @@ def _ask(
     url: str, timeout_s: float, headers: Mapping[str, str], body: bytes | None = None
 ) -> tuple[bytes, str | None]:
     """The answer's body and its Inference-Header-Content-Length; a GET where there is no body."""
-    deadline = time.monotonic() + timeout_s
-    request = urllib.request.Request(url, body, dict(headers))
+    read = partial(_read, url=url, deadline=time.monotonic() + timeout_s)
     try:
-        with opened(request, timeout_s) as answer:
-            return _read(answer, url, deadline), answer.headers.get(HEADER_LENGTH)
-    except urllib.error.HTTPError as error:
-        raise EngineFailed(f"{url} answers {error.code}: {words_of(error.read(READ_BYTES))}") from None
+        answer = answer_to(url, body, headers, timeout_s, read)
     except (OSError, http.client.HTTPException) as error:
         raise NotReady(
             f"no answer from {url} within {timeout_s:g} s: {error}; does the server run?"
         ) from None
+    if answer.status >= 300:
+        raise EngineFailed(f"{url} answers {answer.status}: {words_of(answer.body)}")
+    return answer.body, answer.headers.get(HEADER_LENGTH.lower())
 
 
 def _read(answer: http.client.HTTPResponse, url: str, deadline: float) -> bytes:

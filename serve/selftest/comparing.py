@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...models.engines.engine import Launched, Launching
+from ...models.engines.engine import Engine, Launched
 from .nets import Parts
 
 FP32_GAP = 1e-3  # of the largest magnitude: sums in another order are far below, rubbish is far above
 HALF_GAP = 2**-7  # 16 times half's unit roundoff
 
 
-def answers_in_flight(engine: Launching, batches: Sequence[Parts]) -> list[list[np.ndarray]]:
+def answers_in_flight(engine: Engine, batches: Sequence[Parts]) -> list[list[np.ndarray]]:
     """The outputs of each batch, as many under way as the engine takes ahead. All are taken before one is looked at."""
     flying: deque[Launched] = deque()
     taken: list[list[np.ndarray]] = []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
+from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import (
@@ -49,15 +50,10 @@ def small_heap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     form, precision, device = "torch", "fp16", "cpu"
 
     def warm_up(self, parts: Any) -> None: ...
-
-    def run(self, parts: Any) -> list[np.ndarray]:
-        raise NotImplementedError
-
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False)

@@ -4,24 +4,23 @@ import ast
 from collections.abc import Iterator
 
 from .events import Events
-from .own_code import dotted
+from .order_rules import same_loop
+from .own_code import dotted, receiver_of, words_of
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
 from .walk import text_of
 
+_INITIALIZE = frozenset({"apex.amp.initialize"})
+_CLIPS = frozenset(f"torch.nn.utils.clip_grad_{kind}_" for kind in ("norm", "value"))
 _SCALE_LOSS = frozenset({"apex.amp.scale_loss"})
 
 
 def loss_number(names: ScriptNames, events: Events) -> Iterator[Finding]:
-    makes = [
-        call for call, _ in names.calls if names.is_one_of(call.func, frozenset({"apex.amp.initialize"}))
-    ]
+    makes = [call for call, _ in names.calls if names.is_one_of(call.func, _INITIALIZE)]
     if not makes:
         return
-    counts = [
-        _number(names, word.value) for call in makes for word in call.keywords if word.arg == "num_losses"
-    ]
+    counts = [_number(names, one) for call in makes for one in words_of(call, "num_losses")]
     count = max((one for one in counts if one is not None), default=None) if counts else 1
     if count is None:
         return
@@ -34,36 +33,26 @@ def loss_number(names: ScriptNames, events: Events) -> Iterator[Finding]:
         if value is not None:
             numbered.append((one.call, value))
     used = {_number(names, value) for _, value in numbered}
+    free = [one for one in range(count) if one not in used]
+    remedy = "Each loss has a number of its own below it" if free else "Announce as many losses as there are"
+    limit = f"num_losses={count} of amp.initialize"
     for call, value in numbered:
         number = _number(names, value)
         if number is None or 0 <= number < count:
             continue
-        free = [one for one in range(count) if one not in used]
-        advice: str | None = str(free[0]) if free else None
-        message = (
-            f"loss_id={number} is beyond num_losses={count} of amp.initialize, which counts from 0: IndexError. "
-            + (
-                "Each loss has a number of its own below it"
-                if free
-                else "Announce as many losses as there are"
-            )
-        )
-        if advice is not None:
-            yield names.finding(value, "apex-loss-id", message, advice)
-        else:
-            wider = _with_losses(names, makes[-1], number + 1)
-            yield names.finding(call, "apex-loss-id", message, wider)
+        yield names.finding(
+            value if free else call, "apex-loss-id",
+            f"loss_id={number} is beyond {limit}, which counts from 0: IndexError. {remedy}",
+            str(free[0]) if free else _with_losses(names, makes[-1], number + 1),
+        )  # fmt: skip
 
 
 def _with_losses(names: ScriptNames, made: ast.Call, count: int) -> Rewriting:
     """The call `amp.initialize` with the number of losses added."""
-    given = [word.value for word in made.keywords if word.arg == "num_losses"]
-    if given:
+    if given := words_of(made, "num_losses"):
         return names.rewriting().replace(given[0], str(count))
-    arguments = [text_of(one) for one in made.args]
-    arguments += [f"{word.arg}={text_of(word.value)}" for word in made.keywords]
-    arguments.append(f"num_losses={count}")
-    return names.rewriting().replace(made, f"{text_of(made.func)}({', '.join(arguments)})")
+    written = f"{text_of(made)[:-1]}{', ' if made.args or made.keywords else ''}num_losses={count})"
+    return names.rewriting().replace(made, written)
 
 
 def apex_clip(names: ScriptNames, events: Events) -> Iterator[Finding]:
@@ -71,12 +60,8 @@ def apex_clip(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for clip in events.of("clip"):
         if not clip.at.call.args or "master_params" in text_of(clip.at.call):
             continue
-        regions = [one for one in events.called if names.is_one_of(one.call.func, _SCALE_LOSS)]
-        before = [
-            one
-            for one in regions
-            if one.order < clip.order and one.place.loops == clip.place.loops[: len(one.place.loops)]
-        ]
+        before = [one for one in events.called if names.is_one_of(one.call.func, _SCALE_LOSS)
+                  and one.order < clip.order and same_loop(clip, one)]  # fmt: skip
         if not before or not isinstance(clip.at.call.func, ast.Attribute | ast.Name):
             continue
         region = before[-1]
@@ -87,20 +72,13 @@ def apex_clip(names: ScriptNames, events: Events) -> Iterator[Finding]:
         advice = names.rewriting()
         inside = region.call in clip.place.regions
         call, statement = clip.at.call, clip.at.statement
-        new = f"{text_of(call.func)}({', '.join([master, *map(text_of, call.args[1:])])}"
-        new += (
-            "".join(
-                f", {word.arg}={text_of(word.value)}" for word in call.keywords if word.arg != "parameters"
-            )
-            + ")"
-        )
-        if not names.is_one_of(
-            call.func, frozenset({"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"})
-        ):
+        words = [f"{word.arg}={text_of(word.value)}" for word in call.keywords if word.arg != "parameters"]
+        new = f"{text_of(call.func)}({', '.join([master, *map(text_of, call.args[1:]), *words])})"
+        if not names.is_one_of(call.func, _CLIPS):
             new = f"torch.nn.utils.clip_grad_value_({master}, 1.0)"
         if inside:
-            whole = names.statements.source(statement)[0].replace(text_of(call), new)
-            advice.without(statement).behind(region.statement, [whole if new in whole else new])
+            line = names.statements.source(statement)[0].replace(text_of(call), new)
+            advice.without(statement).behind(region.statement, [line if new in line else new])
         else:
             advice.replace(call, new)
         yield names.finding(
@@ -122,7 +100,7 @@ def apex_unscaled(names: ScriptNames, events: Events) -> Iterator[Finding]:
             if not isinstance(made, ast.Call) or not names.is_one_of(made.func, _SCALE_LOSS) or bound is None:
                 continue
             call = backward.at.call
-            given = call.func.value if isinstance(call.func, ast.Attribute) else call
+            given = receiver_of(call) or call
             if dotted(given) != dotted(bound) and made.args and text_of(given) == text_of(made.args[0]):
                 yield names.finding(
                     given, "unscaled-backward",
@@ -136,7 +114,5 @@ RULES = (loss_number, apex_clip, apex_unscaled)
 
 
 def _number(names: ScriptNames, node: ast.expr) -> int | None:
-    if isinstance(node, ast.Name):
-        values = [value for value, _ in names.values.get(node.id, ())]
-        node = values[0] if len(values) == 1 and values[0] is not None else node
+    node = (names.only(node) or node) if isinstance(node, ast.Name) else node
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else None

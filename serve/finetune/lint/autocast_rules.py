@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from .events import Event, Events
 from .flow import Called
-from .own_code import dotted
+from .own_code import dotted, method_of, receiver_of, words_of
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -17,6 +17,10 @@ _OLD = {
     for name in ("GradScaler", "autocast", "custom_fwd", "custom_bwd")
 }
 _OLD_ARGUMENTS = ("enabled", "dtype", "cache_enabled")  # of torch.cuda.amp.autocast, in their order
+# Calls that compute nothing whose type autocast chooses.
+_BEHIND = frozenset(
+    ("backward", "scale", "step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "item", "append", "parameters")
+)  # fmt: skip
 _BANNED = frozenset({"torch.nn.functional.binary_cross_entropy"})
 _BANNED_LOSSES = frozenset({"torch.nn.BCELoss"})
 
@@ -56,29 +60,14 @@ def backward_in_autocast(names: ScriptNames, events: Events) -> Iterator[Finding
 def _behind_region(names: ScriptNames, backward: Event, region: ast.Call) -> Rewriting:
     """The end of the region's block is moved out of it, where only steps and the like follow; else the region is
     switched off for the one line."""
-    block = next((one for site in reversed(backward.at.sites) for one in [site, *names.statements.around(site)]
-                  if isinstance(one, ast.With) and any(
-                      names.behind(item.context_expr) is region for item in one.items)), None)  # fmt: skip
-    sites = {id(one): one for site in backward.at.sites for one in [site, *names.statements.around(site)]}
+    sites = [one for site in reversed(backward.at.sites) for one in [site, *names.statements.around(site)]]
+    block = next((one for one in sites if isinstance(one, ast.With) and any(
+        names.behind(item.context_expr) is region for item in one.items)), None)  # fmt: skip
     rest = block.body if block is not None else []
-    begin = next((number for number, one in enumerate(rest) if id(one) in sites), len(rest))
+    begin = next((number for number, one in enumerate(rest) if one in sites), len(rest))
     tail = rest[begin:]
-    known = {
-        "backward",
-        "scale",
-        "step",
-        "update",
-        "unscale_",
-        "zero_grad",
-        "clip_grad_norm_",
-        "item",
-        "append",
-        "parameters",
-    }
-    called = {node.func for one in tail for node in ast.walk(one) if isinstance(node, ast.Call)}
-    plain = all(
-        (one.attr if isinstance(one, ast.Attribute) else dotted(one) or "") in known for one in called
-    )
+    called = [node for one in tail for node in ast.walk(one) if isinstance(node, ast.Call)]
+    plain = all((method_of(one) or dotted(one.func)) in _BEHIND for one in called)
     advice = names.rewriting()
     if block is not None and tail and plain and begin > 0 and len(block.items) == 1:
         lines = [line for one in tail for line in names.statements.source(one)]
@@ -86,10 +75,9 @@ def _behind_region(names: ScriptNames, backward: Event, region: ast.Call) -> Rew
             advice.without(one)
         return advice.behind(block, lines)
     statement = backward.at.statement
-    device = text_of(region.args[0]) if region.args else "'cuda'"
-    named = [text_of(word.value) for word in region.keywords if word.arg == "device_type"]
+    device = next(map(text_of, [*words_of(region, "device_type"), *region.args[:1]]), "'cuda'")
     source = [f"    {line}" for line in names.statements.source(statement)]
-    off = f"with torch.autocast({(named or [device])[0]}, enabled=False):"
+    off = f"with torch.autocast({device}, enabled=False):"
     return advice.in_place_of(statement, [off, *source])
 
 
@@ -118,12 +106,8 @@ def _loss_made(events: Events, one: Called) -> ast.Call | None:
     for _ in range(8):
         if isinstance(node, ast.Name) and node.id in frame.arguments:
             node, frame, _at = frame.arguments[node.id]
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("cuda", "to")
-        ):
-            node = node.func.value
+        elif method_of(node) in ("cuda", "to"):
+            node = receiver_of(node)
         elif (result := events.names.own.result(node)) is not None:
             node = result
         elif isinstance(node, ast.Name | ast.Attribute):
@@ -131,15 +115,14 @@ def _loss_made(events: Events, one: Called) -> ast.Call | None:
             name = name if name in events.names.values else events.flow.name(node, frame) or name
             values = events.names.values.get(name, ())
             node, scope = (values[0][0], values[0][1].place.scope) if len(values) == 1 else (None, None)
-            given = (
-                events.flow.given(node.id, scope)
-                if isinstance(node, ast.Name) and scope is not None
-                else None
-            )
-            node, frame = (given[0], given[1]) if given is not None else (node, frame)
+            if (
+                isinstance(node, ast.Name)
+                and scope is not None
+                and (given := events.flow.given(node.id, scope))
+            ):
+                node, frame = given[:2]
         elif isinstance(node, ast.Subscript):
-            values = [value for value, _ in events.names.values.get(dotted(node.value) or "", ())]
-            held = values[0] if len(values) == 1 else None
+            held = events.names.only(node.value)
             pairs = zip(held.keys, held.values, strict=True) if isinstance(held, ast.Dict) else ()
             key = text_of(node.slice)
             node = next((value for one, value in pairs if one is not None and text_of(one) == key), None)
@@ -165,13 +148,8 @@ def _loss_of_logits(
         else:
             advice.replace(one.call.func, "torch.nn.functional.binary_cross_entropy_with_logits")
         return advice, "take the loss of the logits, and leave the sigmoid before it away"
-    given = [
-        f"{text_of(arg)}.float()" if number < 2 else text_of(arg) for number, arg in enumerate(one.call.args)
-    ]
-    given += [
-        f"{word.arg}={text_of(word.value)}" if word.arg else f"**{text_of(word.value)}"
-        for word in one.call.keywords
-    ]
+    given = [f"{text_of(arg)}.float()" for arg in one.call.args[:2]]
+    given += [*map(text_of, one.call.args[2:]), *map(text_of, one.call.keywords)]
     wide = f"{text_of(one.call.func)}({', '.join(given)})"
     statement = one.statement
     source = names.rewriting().replace(one.call, wide).within(statement)
@@ -191,17 +169,12 @@ def _sigmoid(names: ScriptNames, events: Events, one: Called) -> ast.Call | None
             if len(uses) > 1:
                 return None
             node, at, frame = events.flow.value(node, at, frame)
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("float", "squeeze", "flatten", "view")
-        ):
-            node = node.func.value if not (names.full(node.func) or "").startswith("torch.") else None
+        elif isinstance(node, ast.Call) and method_of(node) in ("float", "squeeze", "flatten", "view"):
+            operands = names.operation(node)[1]
+            node = operands[0] if operands is not node.args else None
         else:
             break
-    if isinstance(node, ast.Call) and _inside(names, node) is not None:
-        return node
-    return None
+    return node if isinstance(node, ast.Call) and _inside(names, node) is not None else None
 
 
 def _inside(names: ScriptNames, call: ast.Call) -> ast.expr | None:
@@ -209,14 +182,8 @@ def _inside(names: ScriptNames, call: ast.Call) -> ast.expr | None:
     full = names.full(call.func) or ""
     if full in ("torch.sigmoid", "torch.nn.functional.sigmoid") and call.args:
         return call.args[0]
-    if (
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr == "sigmoid"
-        and not call.args
-        and not full.startswith("torch.")
-    ):
-        return call.func.value
-    return None
+    is_method = method_of(call) == "sigmoid" and not call.args and not full.startswith("torch.")
+    return receiver_of(call) if is_method else None
 
 
 RULES = (backward_in_autocast, banned_loss)
@@ -226,8 +193,7 @@ def _modern(device: str, name: str, call: ast.Call | None) -> str:
     given = [text_of(arg) for arg in call.args] if call else []
     if name == "autocast":
         given = [f"{word}={value}" for word, value in zip(_OLD_ARGUMENTS, given, strict=False)]
-    given += [f"{word.arg}={text_of(word.value)}" if word.arg else f"**{text_of(word.value)}"
-              for word in (call.keywords if call else [])]  # fmt: skip
+    given += [text_of(word) for word in (call.keywords if call else [])]
     first = f"device_type='{device}'" if name.startswith("custom") else f"'{device}'"
     if name.startswith("custom") and call is not None and call.args:
         return f"torch.amp.{name}({', '.join([*given, first])})"
@@ -239,5 +205,5 @@ def _modern(device: str, name: str, call: ast.Call | None) -> str:
 
 
 def _on_cpu(region: ast.Call) -> bool:
-    named = [*region.args[:1], *(word.value for word in region.keywords if word.arg == "device_type")]
+    named = [*region.args[:1], *words_of(region, "device_type")]
     return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in named)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from .events import UNKNOWN, Event, Events
 from .flow import Called
 from .order_rules import runs_with, site_of, spelled
-from .own_code import dotted
+from .own_code import dotted, given_to, receiver_of
 from .script_names import ScriptNames
 from .training_script import Finding
 from .walk import text_of
@@ -27,9 +27,8 @@ def clip_before_unscale(names: ScriptNames, events: Events) -> Iterator[Finding]
         step = (owned or steps)[0]
         anchor = site_of(clip, backward)
         optimizer = text_of(step.at.argument(0, "optimizer") or step.at.call)
-        advice = names.rewriting().before(
-            anchor, [f"{spelled(events, scaler, backward.at)}.unscale_({optimizer})"]
-        )
+        line = f"{spelled(events, scaler, backward.at)}.unscale_({optimizer})"
+        advice = names.rewriting().before(anchor, [line])
         for late in events.after(clip, "unscale"):
             if late.order < step.order and late.target == step.target:
                 advice.without(late.at.statement)
@@ -51,8 +50,7 @@ def clipping_hook(names: ScriptNames, events: Events) -> Iterator[Finding]:
         function = names.own.functions.get(dotted(given) or "") or given
         advice, scale = names.rewriting(), f"{spelled(events, scalers[0], hook.at)}.get_scale()"
         for call in [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
-            bounds = [one for one in [*call.args, *(word.value for word in call.keywords)]
-                      if isinstance(one, ast.Constant | ast.UnaryOp)]  # fmt: skip
+            bounds = [one for one in given_to(call) if isinstance(one, ast.Constant | ast.UnaryOp)]
             for bound in bounds:
                 advice.replace(bound, f"{text_of(bound)} * {scale}")
             if bounds:
@@ -71,7 +69,7 @@ RULES = (clip_before_unscale, clipping_hook)
 
 def _unscaled(events: Events, clip: Event, scaler: str) -> bool:
     """Whether the gradients that are clipped have been unscaled since the last update, or that is not known."""
-    since = max((one.order for one in events.before(clip, "update") if one.scaler == scaler), default=-1)
+    since = events.last_update(clip, scaler)
     others = {events.flow.owner(one) for one in events.names.optimizers}
     for one in events.before(clip, "unscale"):
         of_other = clip.target and clip.target in others and events.flow.owner(one.target) != clip.target
@@ -84,7 +82,6 @@ def _unscaled(events: Events, clip: Event, scaler: str) -> bool:
 def _may_unscale(events: Events, one: Called) -> bool:
     """A helper of another file, or the misspelt method."""
     name = one.method or dotted(one.call.func) or ""
-    of_scaler = isinstance(one.call.func, ast.Attribute) and events.flow.scaler_of(
-        one.call.func.value, one.frame
-    )
+    receiver = receiver_of(one.call)
+    of_scaler = receiver is not None and events.flow.scaler_of(receiver, one.frame)
     return "unscale" in name and (not of_scaler or name == "unscale")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from .events import Events
-from .own_code import dotted
+from .own_code import dotted, given_to, method_of, receiver_of
 from .script_names import ScriptNames
 from .training_script import Finding
 from .walk import Located, text_of
@@ -108,14 +108,8 @@ def _losses_before(names: ScriptNames, at: Located) -> list[tuple[ast.expr, Loca
 
 def _unscaled(names: ScriptNames, loss: ast.expr, at: Located) -> ast.expr:
     """The loss of `scaler.scale(loss)`."""
-    if (
-        isinstance(loss, ast.Call)
-        and isinstance(loss.func, ast.Attribute)
-        and loss.func.attr == "scale"
-        and loss.args
-    ):
-        return loss.args[0] if dotted(loss.func.value) in names.scalers else loss
-    return loss
+    scaled = method_of(loss) == "scale" and dotted(receiver_of(loss)) in names.scalers
+    return loss.args[0] if scaled and isinstance(loss, ast.Call) and loss.args else loss
 
 
 class _Sources:
@@ -144,21 +138,17 @@ class _Sources:
         name = dotted(call.func)
         if name in (self._generator, f"{self._generator}.forward"):
             return Reach.YES
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "detach":
-            if self.reach(call.func.value, at, depth + 1) is Reach.YES:
+        receiver = receiver_of(call)
+        if receiver is not None and method_of(call) == "detach":
+            if self.reach(receiver, at, depth + 1) is Reach.YES:
                 self.detached.append(call)
             return Reach.NO
         if name in self._functions:
             return Reach.UNKNOWN
-        parts = [*call.args, *(word.value for word in call.keywords)]
-        if isinstance(call.func, ast.Attribute) and not (self._names.full(call.func) or "").startswith(
-            "torch."
-        ):
-            receiver = dotted(call.func.value)
-            called = receiver is not None and (receiver == "self" or receiver in self._names.values)
-            # `self.D(x)` calls a module; `pred.mean()` computes with a value.
-            if not (called and receiver == "self"):
-                parts.append(call.func.value)
+        parts, of_torch = given_to(call), (self._names.full(call.func) or "").startswith("torch.")
+        # `self.D(x)` calls a module; `pred.mean()` computes with a value.
+        if receiver is not None and not of_torch and dotted(receiver) != "self":
+            parts.append(receiver)
         return self._most([self.reach(part, at, depth + 1) for part in parts])
 
     def _of_name(self, node: ast.Name | ast.Attribute, at: Located, depth: int) -> Reach:

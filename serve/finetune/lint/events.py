@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .flow import Called, Flow, Frame
-from .own_code import dotted
+from .own_code import dotted, method_of, receiver_of
 from .script_names import ScriptNames
 from .walk import Located, Place, text_of
 
@@ -73,6 +73,11 @@ class Events:
             one for one in self.of(*kinds) if one.order > event.order and not one.place.excludes(event.place)
         ]
 
+    def last_update(self, event: Event, scaler: str | None) -> int:
+        """The order of the scaler's last update before the event; -1 where there is none."""
+        updates = [one.order for one in self.before(event, "update") if one.scaler == scaler]
+        return max(updates, default=-1)
+
     def by_hand(self, scaler: str) -> bool:
         """Whether the script reckons with the scale itself, in a function that is read here."""
         scopes = {one.at.place.scope for one in self.called}
@@ -89,22 +94,15 @@ class Events:
         if scaler is not None:
             kinds = {"step": "step", "update": "update", "unscale_": "unscale"}
             if method in kinds and (method == "update" or first is not None):
-                yield Event(
-                    kinds[method],
-                    one,
-                    scaler,
-                    flow.name(first, one.frame) or (text_of(first) if first else None),
-                )
+                target = flow.name(first, one.frame) or (text_of(first) if first else None)
+                yield Event(kinds[method], one, scaler, target)
             return
         if method == "backward" and receiver is not None:
             full = flow.full(receiver, one.frame)
+            of_library = full.startswith(("torch.", "apex."))
             if full == "torch.autograd":
                 receiver = one.argument(0, "tensors")
-            elif (
-                full.startswith(("torch.", "apex."))
-                or flow.kind_of(receiver, one.frame)
-                or self._engine(call)
-            ):
+            elif of_library or flow.kind_of(receiver, one.frame) or self._engine(call):
                 return
             if receiver is not None:
                 yield Event("backward", one, self.scale_of(receiver, one.at, one.frame))
@@ -112,9 +110,7 @@ class Events:
             yield Event("clip", one, target=clipped or None)
         elif method == "step" and receiver is not None and not call.args and not call.keywords:
             name = flow.name(receiver, one.frame) or ""
-            if any(
-                _SCHEDULER.search(source) for source in self._looped_over(one, receiver)
-            ) or self._schedules(name):
+            if self._schedules(name) or any(map(_SCHEDULER.search, self._looped_over(one, receiver))):
                 yield Event("schedule", one, target=name)
             elif self.names.is_optimizer(name):
                 yield Event("plain-step", one, target=name)
@@ -127,53 +123,35 @@ class Events:
         """Name and receiver of a method, also where the bound method has a name of its own."""
         func = one.call.func
         if isinstance(func, ast.Name):
-            values = [value for value, _ in self.names.values.get(func.id, ())]
-            func = values[0] if len(values) == 1 and isinstance(values[0], ast.Attribute) else func
+            value = self.names.only(func)
+            func = value if isinstance(value, ast.Attribute) else func
         return (func.attr, func.value) if isinstance(func, ast.Attribute) else ("", None)
 
     @staticmethod
     def _engine(call: ast.Call) -> bool:
         """`accelerator.backward(loss)`: a loss is given, so the receiver is none."""
-        return (
-            bool(call.args)
-            and not isinstance(call.args[0], ast.Constant)
-            and "grad" not in text_of(call.args[0])
-        )
+        first = call.args[0] if call.args else None
+        return first is not None and not isinstance(first, ast.Constant) and "grad" not in text_of(first)
 
     def _clipped(self, one: Called, receiver: ast.expr | None, method: str) -> str | None:
         """The module whose gradients are clipped ('' where it is not known); None where nothing is."""
         full = self.flow.full(one.call.func, one.frame)
         if full in _CLIPS or self.names.is_one_of(one.call.func, _CLIPS):
             for node in ast.walk(one.call.args[0]) if one.call.args else ():
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Attribute)
-                    and node.func.attr == "parameters"
-                ):
-                    return self.flow.name(node.func.value, one.frame) or ""
+                if method_of(node) == "parameters":
+                    return self.flow.name(receiver_of(node), one.frame) or ""
             return ""
         if full.startswith(("torch._foreach_clamp", "torch._foreach_norm")):
             method = "clamp"
         if method == "register_hook" and one.call.args and self._clamps(one.call.args[0]):
             return ""
-        if (
-            method.rstrip("_") not in _READS_GRADIENTS
-            and full.rpartition(".")[2].rstrip("_") not in _READS_GRADIENTS
-        ):
+        if not _READS_GRADIENTS & {method.rstrip("_"), full.rpartition(".")[2].rstrip("_")}:
             return None
         parts = [receiver, *one.call.args] if receiver is not None else one.call.args
         for part in parts:
-            named = {node.attr for node in ast.walk(part) if isinstance(node, ast.Attribute)}
-            if any(_of_gradients(self.names, source) for source in self._looped_over(one, part)):
-                return ""
-            if isinstance(part, ast.Name):
-                value, _, _ = self.flow.value(part, one.at, one.frame)
-                named |= (
-                    {node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)}
-                    if value
-                    else set()
-                )
-            if "grad" in named:
+            value = self.flow.value(part, one.at, one.frame)[0] if isinstance(part, ast.Name) else None
+            looped = any(_of_gradients(self.names, source) for source in self._looped_over(one, part))
+            if looped or _reads_grad(part) or (value is not None and _reads_grad(value)):
                 return ""
         return None
 
@@ -188,11 +166,9 @@ class Events:
 
     def _schedules(self, name: str) -> bool:
         """True where the name stands for a learning-rate schedule: by its value, else by the name itself."""
-        values = [value for value, _ in self.names.values.get(name, ())]
-        made = [self.names.full(one.func) or "" for one in values if isinstance(one, ast.Call)]
-        if any(one.startswith("torch.optim.lr_scheduler.") or _SCHEDULER.search(one) for one in made):
+        if any(map(_SCHEDULER.search, self.names.made_by(name))):  # `lr_scheduler` is torch's module too
             return True
-        return bool(_SCHEDULER.search(name)) and not values
+        return bool(_SCHEDULER.search(name)) and not self.names.values.get(name)
 
     def _averages(self, one: Called, receiver: ast.expr | None, method: str) -> bool:
         """An update of a moving average: by its class, or by its name."""
@@ -200,11 +176,7 @@ class Events:
         if receiver is None:
             return bool(_AVERAGING.search(called) and re.search(r"ema|average", called, re.I))
         name = self.flow.name(receiver, one.frame) or ""
-        made = [
-            self.names.full(value.func) or ""
-            for value, _ in self.names.values.get(name, ())
-            if isinstance(value, ast.Call)
-        ]
+        made = self.names.made_by(name)
         if method == "update_parameters" and any(full.endswith("AveragedModel") for full in made):
             return True
         looped = self._looped_over(one, receiver)
@@ -238,26 +210,17 @@ class Events:
                 value, there, where = self.flow.value(node, at, frame)
                 if value is None and isinstance(node, ast.Attribute):
                     return self.scale_of(node.value, at, frame, depth + 1)
-                if (
-                    value is None
-                    and frame.scope is self.names.script.tree
-                    and not self.names.values.get(dotted(node) or "")
-                ):
-                    return None
                 elsewhere = self.names.values.get(dotted(node) or "", [])
+                if value is None and frame.scope is self.names.script.tree and not elsewhere:
+                    return None
                 if value is None and isinstance(node, ast.Name) and len(elsewhere) == 1:
                     value, there = elsewhere[0]  # what another function of the file returned
                     where = self.flow.frame_of(there.place.scope)
                 return self.scale_of(value, there, where, depth + 1)
             case ast.BinOp(left=left, right=right):
-                return _together(
-                    [self.scale_of(left, at, frame, depth + 1), self.scale_of(right, at, frame, depth + 1)]
-                )
+                return _together([self.scale_of(one, at, frame, depth + 1) for one in (left, right)])
             case ast.IfExp(body=body, orelse=orelse):
-                both = {
-                    self.scale_of(body, at, frame, depth + 1),
-                    self.scale_of(orelse, at, frame, depth + 1),
-                }
+                both = {self.scale_of(one, at, frame, depth + 1) for one in (body, orelse)}
                 return both.pop() if len(both) == 1 else UNKNOWN
             case ast.Subscript(value=value) | ast.UnaryOp(operand=value):
                 return self.scale_of(value, at, frame, depth + 1)
@@ -267,10 +230,9 @@ class Events:
 
     def _scale_of_call(self, call: ast.Call, at: Located, frame: Frame, depth: int) -> str | None:
         func = call.func
-        if isinstance(func, ast.Name) and isinstance(
-            bound := self.flow.value(func, at, frame)[0], ast.Attribute
-        ):
-            func = bound
+        if isinstance(func, ast.Name):
+            bound = self.flow.value(func, at, frame)[0]
+            func = bound if isinstance(bound, ast.Attribute) else func
         if isinstance(func, ast.Attribute):
             if func.attr == "scale":
                 return self.flow.scaler_of(func.value, frame) or UNKNOWN
@@ -290,17 +252,18 @@ class Events:
             if _KNOWS_OF_SKIPS.search(test):
                 return True
             for name in re.findall(r"[A-Za-z_][\w.]*", test):
-                values = [value for value, _ in self.names.values.get(name, ()) if value is not None]
-                if any(_KNOWS_OF_SKIPS.search(text_of(value)) for value in values):
+                if any(_KNOWS_OF_SKIPS.search(text_of(value)) for value in self.names.values_of(name)):
                     return True
         return False
 
 
 def _of_gradients(names: ScriptNames, source: str) -> bool:
     """Whether a loop runs over gradients: `for g in grads` of `grads = [p.grad for p in …]`."""
-    values = [value for value, _ in names.values.get(source, ()) if value is not None]
-    return source.endswith(".grad") or any(isinstance(node, ast.Attribute) and node.attr == "grad"
-                                           for value in values for node in ast.walk(value))  # fmt: skip
+    return source.endswith(".grad") or any(map(_reads_grad, names.values_of(source)))
+
+
+def _reads_grad(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
 
 
 def _together(scales: list[str | None]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .own_code import Function, dotted
+from .own_code import Function, dotted, method_of, receiver_of
 from .script_names import ScriptNames
 from .walk import Located, Place
 
@@ -138,18 +138,15 @@ class Flow:
     def target(self, call: ast.Call, frame: Frame) -> Function | None:
         """The own function that a call runs: by name, a method, or an own module's `forward`."""
         own = self.names.own
-        if (
-            isinstance(call.func, ast.Name)
-            and call.func.id in own.functions
-            and call.func.id not in frame.arguments
-        ):
-            return own.functions[call.func.id]
-        if isinstance(call.func, ast.Attribute):
-            kind = self.kind_of(call.func.value, frame)
-            if kind is not None and (method := own.method(kind, call.func.attr)) is not None:
+        if isinstance(call.func, ast.Name):
+            if call.func.id in own.functions and call.func.id not in frame.arguments:
+                return own.functions[call.func.id]
+            if call.func.id in own.classes:
+                return own.method(call.func.id, "__init__")
+        elif (receiver := receiver_of(call)) is not None:
+            kind = self.kind_of(receiver, frame)
+            if kind is not None and (method := own.method(kind, method_of(call))) is not None:
                 return method
-        if isinstance(call.func, ast.Name) and call.func.id in own.classes:
-            return own.method(call.func.id, "__init__")
         if (kind := self.kind_of(call.func, frame)) is not None:
             return own.method(kind, "forward") or own.method(kind, "__call__")
         return None
@@ -164,12 +161,8 @@ class Flow:
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in own.classes:
                 return node.func.id
-            moved = isinstance(node.func, ast.Attribute) and node.func.attr in _MOVES
-            return (
-                self.kind_of(node.func.value, frame, depth + 1)
-                if moved and isinstance(node.func, ast.Attribute)
-                else None
-            )
+            moved = receiver_of(node) if method_of(node) in _MOVES else None
+            return self.kind_of(moved, frame, depth + 1) if moved is not None else None
         name = dotted(node)
         if name is None:
             return None
@@ -197,13 +190,9 @@ class Flow:
         if head in frame.arguments:
             value, outer, _ = frame.arguments[head]
             behind = self.name(value, outer, depth + 1)
-            return (
-                ast.unparse(value)
-                if behind is None and not dot
-                else None
-                if behind is None
-                else behind + dot + rest
-            )
+            if behind is not None:
+                return behind + dot + rest
+            return None if dot else ast.unparse(value)
         bound = self.names.values.get(name, ())
         if len(bound) == 1 and isinstance(value := bound[0][0], ast.Name | ast.Attribute):
             return self.name(value, self._of_binding(frame, bound[0][1].place.scope), depth + 1)
@@ -219,8 +208,7 @@ class Flow:
         """`optimizers["g"]` and `optimizers[0]` of a dictionary or list that is written out."""
         if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
             return node
-        values = [value for value, _ in self.names.values.get(dotted(node.value) or "", ())]
-        held, key = values[0] if len(values) == 1 else None, node.slice.value
+        held, key = self.names.only(node.value), node.slice.value
         if isinstance(held, ast.Dict):
             pairs = zip(held.keys, held.values, strict=True)
             return next(
@@ -264,11 +252,9 @@ class Flow:
     def full(self, node: ast.AST | None, frame: Frame) -> str:
         """The name with its import written out, through aliases."""
         name = self.name(node, frame)
-        return (
-            (self.names.full(ast.parse(name, mode="eval").body) or "")
-            if name and name.replace(".", "").isidentifier()
-            else ""
-        )
+        if not name or not name.replace(".", "").isidentifier():
+            return ""
+        return self.names.full(ast.parse(name, mode="eval").body) or ""
 
     def value(self, node: ast.expr, at: Located, frame: Frame) -> tuple[ast.expr | None, Located, Frame]:
         """The expression to which a name was bound, in the function that binds it."""
@@ -291,9 +277,8 @@ class Flow:
         name = self.name(node, frame)
         if name is None:
             return None
-        if name in self.names.scalers:
-            return name
-        return name if isinstance(node, ast.expr) and self._is_made_here(node, frame) else None
+        made_here = isinstance(node, ast.expr) and self._is_made_here(node, frame)
+        return name if name in self.names.scalers or made_here else None
 
     def _is_made_here(self, node: ast.expr, frame: Frame) -> bool:
         for _ in range(_DEEPEST):

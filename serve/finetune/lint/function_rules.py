@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from ....exporters.policy.classes import Rule, class_of
-from .own_code import Function, dotted
+from .own_code import Function, dotted, method_of, words_of
 from .script_names import ScriptNames
 from .training_script import Finding
 
@@ -60,8 +60,7 @@ def _decorated(names: ScriptNames, function: Function, name: str) -> bool:
         text = dotted(called) or ""
         if names.is_one_of(called, frozenset(f"{place}.{name}" for place in _PLACES)) or text.endswith(name):
             return True
-        values = [value for value, _ in names.values.get(text, ())]
-        if any(value is not None and name in ast.unparse(value) for value in values):
+        if any(name in ast.unparse(value) for value in names.values_of(text)):
             return True
     return False
 
@@ -72,30 +71,20 @@ def _chosen(names: ScriptNames, node: ast.AST) -> bool:
         return isinstance(node.op, ast.MatMult | ast.Pow)
     if not isinstance(node, ast.Call):
         return False
-    full = names.full(node.func) or ""
-    name = full.rpartition(".")[2] if full.startswith("torch.") else getattr(node.func, "attr", "")
-    return bool(name) and class_of(name.rstrip("_")).o1 in (Rule.LOWER, Rule.FP32, Rule.FP32_DTYPE)
+    name, _ = names.operation(node)
+    known = bool(method_of(node)) or (names.full(node.func) or "").startswith("torch.")
+    return known and class_of(name.rstrip("_")).o1 in (Rule.LOWER, Rule.FP32, Rule.FP32_DTYPE)
 
 
 def _device(names: ScriptNames, *functions: Function) -> str:
     """The device of the decorator that is there; CUDA where none is."""
-    for function in functions:
-        for one in function.decorator_list:
-            words = (
-                [word.value for word in one.keywords if word.arg == "device_type"]
-                if isinstance(one, ast.Call)
-                else []
-            )
-            if words and isinstance(words[0], ast.Constant):
-                return str(words[0].value)
+    decorators = [one for function in functions for one in function.decorator_list]
     regions = [call for call, _ in names.calls if (names.full(call.func) or "").endswith("autocast")]
-    first = [call.args[0] for call in regions if call.args] + [
-        word.value for call in regions for word in call.keywords if word.arg == "device_type"
-    ]
-    return next(
-        (str(one.value) for one in first if isinstance(one, ast.Constant) and isinstance(one.value, str)),
-        "cuda",
-    )
+    named = [word for one in decorators if isinstance(one, ast.Call) for word in words_of(one, "device_type")]
+    named += [call.args[0] for call in regions if call.args]
+    named += [word for call in regions for word in words_of(call, "device_type")]
+    texts = [one.value for one in named if isinstance(one, ast.Constant)]
+    return next((text for text in texts if isinstance(text, str)), "cuda")
 
 
 RULES = (undecorated_function,)

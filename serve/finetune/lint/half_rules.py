@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from .flow import Frame
-from .own_code import Function, dotted
+from .own_code import Function, dotted, given_to, method_of, receiver_of, words_of
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -68,27 +68,21 @@ class _Reading:
                 one, two = self.number(left, at, depth + 1), self.number(right, at, depth + 1)
                 if one is None or two is None or (isinstance(op, ast.Pow) and (abs(two) > 300 or one <= 0)):
                     return None
-                found = (
-                    one**two
-                    if isinstance(op, ast.Pow)
-                    else one * two
-                    if isinstance(op, ast.Mult)
-                    else one - two
-                )
+                found = one**two if isinstance(op, ast.Pow) else one * two
+                found = one - two if isinstance(op, ast.Sub) else found
                 return found if abs(found) < 1e300 else None
-            case ast.Call(args=args, keywords=words):
-                return self._of_call(node, [*args, *(one.value for one in words)], at, depth)
+            case ast.Call():
+                return self._of_call(node, at, depth)
             case ast.Name() | ast.Attribute():
                 return self._named(node, at, depth)
         return None
 
-    def _of_call(self, call: ast.Call, given: list[ast.expr], at: Located, depth: int) -> float | None:
-        name = (self.names.full(call.func) or "").rpartition(".")[2] or getattr(call.func, "attr", "")
-        if name in _KEEPS and isinstance(call.func, ast.Attribute):
-            return self.number(call.func.value, at, depth + 1)
-        if name not in _TENSORS:
-            return None
-        return next((found for one in given if (found := self.number(one, at, depth + 1)) is not None), None)
+    def _of_call(self, call: ast.Call, at: Located, depth: int) -> float | None:
+        name = (self.names.full(call.func) or "").rpartition(".")[2] or method_of(call)
+        if name in _KEEPS and method_of(call):
+            return self.number(receiver_of(call), at, depth + 1)
+        numbers = (self.number(one, at, depth + 1) for one in given_to(call) if name in _TENSORS)
+        return next((number for number in numbers if number is not None), None)
 
     def _named(self, node: ast.Name | ast.Attribute, at: Located, depth: int) -> float | None:
         if isinstance(node, ast.Name) and node.id in self.frame.arguments:
@@ -208,28 +202,19 @@ def _nodes(names: ScriptNames, types: ValueTypes) -> Iterator[tuple[_Reading, Lo
 
 def _guarded(names: ScriptNames, one: Located) -> Iterator[ast.expr]:
     """The divisors, and the arguments of roots and logarithms."""
-    node = one.node
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        yield node.right
-    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
-        yield node.value
-    elif (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Pow)
-        and text_of(node.right) in ("-0.5", "0.5", "-1")
-    ):
-        yield node.left
-    elif isinstance(node, ast.Call):
-        name = names.full(node.func) or ""
-        of_torch = name.startswith("torch.")
-        operation = name.rpartition(".")[2] if of_torch else getattr(node.func, "attr", "")
-        if operation.rstrip("_") in _ROOTS:
-            if of_torch and node.args:
-                yield node.args[0]
-            elif isinstance(node.func, ast.Attribute) and not node.args:
-                yield node.func.value
-        elif operation.rstrip("_") in ("div", "true_divide") and node.args:
-            yield node.args[-1] if not of_torch or len(node.args) > 1 else node.args[0]
+    match one.node:
+        case ast.BinOp(op=ast.Div(), right=divisor) | ast.AugAssign(op=ast.Div(), value=divisor):
+            yield divisor
+        case ast.BinOp(op=ast.Pow(), left=base, right=power) if text_of(power) in ("-0.5", "0.5", "-1"):
+            yield base
+        case ast.Call() as call:
+            operation, inputs = names.operation(call)
+            if not method_of(call) and not (names.full(call.func) or "").startswith("torch."):
+                return
+            if operation.rstrip("_") in _ROOTS and len(inputs) == 1:
+                yield inputs[0]
+            elif operation.rstrip("_") in ("div", "true_divide") and call.args:
+                yield inputs[-1]
 
 
 def _behind_names(
@@ -240,14 +225,8 @@ def _behind_names(
     for _ in range(8):
         if isinstance(guard, ast.Name | ast.Attribute):
             guard, at, frame = types.flow.value(guard, at, frame)
-        elif (
-            isinstance(guard, ast.Call)
-            and isinstance(guard.func, ast.Attribute)
-            and guard.func.attr in _KEEPS
-        ):
-            if types.is_half_cast(guard):
-                return guard, at, frame
-            guard = guard.func.value
+        elif guard is not None and method_of(guard) in _KEEPS and not types.is_half_cast(guard):
+            guard = receiver_of(guard)
         else:
             break
     return guard, at, frame
@@ -259,16 +238,9 @@ def _guard(here: _Reading, node: ast.expr | None, at: Located) -> tuple[ast.expr
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         pairs = [(node.left, node.right), (node.right, node.left)]
     elif isinstance(node, ast.Call):
-        of_torch = (here.names.full(node.func) or "").startswith("torch.")
-        name = getattr(node.func, "attr", dotted(node.func) or "").rstrip("_")
-        given = (
-            node.args
-            if of_torch or not isinstance(node.func, ast.Attribute)
-            else [node.func.value, *node.args]
-        )
-        least = [word.value for word in node.keywords if word.arg == "min"]
-        if name in ("clamp", "clip", "clamp_min", "maximum", "max", "add") and given:
-            pairs = [(given[0], bound) for bound in [*least, *given[1:2]]]
+        name, given = here.names.operation(node)
+        if name.rstrip("_") in ("clamp", "clip", "clamp_min", "maximum", "max", "add") and given:
+            pairs = [(given[0], bound) for bound in [*words_of(node, "min"), *given[1:2]]]
     for operand, other in pairs:
         number = here.number(other, at)
         if number is not None and 0 < number <= VANISHES:
@@ -298,20 +270,14 @@ def _filled(here: _Reading, one: Located) -> Iterator[tuple[ast.expr | None, ast
 def _filled_by_call(
     here: _Reading, call: ast.Call, one: Located
 ) -> Iterator[tuple[ast.expr | None, ast.expr]]:
-    of_torch = (here.names.full(call.func) or "").startswith("torch.")
-    name = getattr(call.func, "attr", dotted(call.func) or "").rstrip("_")
-    own = [call.func.value] if isinstance(call.func, ast.Attribute) and not of_torch else []
-    given = [
-        *own,
-        *call.args,
-        *(word.value for word in call.keywords if word.arg in ("value", "fill_value", "other")),
-    ]
+    name, inputs = here.names.operation(call)
+    name, own = name.rstrip("_"), inputs[: len(inputs) - len(call.args)]  # the receiver of a method
+    given = [*inputs, *words_of(call, "value", "fill_value", "other")]
     if name in ("masked_fill", "full_like", "new_full", "fill", "index_fill", "add") and len(given) > 1:
         if here.is_half(given[0], one):
             yield given[0], given[-1]
     elif name == "where" and len(given) == 3:
-        condition, left, right = given if of_torch else (given[1], given[0], given[2])
-        del condition
+        left, right = given[0 if own else 1], given[2]
         for scores, value in ((left, right), (right, left)):
             if here.is_half(scores, one):
                 yield scores, value
@@ -353,8 +319,8 @@ def _large(here: _Reading, node: ast.expr | None, at: Located) -> tuple[ast.expr
             waiting += [
                 (part, there, frame, depth + 1) for part in [getattr(one.func, "value", None), *one.args]
             ]
-        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _KEEPS:
-            waiting.append((one.func.value, there, frame, depth + 1))
+        elif method_of(one) in _KEEPS:
+            waiting.append((receiver_of(one), there, frame, depth + 1))
         elif isinstance(one, ast.Name) and here.types.type_of(one, there, frame) is not Type.WIDE:
             value, place, inner = here.types.flow.value(one, there, frame)
             waiting.append((value, place, inner, depth + 1))
@@ -368,9 +334,8 @@ def _literal(here: _Reading, node: ast.expr, at: Located) -> tuple[ast.expr, Loc
         if isinstance(value, ast.Call):
             return _literal(_Reading(here.names, here.types, frame), value, there)
     if isinstance(node, ast.Call):
-        parts = [*node.args, *(word.value for word in node.keywords)]
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _KEEPS:
-            parts = [node.func.value]
+        receiver = receiver_of(node) if method_of(node) in _KEEPS else None
+        parts = given_to(node) if receiver is None else [receiver]
         found = next((one for one in parts if here.number(one, at) is not None), None)
         return _literal(here, found, at) if found is not None else (node, at, here.frame)
     return node, at, here.frame

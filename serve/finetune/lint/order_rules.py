@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from .events import UNKNOWN, Event, Events
 from .flow import Called
-from .own_code import dotted
+from .own_code import dotted, receiver_of
 from .rewriting import Rewriting
 from .scaler_rules import escapes
 from .script_names import ScriptNames
@@ -40,16 +40,16 @@ def unscaled_backward(names: ScriptNames, events: Events) -> Iterator[Finding]:
         for backward in events.before(step, "backward"):
             if backward.scaler is not None or backward.order < max(previous, default=-1):
                 continue
-            if not runs_with(backward, step) or not _same_loop(backward, step):
+            if not runs_with(backward, step) or not same_loop(backward, step):
                 continue
             between = [one for one in events.after(backward, "plain-step", "step") if one.order <= step.order]
-            otherwise = [
-                one for one in events.of("backward") if one.scaler and one.place.excludes(backward.place)
-            ]
+            otherwise = any(
+                one.scaler and one.place.excludes(backward.place) for one in events.of("backward")
+            )
             if between[0] is not step or otherwise:
                 continue
             call = backward.at.call
-            loss = call.func.value if isinstance(call.func, ast.Attribute) else call
+            loss = receiver_of(call) or call
             if events.flow.full(loss, backward.at.frame) == "torch.autograd":
                 loss = call.args[0]
             scaler = spelled(events, step.scaler or "scaler", backward.at)
@@ -65,20 +65,14 @@ def unscaled_backward(names: ScriptNames, events: Events) -> Iterator[Finding]:
 def missing_update(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for scaler in sorted({one.scaler for one in events.of("step") if one.scaler}):
         steps = [one for one in events.of("step") if one.scaler == scaler]
-        if any(one.scaler == scaler for one in events.of("update")) or _updated_elsewhere(
-            names, events, scaler
-        ):
+        updated = any(one.scaler == scaler for one in events.of("update"))
+        if updated or _updated_elsewhere(names, events, scaler):
             continue
         statement = site_of(steps[-1], steps[0])
-        loops = steps[-1].at.at.place.loops
         own = dotted(steps[-1].at.argument(0, "optimizer"))
-        if (
-            loops
-            and own is not None
-            and isinstance(loop := loops[-1], ast.For)
-            and own == dotted(loop.target)
-        ):
-            statement = loop
+        for loop in steps[-1].at.at.place.loops[-1:]:
+            if isinstance(loop, ast.For) and own is not None and own == dotted(loop.target):
+                statement = loop
         yield names.finding(
             steps[-1].at.call, "missing-update",
             f"{scaler}.update() is missing: the scale never changes, and the second step raises RuntimeError",
@@ -97,9 +91,8 @@ def update_between_steps(names: ScriptNames, events: Events) -> Iterator[Finding
             continue
         if not _may_run_backward(events, update, after[0]):
             advice = names.rewriting().without(update.at.statement)
-            if not any(
-                one.order > after[-1].order for one in events.of("update") if one.scaler == update.scaler
-            ):
+            later = [one for one in events.of("update") if one.scaler == update.scaler]
+            if later[-1].order <= after[-1].order:
                 advice.behind(site_of(after[-1], update), [text_of(update.at.call)])
             yield names.finding(
                 update.at.call, "update-between-steps",
@@ -113,7 +106,7 @@ def update_in_window(names: ScriptNames, events: Events) -> Iterator[Finding]:
     """Accumulation: the step waits for the last part, the update does not."""
     for update in events.of("update"):
         used = [one for one in events.of("step", "unscale") if one.scaler == update.scaler]
-        if not used or update.at.call.args or any(not _same_loop(one, update) for one in used):
+        if not used or update.at.call.args or any(not same_loop(one, update) for one in used):
             continue
         further = frozenset.intersection(*[one.extra(update) for one in used])
         if not further:
@@ -131,20 +124,13 @@ def update_in_window(names: ScriptNames, events: Events) -> Iterator[Finding]:
 
 def unscaled_again(names: ScriptNames, events: Events) -> Iterator[Finding]:
     for unscale in events.of("unscale"):
-        since = max(
-            (one.order for one in events.before(unscale, "update") if one.scaler == unscale.scaler),
-            default=-1,
-        )
+        since = events.last_update(unscale, unscale.scaler)
         for one in events.before(unscale, "unscale", "step"):
             if one.scaler != unscale.scaler or one.target != unscale.target or one.order < since:
                 continue
-            subset = set(one.place.conditions) <= set(unscale.place.conditions)
-            subset |= set(unscale.place.conditions) <= set(one.place.conditions)
-            if (
-                subset
-                and one.place.loops[:1] == unscale.place.loops[:1]
-                and one.at.call is not unscale.at.call
-            ):
+            subset = not one.extra(unscale) or not unscale.extra(one)
+            in_loop = one.place.loops[:1] == unscale.place.loops[:1]
+            if subset and in_loop and one.at.call is not unscale.at.call:
                 what = "has unscaled" if one.kind == "unscale" else "has stepped"
                 yield names.finding(
                     unscale.at.call, "unscale-again",
@@ -176,27 +162,22 @@ def _without_update(
     names: ScriptNames, events: Events, used: Event, update: Event, inner: bool
 ) -> Iterator[Finding]:
     tests = [test for test, _ in sorted(update.extra(used))]
-    if not inner and (
-        used.kind == "step" or any(_depends_on_gradients(events, test, used) for test in tests)
-    ):
-        advice = _update_always(names, used, update)
+    depends = used.kind == "step" or any(_depends_on_gradients(events, test, used) for test in tests)
+    if depends and not inner:
         yield names.finding(
             update.at.call, "update-skipped",
             f"{update.scaler}.update() runs only under the test `{tests[0]}`, while line "
             f"{used.at.call.lineno} has used "
             f"the gradients already: after a pass without it, {used.scaler} raises RuntimeError. Update in each pass",
-            advice,
+            _update_always(names, used, update),
         )  # fmt: skip
         return
     steps = [one for one in events.after(used, "step") if one.scaler == used.scaler]
     if not steps or used.kind == "step":
         return
     loop = used.place.loops[-1]
-    if (
-        inner
-        and isinstance(loop, ast.stmt)
-        and not any(loop in one.place.loops for one in events.of("backward"))
-    ):
+    trains = any(loop in one.place.loops for one in events.of("backward"))
+    if inner and isinstance(loop, ast.stmt) and not trains:
         yield names.finding(
             used.at.call, "unscale-again",
             f"{used.scaler}.unscale_ runs in each pass of the loop in line {loop.lineno}, whose second pass raises "
@@ -269,30 +250,26 @@ def runs_with(one: Event, other: Event) -> bool:
     return one.place.follows(other.place)
 
 
-def _same_loop(one: Event, other: Event) -> bool:
+def same_loop(one: Event, other: Event | Called) -> bool:
     """Whether both run in each pass of the outer one's loop; the first may stand in a loop of its own there."""
     return one.place.loops[: len(other.place.loops)] == other.place.loops
 
 
 def site_of(event: Event, other: Event) -> ast.stmt:
     """The statement that leads to the event, in the function that both are called from."""
-    depth = 0
-    while (
-        depth < min(len(event.at.sites), len(other.at.sites)) - 1
-        and event.at.sites[depth] is other.at.sites[depth]
-    ):
+    mine, others, depth = event.at.sites, other.at.sites, 0
+    while depth < min(len(mine), len(others)) - 1 and mine[depth] is others[depth]:
         depth += 1
-    site = event.at.sites[depth]
-    loops = [one for one in event.place.loops if one not in other.place.loops]
-    return loops[0] if loops and depth == len(event.at.sites) - 1 and isinstance(loops[0], ast.stmt) else site
+    loops = [one for one in event.place.loops if one not in other.place.loops and isinstance(one, ast.stmt)]
+    return loops[0] if loops and depth == len(mine) - 1 else mine[depth]
 
 
 def spelled(events: Events, scaler: str, at: Called) -> str:
     """How the function around ``at`` calls the scaler."""
     for one in events.called:
-        if one.frame.scope is at.frame.scope and isinstance(one.call.func, ast.Attribute):
-            name = dotted(one.call.func.value)
-            if name is not None and events.flow.scaler_of(one.call.func.value, one.frame) == scaler:
+        if one.frame.scope is at.frame.scope and (receiver := receiver_of(one.call)) is not None:
+            name = dotted(receiver)
+            if name is not None and events.flow.scaler_of(receiver, one.frame) == scaler:
                 return name
     return scaler
 
@@ -315,26 +292,20 @@ def _bound_by_loop(names: ScriptNames, used: Event) -> bool:
 def _depends_on_gradients(events: Events, test: str, used: Event) -> bool:
     if ".grad" in test or "isfinite" in test:
         return True
-    bound = {name for name in events.names.values if name in _words(test)}
-    for name in bound:
-        for _, one in events.names.values[name]:
-            if (
-                one.place.scope is used.at.at.place.scope
-                and one.order > used.at.at.order
-                and not isinstance(one.node, ast.AugAssign | ast.For)
-                and (step := events.after(used, "update"))
-                and one.order < step[-1].at.at.order
-            ):
-                return True
-    return False
+    updates = events.after(used, "update")
+    bound = [one for name in _words(test) for _, one in events.names.values.get(name, ())]
+    return bool(updates) and any(
+        one.place.scope is used.at.at.place.scope
+        and used.at.at.order < one.order < updates[-1].at.at.order
+        and not isinstance(one.node, ast.AugAssign | ast.For)
+        for one in bound
+    )
 
 
 def _words(test: str) -> set[str]:
-    return (
-        {text for node in ast.walk(ast.parse(test, mode="eval")) if (text := dotted(node) or "")}
-        if test.isprintable() and not test.startswith(("case ", "except "))
-        else set()
-    )
+    if not test.isprintable() or test.startswith(("case ", "except ")):
+        return set()
+    return {text for node in ast.walk(ast.parse(test, mode="eval")) if (text := dotted(node))}
 
 
 def _may_run_backward(events: Events, start: Event, end: Event) -> bool:

@@ -18,6 +18,26 @@ def dotted(node: ast.AST | None) -> str | None:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
 
+def method_of(node: ast.AST | None) -> str:
+    """`f` of the call `x.f()`; empty for anything else."""
+    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+
+
+def receiver_of(node: ast.AST | None) -> ast.expr | None:
+    """`x` of the call `x.f()`; None for anything else."""
+    return node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+
+
+def words_of(call: ast.Call, *names: str) -> list[ast.expr]:
+    """The arguments of a call that are given by one of these names."""
+    return [word.value for word in call.keywords if word.arg in names]
+
+
+def given_to(call: ast.Call) -> list[ast.expr]:
+    """All arguments of a call."""
+    return [*call.args, *(word.value for word in call.keywords)]
+
+
 class OwnCode:
     """The functions and classes of the script by name. A name that two functions share is left out."""
 
@@ -51,17 +71,11 @@ class OwnCode:
 
     def result(self, call: ast.expr | None) -> ast.expr | None:
         """What the one `return` of the called function gives, in the names of that function."""
-        function = (
-            self.functions.get(call.func.id)
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-            else None
-        )
-        if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and dotted(call.func.value) == "self"
-        ):
-            found = [method for (_, name), method in self._methods.items() if name == call.func.attr]
+        function = None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            function = self.functions.get(call.func.id)
+        elif dotted(receiver_of(call)) == "self":
+            found = [method for (_, name), method in self._methods.items() if name == method_of(call)]
             function = found[0] if len(found) == 1 else None
         results = self.returns(function) if function is not None else []
         return results[0] if len(results) == 1 else None

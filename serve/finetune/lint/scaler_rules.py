@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from .own_code import dotted
+from .own_code import dotted, given_to, receiver_of
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -14,11 +14,10 @@ _AMP = frozenset({"torch.amp", "torch.cuda.amp", "apex.amp"})
 
 def amp_backward(names: ScriptNames) -> Iterator[Finding]:
     for call, receiver, _ in names.methods("backward"):
-        assert isinstance(call.func, ast.Attribute)
-        if receiver in names.values or not names.is_one_of(call.func.value, _AMP):
+        module, given = receiver_of(call), given_to(call)
+        if receiver in names.values or module is None or not names.is_one_of(module, _AMP):
             continue
         scaler = next(iter(sorted(names.scalers)), None)
-        given = [*call.args, *(word.value for word in call.keywords)]
         loss = text_of(given[0]) if given else "loss"
         scaled = loss if scaler is None else f"{scaler}.scale({loss})"
         of_sum = isinstance(given[0], ast.Name | ast.Attribute | ast.Call | ast.Subscript) if given else True
@@ -32,7 +31,7 @@ def amp_backward(names: ScriptNames) -> Iterator[Finding]:
 def unscale_name(names: ScriptNames) -> Iterator[Finding]:
     for call, receiver, _ in names.methods("unscale"):
         if receiver in names.scalers:
-            arguments = ", ".join(map(text_of, [*call.args, *(word.value for word in call.keywords)]))
+            arguments = ", ".join(map(text_of, given_to(call)))
             yield names.finding(
                 call, "scaler-unscale",
                 "a GradScaler has no method unscale; unscale_, which works in place, is meant",
@@ -61,8 +60,7 @@ def scaler_in_loop(names: ScriptNames) -> Iterator[Finding]:
 def scaler_not_saved(names: ScriptNames) -> Iterator[Finding]:
     """A checkpoint with the state of the optimizer and not of the scaler; a state that is saved and never loaded."""
     for scaler in sorted(names.scalers):
-        made = [value for value, _ in names.values.get(scaler, ()) if isinstance(value, ast.Call)]
-        if not made or escapes(names, scaler):
+        if not names.made_by(scaler) or escapes(names, scaler):
             continue
         tail = scaler.rpartition(".")[2]
         for method in ("state_dict", "load_state_dict"):
@@ -70,16 +68,11 @@ def scaler_not_saved(names: ScriptNames) -> Iterator[Finding]:
             if any(receiver.rpartition(".")[2] == tail for _, receiver, _ in calls):
                 continue
             for call, receiver, at in calls:
-                if receiver not in names.optimizers and not (
-                    receiver not in names.values and names.is_optimizer(receiver)
-                ):
+                if not names.is_optimizer(receiver):
                     continue
                 local = scaler if at.place.classes or not scaler.startswith("self.") else tail
-                advice = (
-                    _with_state(names, call, local)
-                    if method == "state_dict"
-                    else _with_load(names, call, local)
-                )
+                with_it = _with_state if method == "state_dict" else _with_load
+                advice = with_it(names, call, local)
                 if advice is not None:
                     yield names.finding(
                         call, "scaler-not-saved",
@@ -127,10 +120,7 @@ def _key(names: ScriptNames, scaler: str) -> str:
         parent = names.statements.parents[call]
         if receiver.rpartition(".")[2] == scaler.rpartition(".")[2]:
             if isinstance(parent, ast.Dict):
-                return text_of(
-                    next(key for key, value in zip(parent.keys, parent.values, strict=True) if value is call)
-                    or call
-                )
+                return text_of(parent.keys[parent.values.index(call)] or call)
             if isinstance(parent, ast.keyword):
                 return repr(parent.arg)
             if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Subscript):
@@ -143,10 +133,8 @@ def _with_load(names: ScriptNames, call: ast.Call, scaler: str) -> Rewriting | N
     given = call.args[0] if call.args else None
     if isinstance(given, ast.Subscript):
         source = text_of(given.value)
-        statement = names.statements.of(call)
-        return names.rewriting().behind(
-            statement, [f"{scaler}.load_state_dict({source}[{_key(names, scaler)}])"]
-        )
+        line = f"{scaler}.load_state_dict({source}[{_key(names, scaler)}])"
+        return names.rewriting().behind(names.statements.of(call), [line])
     return None
 
 
@@ -158,6 +146,8 @@ def escapes(names: ScriptNames, scaler: str) -> bool:
     """Whether the scaler goes where this file does not show what becomes of it. Its own functions, and tests of it,
     are known."""
     own = {one.node.name for one in names.all if isinstance(one.node, ast.FunctionDef)}
+    reads = [one.node for one in names.all if isinstance(one.node, ast.Name | ast.Attribute)
+             and isinstance(one.node.ctx, ast.Load) and dotted(one.node) == scaler]  # fmt: skip
     harmless: set[int] = set()
     for one in names.all:
         match one.node:
@@ -171,13 +161,7 @@ def escapes(names: ScriptNames, scaler: str) -> bool:
                 harmless.add(id(left))
             case ast.If(test=test) | ast.IfExp(test=test):
                 harmless.add(id(test))
-    return any(
-        isinstance(one.node, ast.Name | ast.Attribute)
-        and isinstance(one.node.ctx, ast.Load)
-        and dotted(one.node) == scaler
-        and id(one.node) not in harmless
-        for one in names.all
-    )
+    return any(id(one) not in harmless for one in reads)
 
 
 def _bound_in(names: ScriptNames, loop: ast.AST, step: ast.Call) -> bool:
@@ -186,10 +170,5 @@ def _bound_in(names: ScriptNames, loop: ast.AST, step: ast.Call) -> bool:
     if optimizer is None:
         return True
     holders = {optimizer, optimizer.partition(".")[0]}
-    targets = {
-        name
-        for name in holders
-        for _, one in names.values.get(name, ())
-        if loop in one.place.loops or one.node is loop
-    }
-    return bool(targets)
+    bound = [one for name in holders for _, one in names.values.get(name, ())]
+    return any(loop in one.place.loops or one.node is loop for one in bound)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from .own_code import OwnCode, dotted
+from .own_code import OwnCode, dotted, given_to, method_of, receiver_of, words_of
 from .rewriting import Rewriting, Statements
 from .training_script import Finding, Script
 from .walk import Located, Place, located
@@ -76,8 +76,7 @@ class ScriptNames:
         """Where the name comes from: its imports, also behind an alias (`amp = torch.cuda.amp`)."""
         if head in self._imports:
             return self._imports[head]
-        bound = self.values.get(head, [])
-        alias = dotted(bound[0][0]) if len(bound) == 1 else None
+        alias = dotted(self.only(head))
         first = (alias or "").partition(".")
         if alias is None or first[0] not in self._imports or len(self._imports[first[0]]) != 1:
             return {head}
@@ -91,6 +90,28 @@ class ScriptNames:
         head, dot, rest = name.partition(".")
         return all(place + dot + rest in wanted for place in self._places(head))
 
+    def only(self, name: ast.AST | str | None) -> ast.expr | None:
+        """The value of a name that the file binds once; None for any other."""
+        values = self.values.get(name if isinstance(name, str) else dotted(name) or "", ())
+        return values[0][0] if len(values) == 1 else None
+
+    def values_of(self, name: str) -> list[ast.expr]:
+        """The expressions to which the file binds a name."""
+        return [value for value, _ in self.values.get(name, ()) if value is not None]
+
+    def made_by(self, name: str) -> list[str]:
+        """The full names of what is called for a name's values."""
+        return [self.full(one.func) or "" for one in self.values_of(name) if isinstance(one, ast.Call)]
+
+    def operation(self, call: ast.Call) -> tuple[str, list[ast.expr]]:
+        """What a call computes, and of what: `f` and [x, y] of `torch.f(x, y)`, of `x.f(y)` and of `f(x, y)`."""
+        full, receiver = self.full(call.func) or "", receiver_of(call)
+        if full.startswith("torch."):
+            return full.rpartition(".")[2], call.args
+        if receiver is not None:
+            return method_of(call), [receiver, *call.args]
+        return dotted(call.func) or "", call.args
+
     @cached_property
     def calls(self) -> list[tuple[ast.Call, Located]]:
         return [(one.node, one) for one in self.all if isinstance(one.node, ast.Call)]
@@ -98,9 +119,9 @@ class ScriptNames:
     def methods(self, name: str) -> list[tuple[ast.Call, str, Located]]:
         """Calls of a method of that name, with the receiver's dotted name ('' where it has none)."""
         return [
-            (call, dotted(call.func.value) or "", one)
+            (call, dotted(receiver_of(call)) or "", one)
             for call, one in self.calls
-            if isinstance(call.func, ast.Attribute) and call.func.attr == name
+            if method_of(call) == name
         ]
 
     @cached_property
@@ -140,7 +161,7 @@ class ScriptNames:
             return self.makes_scaler(result, depth + 1)
         if not self.is_one_of(value.func, SCALERS) and not self._is_subclass(value.func, SCALERS):
             return False
-        return not any(_is_false(word.value) for word in value.keywords if word.arg == "enabled")
+        return not _is_off(value)
 
     def _is_subclass(self, node: ast.AST, wanted: frozenset[str]) -> bool:
         own = self.own.classes.get(dotted(node) or "")
@@ -165,8 +186,7 @@ class ScriptNames:
     def _loops_over(self, one: Located, optimizers: dict[str, str | None]) -> bool:
         """`for opt in (first, second)`."""
         source = one.node.iter if isinstance(one.node, ast.For) else None
-        values = [value for value, _ in self.values.get(dotted(source) or "", ())]
-        source = values[0] if len(values) == 1 else source
+        source = self.only(source) or source
         elements = source.elts if isinstance(source, ast.List | ast.Tuple) else []
         return bool(elements) and all(dotted(element) in optimizers for element in elements)
 
@@ -187,15 +207,15 @@ class ScriptNames:
 
     def _owner(self, call: ast.Call, at: Located) -> str | None:
         """The one module of which the optimizer's arguments take parameters."""
-        parts: list[ast.AST] = [*call.args, *(word.value for word in call.keywords)]
+        parts: list[ast.AST] = [*given_to(call)]
         for part in list(parts):
             if isinstance(part, ast.Name) and (value := self.last_value(part.id, at)) is not None:
                 parts.append(value)
-        taken = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)]
         owners = {
-            dotted(node.func.value)
-            for node in taken
-            if isinstance(node.func, ast.Attribute) and node.func.attr in ("parameters", "named_parameters")
+            dotted(receiver_of(node))
+            for part in parts
+            for node in ast.walk(part)
+            if method_of(node) in ("parameters", "named_parameters")
         }
         return owners.pop() if len(owners) == 1 else None
 
@@ -216,8 +236,7 @@ class ScriptNames:
         for item in reversed(place.regions):
             region = self.behind(item)
             if isinstance(region, ast.Call) and self.is_one_of(region.func, AUTOCASTS):
-                switched = [word.value for word in region.keywords if word.arg == "enabled"]
-                return None if any(map(_is_false, switched)) else region
+                return None if _is_off(region) else region
         return None
 
     def behind(self, item: ast.expr, depth: int = 0) -> ast.expr | None:
@@ -231,23 +250,21 @@ class ScriptNames:
                     if isinstance(one, ast.Call) and self.is_one_of(one.func, AUTOCASTS)
                 ]
                 return casts[0] if casts else item
-            called = (
-                item.func if isinstance(item, ast.Call) and not self.is_one_of(item.func, AUTOCASTS) else item
-            )
-            values = [value for value, _ in self.values.get(dotted(called) or "", ())]
-            if isinstance(item, ast.Call) and (result := self.own.result(item)) is not None:
+            called = isinstance(item, ast.Call) and not self.is_one_of(item.func, AUTOCASTS)
+            value = self.only(item.func if called and isinstance(item, ast.Call) else item)
+            if (result := self.own.result(item)) is not None:
                 item = result
-            elif len(values) == 1 and isinstance(item, ast.Call) and isinstance(values[0], ast.Lambda):
-                item = values[0].body
-            elif len(values) == 1 and values[0] is not None and not isinstance(item, ast.Call):
-                item = values[0]
+            elif called and isinstance(value, ast.Lambda):
+                item = value.body
+            elif value is not None and not isinstance(item, ast.Call):
+                item = value
             else:
                 break
         return item
 
     def of_half(self, region: ast.Call) -> bool:
         """Whether an autocast region may be in FP16: it names no other dtype, and no processor."""
-        named = [word.value for word in region.keywords if word.arg in ("dtype", "device_type")]
+        named = words_of(region, "dtype", "device_type")
         texts = [self.full(word) or "" for word in named]
         on_cpu = any(
             isinstance(one, ast.Constant) and one.value == "cpu" for one in [*named, *region.args[:1]]
@@ -257,10 +274,11 @@ class ScriptNames:
     @cached_property
     def uses_half(self) -> bool:
         """Whether the script computes in FP16: it has a GradScaler, or an autocast region in FP16."""
-        casts = [call for call, _ in self.calls if self.is_one_of(call.func, AUTOCASTS)]
-        off = [any(_is_false(w.value) for w in call.keywords if w.arg == "enabled") for call in casts]
-        makers = any(self.makes_scaler(call) for call, _ in self.calls)
-        return makers or any(self.of_half(call) and not no for call, no in zip(casts, off, strict=True))
+        return any(
+            self.makes_scaler(call)
+            or (self.is_one_of(call.func, AUTOCASTS) and self.of_half(call) and not _is_off(call))
+            for call, _ in self.calls
+        )
 
 
 def _imports(nodes: list[Located]) -> dict[str, set[str]]:
@@ -333,5 +351,6 @@ def _is_none(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
 
 
-def _is_false(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is False
+def _is_off(call: ast.Call) -> bool:
+    """Whether a scaler or a region is made with ``enabled=False``."""
+    return any(isinstance(one, ast.Constant) and one.value is False for one in words_of(call, "enabled"))

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from .events import Event, Events
-from .order_rules import spelled
+from .order_rules import same_loop, spelled
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -68,36 +68,24 @@ def _optimizer_of(events: Events, schedule: Event) -> str | None:
 
 def _step_of(events: Events, event: Event) -> Event | None:
     """The step that the event follows in each pass, where nothing tells whether it was skipped."""
-    steps = [
-        one
-        for one in events.before(event, "step")
-        if one.place.loops and one.place.loops == event.place.loops[: len(one.place.loops)]
-    ]
-    steps = [one for one in steps if _inner(events, event) == _inner(events, one)]
-    if not steps or events.knows_of_skips(event, steps[-1]):
-        return None
-    return steps[-1]
+    steps = [one for one in events.before(event, "step") if one.place.loops and same_loop(event, one)
+             and _inner(events, event) == _inner(events, one)]  # fmt: skip
+    return steps[-1] if steps and not events.knows_of_skips(event, steps[-1]) else None
 
 
 def _inner(events: Events, event: Event) -> ast.AST | None:
     """The innermost loop that computes gradients: not one over parameters or schedules."""
-    loops = [
-        one for one in event.place.loops if any(one in each.place.loops for each in events.of("backward"))
-    ]
-    return loops[-1] if loops else None
+    training = {loop for each in events.of("backward") for loop in each.place.loops}
+    return next((one for one in reversed(event.place.loops) if one in training), None)
 
 
 def _behind_update(events: Events, step: Event, event: Event) -> ast.stmt:
     """The statement of the update, or of the step, in the function that also holds the event."""
     updates = [one for one in events.after(step, "update") if one.scaler == step.scaler]
     last = updates[0] if updates and updates[0].place.loops == step.place.loops else step
-    depth = 0
-    while (
-        last.at.sites[depth] is event.at.sites[min(depth, len(event.at.sites) - 1)]
-        and depth < len(last.at.sites) - 1
-    ):
-        depth += 1
-    return last.at.sites[depth]
+    sites, others = last.at.sites, event.at.sites
+    apart = (site for place, site in enumerate(sites) if site is not others[min(place, len(others) - 1)])
+    return next(apart, sites[-1])
 
 
 def _only_after_step(names: ScriptNames, events: Events, step: Event, event: Event) -> Rewriting:

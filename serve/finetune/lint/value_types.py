@@ -9,7 +9,7 @@ from enum import Enum
 
 from ....exporters.policy.classes import Rule, class_of
 from .flow import Flow, Frame
-from .own_code import Function, dotted
+from .own_code import Function, dotted, method_of, receiver_of, words_of
 from .walk import Located, text_of
 
 _DEEPEST = 12  # expressions and names that one value is followed through
@@ -85,33 +85,33 @@ class ValueTypes:
         return self._known[key]
 
     def _of(self, node: ast.expr, at: Located, frame: Frame, depth: int) -> Type:
+        def of(inner: ast.expr) -> Type:
+            return self.type_of(inner, at, frame, depth)
+
         match node:
             case ast.Constant(value=bool() | int() | float()):
                 return Type.NUMBER
             case ast.UnaryOp(operand=value) | ast.Subscript(value=value):
-                return self.type_of(value, at, frame, depth)
+                return of(value)
             case ast.BinOp(left=left, op=op, right=right):
                 if isinstance(op, ast.MatMult):
                     return Type.HALF if self.casts_to_half(at, frame) else Type.UNKNOWN
                 if isinstance(op, ast.Pow) and self.casts_to_half(at, frame):
                     return Type.WIDE
-                types = [self.type_of(left, at, frame, depth), self.type_of(right, at, frame, depth)]
+                types = [of(left), of(right)]
                 if isinstance(op, ast.Add) and Type.HALF in types and _masks(right):
                     return Type.HALF if Type.WIDE not in types else Type.WIDE
                 return joined(types)
             case ast.IfExp(body=body, orelse=orelse):
-                both = {self.type_of(body, at, frame, depth), self.type_of(orelse, at, frame, depth)}
+                both = {of(body), of(orelse)}
                 return both.pop() if len(both) == 1 else Type.UNKNOWN
             case ast.Call():
                 return self._of_call(node, at, frame, depth)
             case ast.Name() | ast.Attribute():
                 value, there, where = self.flow.value(node, at, frame)
-                if (
-                    value is None
-                    and isinstance(node, ast.Attribute)
-                    and node.attr in ("T", "mT", "data", "grad")
-                ):
-                    return self.type_of(node.value, at, frame, depth)
+                same = isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data", "grad")
+                if value is None and same and isinstance(node, ast.Attribute):
+                    return of(node.value)
                 return Type.UNKNOWN if value is None else self.type_of(value, there, where, depth)
         return Type.UNKNOWN
 
@@ -120,20 +120,13 @@ class ValueTypes:
         target = self.flow.target(call, frame)
         if target is not None and target is not frame.scope and target.name != "__init__":
             return self._of_own(target, call, at, frame, depth)
-        if (
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr == "apply"
-            and self.casts_to_half(at, frame)
-        ):
-            return self._of_autograd_function(dotted(call.func.value) or "")
+        in_half = self.casts_to_half(at, frame)
+        if method_of(call) == "apply" and in_half:
+            return self._of_autograd_function(dotted(receiver_of(call)) or "")
         if layer := self._layer(call.func, at, frame):
-            if not self.casts_to_half(at, frame):
-                return self._outside(call.func, layer, frame)
-            return layer
-        of_torch = name.startswith("torch.")
-        operation = name.rpartition(".")[2] if of_torch else getattr(call.func, "attr", "")
-        inputs = call.args if of_torch else [getattr(call.func, "value", call), *call.args]
-        if not operation or (not of_torch and not isinstance(call.func, ast.Attribute)):
+            return layer if in_half else self._outside(call.func, layer, frame)
+        operation, inputs = self._names.operation(call)
+        if not operation or (not name.startswith("torch.") and not method_of(call)):
             return Type.UNKNOWN
         if operation in ("half", "float"):
             return Type.HALF if operation == "half" else Type.WIDE
@@ -141,7 +134,7 @@ class ValueTypes:
             return self._converted(call, operation, inputs, at, frame, depth)
         rule = class_of(operation.rstrip("_")).o1
         if rule in (Rule.LOWER, Rule.FP32, Rule.FP32_DTYPE):
-            if self.casts_to_half(at, frame):
+            if in_half:
                 return Type.HALF if rule is Rule.LOWER else Type.WIDE
             return self.type_of(inputs[0], at, frame, depth) if inputs else Type.UNKNOWN
         if class_of(operation).name == "other" and operation not in _LIKE_THEIR_INPUTS:
@@ -150,9 +143,7 @@ class ValueTypes:
         inputs = [*inputs[:1], *(one for one in inputs[1:] if operation in _SEVERAL)]
         types = [self.type_of(one, at, frame, depth) for one in inputs]
         # What is squashed or averaged and comes from a module is its logits, which a product made.
-        if operation in ("sigmoid", "tanh", "mean", "std", "var", "abs", "relu") and self.casts_to_half(
-            at, frame
-        ):
+        if operation in ("sigmoid", "tanh", "mean", "std", "var", "abs", "relu") and in_half:
             types = [Type.HALF if one is Type.MODULE else one for one in types]
         return joined(types)
 
@@ -189,42 +180,30 @@ class ValueTypes:
 
     def _outside(self, func: ast.expr, layer: Type, frame: Frame) -> Type:
         """The type of the result outside of autocast: half where the module's weights are half."""
-        values = [value for value, _ in self._names.values.get(self.flow.name(func, frame) or "", ())]
-        casts = [one for value in values if value is not None for one in ast.walk(value)
-                 if isinstance(one, ast.Call) and self.is_half_cast(one)]  # fmt: skip
-        return Type.HALF if casts else Type.MODULE if layer is Type.MODULE else Type.UNKNOWN
+        values = self._names.values_of(self.flow.name(func, frame) or "")
+        if any(self.is_half_cast(one) for value in values for one in ast.walk(value)):
+            return Type.HALF
+        return Type.MODULE if layer is Type.MODULE else Type.UNKNOWN
 
-    def is_half_cast(self, node: ast.expr) -> bool:
+    def is_half_cast(self, node: ast.AST) -> bool:
         """`x.half()`, `x.to(torch.float16)`."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            return False
-        words = [*node.args, *(word.value for word in node.keywords if word.arg == "dtype")]
-        to_half = any(self._names.full(word) in HALVES for word in words)
-        return node.func.attr == "half" or (node.func.attr in ("to", "type") and to_half)
+        if not isinstance(node, ast.Call) or method_of(node) not in ("to", "type"):
+            return method_of(node) == "half"
+        return any(self._names.full(one) in HALVES for one in [*node.args, *words_of(node, "dtype")])
 
     def _layer_made(self, value: ast.expr | None) -> Type | None:
         if not isinstance(value, ast.Call):
             return None
         full = self._names.full(value.func) or ""
-        if (
-            isinstance(value.func, ast.Attribute)
-            and value.func.attr in _MOVES
-            and not full.startswith("torch.")
-        ):
-            return self._layer_made(value.func.value)
+        if method_of(value) in _MOVES and not full.startswith("torch."):
+            return self._layer_made(receiver_of(value))
         if full.rpartition(".")[2].endswith(_WRAPPERS) and value.args:
-            made = [
-                inner
-                for inner, _ in self._names.values.get(dotted(value.args[0]) or "", ())
-                if inner is not value
-            ]
+            values = self._names.values.get(dotted(value.args[0]) or "", ())
+            made = [inner for inner, _ in values if inner is not value]
             return self._layer_made(made[0] if len(made) == 1 else value.args[0])
         if full == "torch.nn.Sequential" and value.args:
-            last = [
-                one
-                for one in value.args
-                if not (self._names.full(getattr(one, "func", one)) or "").startswith(_LIKE_LAYERS)
-            ]
+            kinds = [(one, self._names.full(getattr(one, "func", one)) or "") for one in value.args]
+            last = [one for one, kind in kinds if not kind.startswith(_LIKE_LAYERS)]
             return self._layer_made(last[-1]) if last else None
         if full.startswith(_HALF_LAYERS):
             return Type.HALF
@@ -239,7 +218,7 @@ class ValueTypes:
         frame: Frame,
         depth: int,
     ) -> Type:
-        words = [word.value for word in call.keywords if word.arg == "dtype"]
+        words = words_of(call, "dtype")
         for one in [*call.args, *words]:
             full = self._names.full(one) or ""
             if full in (*HALVES, *WIDES):
@@ -250,11 +229,8 @@ class ValueTypes:
             return Type.UNKNOWN if words or not call.args else self.type_of(call.args[0], at, frame, depth)
         if operation in _FACTORIES:
             return Type.UNKNOWN if words else Type.WIDE
-        devices = [
-            one for one in call.args if isinstance(one, ast.Constant) or "device" in (dotted(one) or "")
-        ]
-        same = len(devices) == len(call.args) and not words
-        return self.type_of(inputs[0], at, frame, depth) if same else Type.UNKNOWN
+        to_device = all(isinstance(one, ast.Constant) or "device" in (dotted(one) or "") for one in call.args)
+        return self.type_of(inputs[0], at, frame, depth) if to_device and not words else Type.UNKNOWN
 
 
 _SEVERAL = frozenset(

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from .flow import Flow
-from .own_code import dotted
+from .own_code import dotted, method_of, receiver_of, words_of
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -61,21 +61,19 @@ def _trained(names: ScriptNames, flow: Flow) -> Iterator[tuple[str, Located, str
             yield owner, names.values[optimizer][0][1], stepped[optimizer]
     for call, at in names.calls:
         full = (names.full(call.func) or "").rpartition(".")[2]
-        given = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "model")]
+        given = [*call.args[:1], *words_of(call, "model")]
         if full.endswith("Trainer") and _has_setting(names, "TrainingArguments", "fp16"):
             yield from ((name, at, "the Trainer's scaler") for one in given if (name := dotted(one)))
-        elif "prepare" in (full, getattr(call.func, "attr", "")) and _has_setting(
-            names, "Accelerator", "mixed_precision"
-        ):
+        elif "prepare" in (full, method_of(call)) and _has_setting(names, "Accelerator", "mixed_precision"):
             yield from ((name, at, "the Accelerator's scaler") for one in call.args if (name := dotted(one)))
 
 
 def _has_setting(names: ScriptNames, kind: str, word: str) -> bool:
     return any(
-        one.arg == word and isinstance(one.value, ast.Constant) and one.value.value in (True, "fp16")
+        isinstance(one, ast.Constant) and one.value in (True, "fp16")
         for call, _ in names.calls
         if (dotted(call.func) or "").endswith(kind)
-        for one in call.keywords
+        for one in words_of(call, word)
     )
 
 
@@ -113,8 +111,8 @@ def _counts(one: Located, at: Located, name: str) -> bool:
 
 
 def _concerns(call: ast.Call, name: str) -> bool:
-    if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == name:
-        return call.func.attr in ("half", "to", "float", "bfloat16", "double", "type")
+    if dotted(receiver_of(call)) == name:
+        return method_of(call) in ("half", "to", "float", "bfloat16", "double", "type")
     return (dotted(call.func) or "").rpartition(".")[2].endswith(_WIDENERS) and any(
         name == dotted(one) for one in call.args
     )
@@ -140,11 +138,9 @@ def _made_half(
     if (result := names.own.result(value)) is not None:
         inner = next((one for one in names.all if one.node is result), at)
         return _made_half(flow, result, inner, "", None, depth + 1)
-    called = getattr(value.func, "attr", dotted(value.func) or "")
+    called = method_of(value) or dotted(value.func) or ""
     kinds = [names.full(one) for one in _dtypes(value)]
-    if (called == "half" and not value.args) or any(
-        _is_half(one, kind) for one, kind in zip(_dtypes(value), kinds, strict=True)
-    ):
+    if (called == "half" and not value.args) or any(map(_is_half, _dtypes(value), kinds)):
         return value
     if called in ("float", "double") or any(kind in WIDES for kind in kinds) or called.endswith(_WIDENERS):
         return None
@@ -152,15 +148,14 @@ def _made_half(
         called == "from_pretrained" and value.args and not isinstance(value.args[0], ast.Constant)
     ):
         return _made_half(flow, value.args[0], at, name, before, depth + 1) if value.args else None
-    if isinstance(value.func, ast.Attribute) and called in _MOVES:
-        return _made_half(flow, value.func.value, at, name, before, depth + 1)
-    return None
+    moved = receiver_of(value) if called in _MOVES else None
+    return None if moved is None else _made_half(flow, moved, at, name, before, depth + 1)
 
 
 def _dtypes(call: ast.Call) -> list[ast.expr]:
     """The arguments that may name a type."""
-    words = [word.value for word in call.keywords if word.arg in ("dtype", "torch_dtype")]
-    return [*words, *(call.args if getattr(call.func, "attr", "") in ("to", "type") else [])]
+    positional = call.args if method_of(call) in ("to", "type") else []
+    return [*words_of(call, "dtype", "torch_dtype"), *positional]
 
 
 def _is_half(node: ast.expr, full: str | None) -> bool:
@@ -168,10 +163,8 @@ def _is_half(node: ast.expr, full: str | None) -> bool:
 
 
 def _in_fp32(names: ScriptNames, call: ast.Call) -> Rewriting:
-    given = [one for one in _dtypes(call) if _is_half(one, names.full(one))]
-    if given:
-        return names.rewriting().replace(
-            given[0], "'float32'" if isinstance(given[0], ast.Constant) else "torch.float32"
-        )
+    if given := [one for one in _dtypes(call) if _is_half(one, names.full(one))]:
+        wide = "'float32'" if isinstance(given[0], ast.Constant) else "torch.float32"
+        return names.rewriting().replace(given[0], wide)
     assert isinstance(call.func, ast.Attribute)
     return names.rewriting().replace(call, f"{text_of(call.func.value)}.float()")

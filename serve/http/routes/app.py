@@ -222,7 +222,7 @@ def _in_short(served: Served) -> dict[str, Any]:
         "reason": without_folders(prepared.reason),
         "form": prepared.engine.form,
         "device": prepared.engine.device,
-        **({"provider": provider} if (provider := getattr(prepared.engine, "provider", None)) else {}),
+        **({"provider": provider} if (provider := prepared.engine.provider) else {}),
         **cpu,
     }
 

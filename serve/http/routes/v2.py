@@ -136,7 +136,7 @@ def metadata_of(roster: Roster, name: str, version: str | None = None) -> dict[s
         "halfeven_device": prepared.engine.device,
         "halfeven_batch_invariance": prepared.invariance,
     }
-    if provider := getattr(prepared.engine, "provider", None):
+    if provider := prepared.engine.provider:
         properties["halfeven_provider"] = provider
     versions = [loaded.prepared.version for loaded in loaded_versions]
     return model_metadata(served.spec, versions, prepared.engine.form, properties)

@@ -62,7 +62,7 @@ def _gain(seconds: Mapping[int, float], limit: int, rows: int) -> float:
 
 
 def worth_of(engine: Engine) -> Worth:
-    return AHEAD if getattr(engine, "in_flight", 1) > 1 else ONE_BY_ONE
+    return AHEAD if engine.in_flight > 1 else ONE_BY_ONE
 
 
 def useful_rows_of(rival: Side, now: WhatServes, watch: Stopwatch) -> Steps[int]:

@@ -198,13 +198,13 @@ class Sweep:
             return nothing
         try:
             with self._loaded(form, setup) as (engine, keep):
-                way = replace(asked, setup=getattr(engine, "setup", setup))
+                way = replace(asked, setup=engine.setup)
                 if way == self.way or way in self.decided.ways:
                     return nothing
                 rival = Side(way, engine, Timed(way.setup, {}))
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
-                possible = frozenset[str](getattr(engine, "possible", ()))
+                possible = frozenset(engine.possible)
                 taken = verdict.wins and self._take(new, rival, verdict, what, keep)
                 self.decided.note(self._key(form) if what == "form" else what, verdict.gain, taken)
                 return Tried(rival.taken, verdict.gain, possible, taken)

@@ -62,7 +62,7 @@ class WhatServes:
 
     @property
     def possible(self) -> frozenset[str]:
-        return frozenset(getattr(self.engine, "possible", ()))
+        return frozenset(self.engine.possible)
 
     def allowed(self) -> None:
         """Raises Gone where the engine served and does not any more. On the device thread, which closes engines."""
@@ -84,7 +84,7 @@ class WhatServes:
             engine=engine,
             precision=form.precision,
             digest=form.digest,
-            setup=getattr(engine, "setup", None),
+            setup=engine.setup,
             original=self._original_beside(form),
             useful_rows=rows,
         )

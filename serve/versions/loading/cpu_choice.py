@@ -135,7 +135,7 @@ class _Search:
 
     def try_pass(self, name: str) -> None:
         """Take the pass where the program allows it and it gains what `MUST_GAIN` asks for."""
-        if name in getattr(self._engine, "possible", ()) and (name != SHARED_ROWS or self._has_long_rows()):
+        if name in self._engine.possible and (name != SHARED_ROWS or self._has_long_rows()):
             self._try(
                 self.best.setup.having(name),
                 lambda gains: min(gains) >= MAY_LOSE and mean(gains) >= MUST_GAIN[name],
@@ -150,7 +150,7 @@ class _Search:
         engine = None
         try:
             engine = self._load(setup)
-            if getattr(engine, "setup", setup) == setup:  # else the program does not allow it
+            if engine.setup == setup:  # else the program does not allow it
                 timed = self._beside_best(engine, setup)
                 self.measured.append(timed)
                 if is_better(timed.gains_over(self.best)):
@@ -197,12 +197,12 @@ class _Search:
 
 def batch_seconds(engine: Engine, parts: Parts) -> float:
     """Seconds on a core of one batch, run as the server does. Called on the device thread."""
-    if getattr(engine, "in_flight", 1) == 1:
+    if engine.in_flight == 1:
         return seconds_on_core(partial(engine.run, parts))
     return seconds_on_core(partial(_two_at_once, engine, parts)) / 2
 
 
-def _two_at_once(engine: Any, parts: Parts) -> None:
+def _two_at_once(engine: Engine, parts: Parts) -> None:
     """The next batch is begun while one is under way."""
     for launched in [engine.launch(parts), engine.launch(parts)]:
         launched.wait()

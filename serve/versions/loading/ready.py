@@ -109,7 +109,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
             spec, samples, chosen.engine, min(chosen.useful_rows or chosen.most_rows, chosen.most_rows), place
         ),
         probe=[part[0] for part in batch_of(spec, samples, 1)],
-        setup=getattr(chosen.engine, "setup", None) if place.device.type == "cpu" else None,
+        setup=chosen.engine.setup if place.device.type == "cpu" else None,
         forms=forms,
     )
 
@@ -139,8 +139,7 @@ def _servable(version: Version, spec: ModelSpec, halves: list[Candidate], place:
 
 def _placed(engine: Engine) -> list[str]:
     """A sentence about nodes that ONNX Runtime computes on the CPU beside a device; none where there are none."""
-    placement = getattr(engine, "placement", None)
-    return [sentence] if placement is not None and (sentence := placement.sentence()) else []
+    return [sentence] if engine.placement is not None and (sentence := engine.placement.sentence()) else []
 
 
 def _chosen(
@@ -360,7 +359,7 @@ def _useful_rows(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Pl
         return place.call(partial(shortest_seconds, run))
 
     engine = chosen.engine
-    ahead = engine.device == "cpu" and getattr(engine, "in_flight", 1) > 1
+    ahead = engine.device == "cpu" and engine.in_flight > 1
     try:
         return measure_useful_rows(run_seconds, chosen.most_rows, worth=AHEAD if ahead else ONE_BY_ONE)
     except Exception:

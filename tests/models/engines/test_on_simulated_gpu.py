@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines import staging, torch_engine
-from halfeven.models.engines.engine import Engine, Launching
+from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.faults import device_lost, out_of_memory
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.serve.selftest.comparing import answers_in_flight
@@ -55,7 +55,7 @@ def differs(came: list[np.ndarray], expected: list[np.ndarray]) -> bool:
     )
 
 
-def trial(gpu: SimulatedGpu, there: Launching, here: Engine, batches: list[Parts]) -> list[str]:
+def trial(gpu: SimulatedGpu, there: Engine, here: Engine, batches: list[Parts]) -> list[str]:
     """What goes wrong while the batches pass, two in flight; answers are looked at when all have come."""
     waits = len(gpu.operations.waits)
     taken = answers_in_flight(there, batches)

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
+from halfeven.models.engines.engine import Engine
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import Bell, DeviceThread
@@ -25,7 +26,7 @@ Future = asyncio.Future[Answer]
 
 
 @dataclass(eq=False)
-class Fake:
+class Fake(Engine):
     """y = factor · x, first column; raises on poison; remembers its batches; may wait for a gate."""
 
     factor: float = 1.0
@@ -36,9 +37,6 @@ class Fake:
     closed: bool = False
     gate: threading.Event | None = None
     entered: Callable[[], object] = lambda: None
-
-    def warm_up(self, parts: Any) -> None:
-        self.run(parts)
 
     def run(self, parts: Any) -> list[np.ndarray]:
         assert not self.closed, "run after close"

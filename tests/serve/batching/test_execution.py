@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import EngineFailed, TimedOut
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching import engine_runner
@@ -27,7 +28,7 @@ RANDOM = np.random.default_rng()
 
 
 @dataclass(eq=False)
-class Fake:
+class Fake(Engine):
     """y = 2x, n = the row's index of its largest; limits are told in rows. Remembers the rows of each run."""
 
     most: int = sys.maxsize
@@ -42,8 +43,6 @@ class Fake:
     before: Callable[[], object] = lambda: None
 
     def warm_up(self, parts: Any) -> None: ...
-
-    def close(self) -> None: ...
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         self.before()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.models.wire import Wire
@@ -16,7 +17,7 @@ from halfeven.serve.batching.padding import Parts
 from halfeven.serve.batching.warming import warm
 
 
-class Cold:
+class Cold(Engine):
     """Remembers its warm-ups; has memory for so many rows."""
 
     form, precision, device = "torch", "fp16", "cpu"
@@ -28,11 +29,6 @@ class Cold:
         self.warmed.append(len(parts[0][0]))
         if self.warmed[-1] > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-
-    def run(self, parts: Parts) -> list[np.ndarray]:
-        raise NotImplementedError
-
-    def close(self) -> None: ...
 
 
 def spec(rows: int = 32, buckets: Any = "auto", datatype: str = "FP32") -> ModelSpec:

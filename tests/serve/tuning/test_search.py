@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.manifest import digest_of, sha256_of
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
@@ -265,7 +266,7 @@ def test_a_delay_must_gain_a_tenth_for_those_who_come_together(gain: float, dela
     assert best_delay([]) == 0
 
 
-class Doubling:
+class Doubling(Engine):
     form, precision, device = "torch", "fp32", "cpu"
 
     def __init__(self) -> None:
@@ -276,8 +277,6 @@ class Doubling:
     def run(self, parts: Any) -> list[np.ndarray]:
         self.batches.append(len(parts[0]))
         return [np.concatenate(parts[0]) * 2]
-
-    def close(self) -> None: ...
 
 
 def test_the_simulation_goes_through_the_real_batcher_with_each_delay(place: Place) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
@@ -20,7 +21,7 @@ from halfeven.serve.http.routes.metrics import metrics_text, new_registry
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-class Doubling:
+class Doubling(Engine):
     form, precision, device = "torch", "fp16", "cpu"
 
     def warm_up(self, parts: Any) -> None: ...
@@ -30,8 +31,6 @@ class Doubling:
         if (x < 0).any():
             raise ValueError("poison")
         return [x * 2]
-
-    def close(self) -> None: ...
 
 
 SPEC = ModelSpec(

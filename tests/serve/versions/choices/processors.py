@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from halfeven.models.engines import engine
 from halfeven.models.engines.cpu.setup import (
     BRIEF_SPINNING,
     NO_SPINNING,
@@ -171,7 +172,7 @@ class World:
 
 
 @dataclass(eq=False)
-class Engine:
+class Engine(engine.Engine):
     world: World
     form: str
     precision: str
@@ -180,16 +181,12 @@ class Engine:
     in_flight: int = 1
     closed: bool = False
 
-    @property
-    def possible(self) -> set[str]:
-        return possible(self.form, self.setup)
+    def __post_init__(self) -> None:
+        self.possible = possible(self.form, self.setup)
 
     @property
     def way(self) -> Way:
         return Way(self.form, self.precision, self.setup)
-
-    def warm_up(self, parts: Any) -> None:
-        self.run(parts)
 
     def run(self, parts: Any) -> list[np.ndarray]:
         assert not self.closed, "run after close"

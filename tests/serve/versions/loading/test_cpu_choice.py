@@ -14,6 +14,7 @@ from halfeven.models.engines.cpu.setup import (
     WITHOUT_LOCK,
     CpuSetup,
 )
+from halfeven.models.engines.engine import Engine
 from halfeven.serve.versions.loading import cpu_choice
 from halfeven.serve.versions.loading.cpu_choice import CpuChoice, choose_setup
 
@@ -21,7 +22,7 @@ Seconds = Callable[[CpuSetup, int], float]  # of a batch, by its setup and rows
 CORES = 4
 
 
-class Simulated:
+class Simulated(Engine):
     """An engine that takes as long as a formula says; it never sleeps."""
 
     form, precision, device = "torch", "fp32", "cpu"
@@ -29,11 +30,8 @@ class Simulated:
 
     def __init__(self, setup: CpuSetup, possible: set[str], seconds: Seconds) -> None:
         self.possible, self.setup, self.seconds = possible, setup.only(possible), seconds
+        self.in_flight = 2 if SHARED_ROWS in self.setup.passes else 1
         type(self).live += 1
-
-    @property
-    def in_flight(self) -> int:
-        return 2 if SHARED_ROWS in self.setup.passes else 1
 
     def warm_up(self, parts: Any) -> None: ...
 

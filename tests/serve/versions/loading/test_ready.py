@@ -14,6 +14,7 @@ import pytest
 import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.archive.archive import save_program
+from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import NotReady
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
@@ -36,7 +37,7 @@ SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "
 SAMPLES = Samples({"x": np.zeros(8, np.float32)})
 
 
-class Timed:
+class Timed(Engine):
     """An engine that takes as long as it is told to say."""
 
     device = "cpu"

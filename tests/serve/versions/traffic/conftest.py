@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halfeven.models.engines import engine
 from halfeven.models.errors import HalfevenError
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import LIVE, REFUSED, Store, Version
@@ -36,7 +37,7 @@ def spec(rows: int = 8, name: str = "net", width: int = 4) -> ModelSpec:
 
 
 @dataclass(eq=False)
-class Engine:
+class Engine(engine.Engine):
     """y = x, after ``change`` had its way with it; ``fault`` is raised instead. Remembers versions per batch."""
 
     number: int
