@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 
@@ -27,7 +27,10 @@ from ..onnx.reading.large_files import DATA
 from ..other_engine import onnx_file, prove_engine
 from ..report.headline import headline
 
-EQUAL, FP32, REFUSED = "equal", "fp32", "refused"
+Verdict = Literal["equal", "fp32", "refused"]
+EQUAL: Verdict = "equal"
+FP32: Verdict = "fp32"
+REFUSED: Verdict = "refused"
 
 
 def proof_folder(file: Path) -> Path:
@@ -35,7 +38,7 @@ def proof_folder(file: Path) -> Path:
     return file.with_suffix(".proof")
 
 
-def verdict_of(version: Version) -> str:
+def verdict_of(version: Version) -> Verdict:
     """``equal``: a half is proven; ``fp32``: nothing is half, ``reason`` says why; ``refused``: no half passed."""
     if version.status != LIVE:
         return REFUSED

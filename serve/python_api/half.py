@@ -8,13 +8,14 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
 from ...exporters.convert import Conversion, check_signature
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
+from ...exporters.half_files.half_file import Verdict, verdict_of
 from ...exporters.report.page import render_terminal
 from ...exporters.report.stored_page import stored_page
 from ...exporters.version_facts import facts_of
@@ -24,8 +25,6 @@ from ...models.version_copy import copied_version
 from ..versions.versions_in_store import store_at
 from .arrays_given import Given, by_name, is_tensor
 from .in_process import InProcess
-
-Verdict = Literal["equal", "fp32", "refused"]
 
 
 class Half:
@@ -58,9 +57,7 @@ class Half:
     @property
     def verdict(self) -> Verdict:
         """``equal``: a half is proven; ``fp32``: nothing is half, ``reason`` says why; ``refused``: no half passed."""
-        if self.version.status != LIVE:
-            return "refused"
-        return "fp32" if self.version.manifest["half"] is None else "equal"
+        return verdict_of(self.version)
 
     @property
     def reason(self) -> str:

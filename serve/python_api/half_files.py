@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...exporters.convert import Options
-from ...exporters.half_files.half_file import EQUAL, write_half
+from ...exporters.half_files.half_file import EQUAL, Verdict, write_half
 from ..cli.console import notify
 from .arrays_given import Given, rows_in
-from .half import Verdict, table
+from .half import table
 
 
 @dataclass(frozen=True, slots=True, repr=False)
