@@ -1,0 +1,107 @@
+"""The shell blocks of the pages, and how a page is run: by bash, in a prepared folder, with a server that ends with it.
+
+A block is marked ``console`` where a test runs it. It is marked ``sh`` where it needs what a test machine lacks: a
+container engine, a cluster, a GPU, a package index; the commands of halfeven in it are parsed all the same.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL = ("console", "sh", "bash", "shell")
+RUN = "console"
+
+# The functions in front of a page's commands. The server is asked until it is ready; curl waits between its tries.
+BEFORE = """
+set -euo pipefail
+export HALFEVEN_PORT={port} OMP_NUM_THREADS=1 PATH="{bin}:$PATH"
+export HALFEVEN_DRAIN_SECONDS=0
+asking=" $(halfeven-asking) "
+halfeven() {{
+  case "$asking" in *" $1 "*) command halfeven "$@" --url "$scheme://127.0.0.1:$HALFEVEN_PORT";; *) command halfeven "$@";; esac
+}}
+curl() {{ command curl --fail --silent --show-error --insecure "$@"; }}
+server= scheme=http
+stop() {{ if [ -n "$server" ]; then kill -INT "$server"; wait "$server" || true; server=; fi; }}
+trap stop EXIT
+start() {{
+  stop
+  case "$*" in *--tls-cert*) scheme=https;; *) scheme=http;; esac
+  "$@" >> serve.log 2>&1 &
+  server=$!
+  curl -o ready.json --retry 300 --retry-delay 1 --retry-connrefused "$scheme://127.0.0.1:$HALFEVEN_PORT/v2/health/ready" \\
+    2> waited.txt || {{ cat serve.log; exit 1; }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    kind: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """Its lines: without what a here-document holds, continued lines joined, comments taken off."""
+        text = re.sub(r"<<'?(\w+)'?(.*?)\n.*?^\1$", r"\2", self.text, flags=re.MULTILINE | re.DOTALL)
+        lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+        return [line for line in (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines) if line]
+
+
+def blocks(page: Path) -> list[Block]:
+    found = [Block(kind, text) for kind, text in BLOCK.findall(page.read_text())]
+    return [
+        one for one in found if one.kind in SHELL or (not one.kind and one.text.startswith("halfeven "))
+    ]
+
+
+def script(page: Path, port: int, bins: Path, expected: Mapping[str, int]) -> str:
+    """What bash runs: every block that is to be run, `halfeven serve` beside the commands behind it."""
+    lines = [BEFORE.format(port=port, bin=bins)]
+    for block in blocks(page):
+        if block.kind != RUN:
+            continue
+        text = block.text.replace("localhost:8000", f"localhost:{port}").replace("0.0.0.0", "127.0.0.1")
+        text = re.sub(r"(?<![\w.$])/(backups|var/lib|models|shared)/?", r"rooted/\1/", text)
+        text = re.sub(r"^((?:[A-Z_]+=\S+ (?:\\\n\s*)?)*)(halfeven serve\b)", r"\1start command \2", text, flags=re.M)
+        for command, code in expected.items():
+            text = re.sub(rf"^({re.escape(command)}.*?)( +#.*)?$", rf"\1 || [ $? = {code} ]", text, flags=re.M)
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", text], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S * 4
+    )
+
+
+def write_commands(bins: Path) -> None:
+    """`halfeven` and `python` of this environment, whatever the PATH has, and the commands that take ``--url``."""
+    bins.mkdir()
+    here = "import sys; sys.argv[0] = 'halfeven'; from halfeven.serve.cli.main import main; main()"
+    asking = "from tests.shell_blocks import asking; print(*asking())"
+    for name, words in (
+        ("halfeven", f'-c "{here}"'),
+        ("python", ""),
+        ("halfeven-asking", f'-c "import sys; sys.path.insert(0, {str(ROOT)!r}); {asking}"'),
+    ):
+        (bins / name).write_text(f'#!/bin/sh\nexec {sys.executable} -B {words} "$@"\n')
+        (bins / name).chmod(0o755)
+
+
+def asking() -> list[str]:
+    """The commands with an option ``--url``: they ask a server."""
+    import typer
+    from halfeven.serve.cli.main import app
+
+    found = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return [name for name, one in found.items() if any("--url" in param.opts for param in one.params)]
