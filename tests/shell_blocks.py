@@ -63,9 +63,12 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def script(page: Path, port: int, bins: Path, expected: Mapping[str, int]) -> str:
-    """What bash runs: every block that is to be run, `halfeven serve` beside the commands behind it."""
-    lines = [BEFORE.format(port=port, bin=bins)]
+def script(page: Path, port: int, bins: Path, expected: Mapping[str, int], served: bool = False) -> str:
+    """What bash runs: every block that is to be run, `halfeven serve` beside the commands behind it.
+
+    ``expected`` are exit codes other than 0 by the beginnings of commands; ``served``: the page's reader has a server.
+    """
+    lines = [BEFORE.format(port=port, bin=bins), *(["start command halfeven serve"] if served else [])]
     for block in blocks(page):
         if block.kind != RUN:
             continue

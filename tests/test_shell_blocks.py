@@ -34,8 +34,10 @@ WITH_DIGITS = {
     for name in (
         *("export", "howto/keys", "howto/finetune", "howto/rollback", "howto/canary", "howto/engines"),
         *("operation", "howto/upgrade", "security", "howto/prometheus", "bench", "protocol", "observability"),
+        *("comparison",),
     )
 }
+WITH_A_SERVER = {f"docs/{name}.md" for name in ("howto/canary", "howto/finetune", "howto/engines", "export", "bench", "protocol")}
 
 
 def name_of(page: Path) -> str:
@@ -141,7 +143,7 @@ def test_the_blocks_of_a_page_run_one_after_another(page: Path, folder: Path) ->
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    done = run(script(page, port, folder / "bin", ANOTHER_CODE), folder)
+    done = run(script(page, port, folder / "bin", ANOTHER_CODE, name_of(page) in WITH_A_SERVER), folder)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
