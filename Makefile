@@ -72,7 +72,7 @@ types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(READY)
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 layers: $(READY)
 	$(BIN)/python -m pytest -q tests/test_house.py
