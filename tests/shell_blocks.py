@@ -5,6 +5,7 @@ container engine, a cluster, a GPU, a package index; the commands of halfeven in
 """
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -58,9 +59,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     found = [Block(kind, text) for kind, text in BLOCK.findall(page.read_text())]
-    return [
-        one for one in found if one.kind in SHELL or (not one.kind and one.text.startswith("halfeven "))
-    ]
+    return [one for one in found if one.kind in SHELL or (not one.kind and one.text.startswith("halfeven "))]
 
 
 def script(page: Path, port: int, bins: Path, expected: Mapping[str, int], served: bool = False) -> str:
@@ -74,11 +73,21 @@ def script(page: Path, port: int, bins: Path, expected: Mapping[str, int], serve
             continue
         text = block.text.replace("localhost:8000", f"localhost:{port}").replace("0.0.0.0", "127.0.0.1")
         text = re.sub(r"(?<![\w.$])/(backups|var/lib|models|shared)/?", r"rooted/\1/", text)
-        text = re.sub(r"^((?:[A-Z_]+=\S+ (?:\\\n\s*)?)*)(halfeven serve\b)", r"\1start command \2", text, flags=re.M)
+        text = re.sub(
+            r"^((?:[A-Z_]+=\S+ (?:\\\n\s*)?)*)(halfeven serve\b)", r"\1start command \2", text, flags=re.M
+        )
         for command, code in expected.items():
-            text = re.sub(rf"^({re.escape(command)}.*?)( +#.*)?$", rf"\1 || [ $? = {code} ]", text, flags=re.M)
+            text = re.sub(
+                rf"^({re.escape(command)}.*?)( +#.*)?$", rf"\1 || [ $? = {code} ]", text, flags=re.M
+            )
         lines.append(text)
     return "\n".join(lines)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:

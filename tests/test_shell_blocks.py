@@ -3,7 +3,6 @@
 import re
 import shlex
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -23,11 +22,27 @@ from safetensors.numpy import save_file
 from tests.digits import digits_that_ask_for_torch
 from tests.exporters.importing.server_files import archive, triton_model
 from tests.serve.access.authority import Pair
-from tests.shell_blocks import PAGES, ROOT, RUN, Block, blocks, run, script, write_commands
+from tests.shell_blocks import PAGES, ROOT, RUN, Block, blocks, free_port, run, script, write_commands
 
-ELSEWHERE = (
-    "docker kubectl helm ray serve pip make systemctl systemd-analyze sudo python3 git pytest npm trtexec openssl brew"
-).split()
+ELSEWHERE = [
+    "docker",
+    "kubectl",
+    "helm",
+    "ray",
+    "serve",
+    "pip",
+    "make",
+    "systemctl",
+    "systemd-analyze",
+    "sudo",
+    "python3",
+    "git",
+    "pytest",
+    "npm",
+    "trtexec",
+    "openssl",
+    "brew",
+]
 ANOTHER_CODE = {"halfeven parity signal@1 --limit": 3}
 WITH_DIGITS = {
     f"docs/{name}.md"
@@ -37,7 +52,10 @@ WITH_DIGITS = {
         *("comparison",),
     )
 }
-WITH_A_SERVER = {f"docs/{name}.md" for name in ("howto/canary", "howto/finetune", "howto/engines", "export", "bench", "protocol")}
+WITH_A_SERVER = {
+    f"docs/{name}.md"
+    for name in ("howto/canary", "howto/finetune", "howto/engines", "export", "bench", "protocol")
+}
 
 
 def name_of(page: Path) -> str:
@@ -57,7 +75,9 @@ def net() -> onnx.ModelProto:
         helper.make_node("Tanh", ["h"], ["t"]),
         helper.make_node("MatMul", ["t", "w1"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", size]) for n, size in (("x", 8), ("y", 3))]
+    ends = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", size]) for n, size in (("x", 8), ("y", 3))
+    ]
     kept = [numpy_helper.from_array(one, f"w{place}") for place, one in enumerate(weights)]
     graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], kept)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
@@ -69,7 +89,9 @@ def module_and_program(folder: Path) -> None:
         "import torch\n\n\ndef build():\n    torch.manual_seed(0)\n    return torch.nn.Linear(8, 3)\n"
     )
     given, free = (torch.randn(2, 8),), ({0: torch.export.Dim.DYNAMIC},)
-    torch.export.save(torch.export.export(torch.nn.Linear(8, 3), given, dynamic_shapes=free), folder / "program.pt2")
+    torch.export.save(
+        torch.export.export(torch.nn.Linear(8, 3), given, dynamic_shapes=free), folder / "program.pt2"
+    )
 
 
 def other_servers(folder: Path) -> None:
@@ -101,7 +123,9 @@ def system_store(folder: Path) -> None:
 
 
 def other_samples(folder: Path) -> None:
-    save_file({"x": np.random.default_rng().normal(size=(64, 64)).astype(np.float32)}, folder / "other.safetensors")
+    save_file(
+        {"x": np.random.default_rng().normal(size=(64, 64)).astype(np.float32)}, folder / "other.safetensors"
+    )
 
 
 MORE: Mapping[str, Callable[[Path], None]] = {
@@ -130,7 +154,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         images, labels = (one.numpy() for one in read_images())
         rows = split(torch.from_numpy(labels))[0].numpy()[:600]
         turned = {"image": 1 - np.rot90(images[rows], axes=(2, 3)), "target:logits": labels[rows]}
-        save_file({name: np.ascontiguousarray(one) for name, one in turned.items()}, tmp_path / "new.safetensors")
+        save_file(
+            {name: np.ascontiguousarray(one) for name, one in turned.items()}, tmp_path / "new.safetensors"
+        )
     if page in MORE:
         MORE[page](tmp_path)
     write_commands(tmp_path / "bin")
@@ -140,10 +166,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("page", run_pages(), ids=name_of)
 def test_the_blocks_of_a_page_run_one_after_another(page: Path, folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    done = run(script(page, port, folder / "bin", ANOTHER_CODE, name_of(page) in WITH_A_SERVER), folder)
+    done = run(
+        script(page, free_port(), folder / "bin", ANOTHER_CODE, name_of(page) in WITH_A_SERVER), folder
+    )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
@@ -164,7 +189,11 @@ def test_a_block_is_not_run_only_where_it_needs_what_a_test_machine_lacks() -> N
 
 def halfeven_lines() -> list[tuple[str, str]]:
     found = [(page, line) for page, block in every_block() for line in block.commands]
-    return [(page, line[line.index("halfeven ") :]) for page, line in found if re.search(r"(^|\s)halfeven \w", line)]
+    return [
+        (page, line[line.index("halfeven ") :])
+        for page, line in found
+        if re.search(r"(^|\s)halfeven \w", line)
+    ]
 
 
 def test_every_command_of_halfeven_in_a_block_is_one_with_these_options() -> None:

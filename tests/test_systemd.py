@@ -18,7 +18,9 @@ def values(key: str) -> list[str]:
     return re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here (apt: systemd)")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here (apt: systemd)"
+)
 @pytest.mark.parametrize(("planted", "fault"), [("", ""), ("Typo=1", "Typo"), ("Restart=some", "some")])
 def test_systemd_takes_the_unit_and_would_say_what_is_wrong(planted: str, fault: str, tmp_path: Path) -> None:
     text = UNIT.read_text().replace("/opt/halfeven/bin/halfeven", sys.executable)
