@@ -1,7 +1,7 @@
 """What `mkdocs build` does differently with our pages; mkdocs.yml names this file.
 
-The pages are read on the disk and in the repository too, where a link may lead to any file of it. The site has the pages
-only: a link that leaves docs/ becomes its text and the file's path.
+The pages are read in the repository too, where a link may lead to any of its files. The site has the pages only: a link
+that leaves docs/ becomes its text and the path of the file.
 """
 
 import re

@@ -27,7 +27,10 @@ export HALFEVEN_PORT={port} OMP_NUM_THREADS=1 PATH="{bin}:$PATH"
 export HALFEVEN_DRAIN_SECONDS=0
 asking=" $(halfeven-asking) "
 halfeven() {{
-  case "$asking" in *" $1 "*) command halfeven "$@" --url "$scheme://127.0.0.1:$HALFEVEN_PORT";; *) command halfeven "$@";; esac
+  case "$asking" in
+    *" $1 "*) command halfeven "$@" --url "$scheme://127.0.0.1:$HALFEVEN_PORT" ;;
+    *) command halfeven "$@" ;;
+  esac
 }}
 curl() {{ command curl --fail --silent --show-error --insecure "$@"; }}
 server= scheme=http
@@ -38,8 +41,8 @@ start() {{
   case "$*" in *--tls-cert*) scheme=https;; *) scheme=http;; esac
   "$@" >> serve.log 2>&1 &
   server=$!
-  curl -o ready.json --retry 300 --retry-delay 1 --retry-connrefused "$scheme://127.0.0.1:$HALFEVEN_PORT/v2/health/ready" \\
-    2> waited.txt || {{ cat serve.log; exit 1; }}
+  curl -o ready.json --retry 300 --retry-delay 1 --retry-connrefused 2> waited.txt \\
+    "$scheme://127.0.0.1:$HALFEVEN_PORT/v2/health/ready" || {{ cat serve.log; exit 1; }}
 }}
 """
 

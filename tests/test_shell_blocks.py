@@ -142,7 +142,7 @@ MORE: Mapping[str, Callable[[Path], None]] = {
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """What the page's reader has: the checkout's example, files of his own, and a store where the page speaks of one."""
+    """What the page's reader has: the zoo's digits, files of his own, and a store where the page speaks of one."""
     page = name_of(request.getfixturevalue("page"))
     shutil.copytree(zoo_folder("digits"), tmp_path / "models/zoo/digits")
     (tmp_path / "docs").mkdir()
@@ -184,7 +184,7 @@ def test_a_block_is_not_run_only_where_it_needs_what_a_test_machine_lacks() -> N
         if block.kind not in (RUN, ""):
             assert block.kind == "sh" and set(words) & set(ELSEWHERE), f"{page}:\n{block.text}"
         if block.kind == "":
-            assert False, f"{page}: mark this block with {RUN!r} or 'sh':\n{block.text}"
+            pytest.fail(f"{page}: mark this block with {RUN!r} or 'sh':\n{block.text}")
 
 
 def halfeven_lines() -> list[tuple[str, str]]:
