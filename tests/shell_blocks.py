@@ -74,7 +74,9 @@ def script(page: Path, port: int, bins: Path, expected: Mapping[str, int], serve
     for block in blocks(page):
         if block.kind != RUN:
             continue
-        text = block.text.replace("localhost:8000", f"localhost:{port}").replace("0.0.0.0", "127.0.0.1")
+        text = re.sub(r"(localhost|127\.0\.0\.1):8000", rf"\1:{port}", block.text).replace(
+            "0.0.0.0", "127.0.0.1"
+        )
         text = re.sub(r"(?<![\w.$])/(backups|var/lib|models|shared)/?", r"rooted/\1/", text)
         text = re.sub(
             r"^((?:[A-Z_]+=\S+ (?:\\\n\s*)?)*)(halfeven serve\b)", r"\1start command \2", text, flags=re.M
