@@ -28,7 +28,7 @@ KEPT = ("models", "files", "halfeven.db")
 OF_THE_MACHINE = {"tuned", ".promoting"}  # what was measured there, and a lock
 
 
-def whole_answer(version_bytes: bytes, x: np.ndarray) -> np.ndarray:
+def original_answer(version_bytes: bytes, x: np.ndarray) -> np.ndarray:
     weights = load(version_bytes)
     hidden = np.maximum(x @ weights["0.weight"].T + weights["0.bias"], 0)
     return hidden @ weights["2.weight"].T + weights["2.bias"]
@@ -49,7 +49,7 @@ def test_a_store_of_a_release_is_served_with_its_versions_promotions_and_jobs(
             assert ordered.status_code == 200, ordered.text
             done = httpx.post(f"http://{address}/v1/models/mymodel:predict", json={"instances": x.tolist()})
             assert done.headers["halfeven-version"] == str(number)
-            expected = whole_answer(store.version("mymodel", number).bytes("weights.safetensors"), x)
+            expected = original_answer(store.version("mymodel", number).bytes("weights.safetensors"), x)
             np.testing.assert_allclose(
                 done.json()["predictions"], expected, atol=4 * 2**-11 * abs(expected).max()
             )
