@@ -1,4 +1,4 @@
-"""The container files make sense: what can be told without an engine. (docker/README.md says what was run.)"""
+"""The container files make sense: what can be told without an engine. (docs/howto/container.md says what was run.)"""
 
 import fnmatch
 import json
