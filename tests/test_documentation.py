@@ -83,6 +83,13 @@ def test_the_readme_is_short_and_has_its_parts_in_order() -> None:
     assert first.startswith("halfeven serves ") and first.count(". ") == 0, "one sentence says what it does"
 
 
+def test_the_heading_that_a_message_names_has_a_model_folder_to_copy() -> None:
+    source = (ROOT / "models/package.py").read_text()
+    page, heading = re.findall(r'(docs/\w+\.md), has one to copy under "([^"]+)"', source)[0]
+    part = (ROOT / page).read_text().split(f" {heading}\n")[1].split("\n## ")[0]
+    assert "model.toml <<" in part and "[[inputs]]" in part
+
+
 def summary(page: Path) -> str:
     """The title of a page and its first sentence."""
     title, _, rest = prose(page).partition("\n")
