@@ -42,7 +42,7 @@ ELSEWHERE = [
     "openssl",
     "brew",
 ]
-ANOTHER_CODE = {"halfeven parity signal@1 --limit": 3}
+ANOTHER_CODE = {"halfeven parity signal@1 --limit": 3, "halfeven convert signal --level O3": 3}
 WITH_DIGITS = {
     f"docs/{name}.md"
     for name in (
