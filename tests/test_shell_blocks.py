@@ -110,8 +110,6 @@ def own_store(folder: Path) -> None:
 
 
 def certificate(folder: Path) -> None:
-    own_store(folder)
-    shutil.copytree(folder / "mystore", folder / "halfeven-store")
     Pair(folder)
 
 
