@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +33,13 @@ halfeven() {{
   esac
 }}
 curl() {{ command curl --fail --silent --show-error --insecure "$@"; }}
-server= scheme=http
+server= started= scheme=http
 stop() {{ if [ -n "$server" ]; then kill -INT "$server"; wait "$server" || true; server=; fi; }}
 trap stop EXIT
 start() {{
+  if [ -n "$server" ] && [ "$*" = "$started" ]; then return; fi
   stop
+  started="$*"
   case "$*" in *--tls-cert*) scheme=https;; *) scheme=http;; esac
   "$@" >> serve.log 2>&1 &
   server=$!
@@ -65,28 +67,38 @@ def blocks(page: Path) -> list[Block]:
     return [one for one in found if one.kind in SHELL or (not one.kind and one.text.startswith("halfeven "))]
 
 
-def script(page: Path, port: int, bins: Path, expected: Mapping[str, int], served: bool = False) -> str:
+def script(
+    pages: Sequence[Path], port: int, bins: Path, expected: Mapping[str, int], served: bool = False
+) -> str:
     """What bash runs: every block that is to be run, `halfeven serve` beside the commands behind it.
 
-    ``expected`` are exit codes other than 0 by the beginnings of commands; ``served``: the page's reader has a server.
+    ``expected`` are exit codes other than 0 by the beginnings of commands; ``served``: the pages' reader has a server.
     """
     lines = [BEFORE.format(port=port, bin=bins), *(["start command halfeven serve"] if served else [])]
-    for block in blocks(page):
-        if block.kind != RUN:
-            continue
-        text = re.sub(r"(localhost|127\.0\.0\.1):8000", rf"\1:{port}", block.text).replace(
-            "0.0.0.0", "127.0.0.1"
-        )
-        text = re.sub(r"(?<![\w.$])/(backups|var/lib|models|shared)/?", r"rooted/\1/", text)
-        text = re.sub(
-            r"^((?:[A-Z_]+=\S+ (?:\\\n\s*)?)*)(halfeven serve\b)", r"\1start command \2", text, flags=re.M
-        )
-        for command, code in expected.items():
-            text = re.sub(
-                rf"^({re.escape(command)}.*?)( +#.*)?$", rf"\1 || [ $? = {code} ]", text, flags=re.M
-            )
-        lines.append(text)
+    for page in pages:
+        lines.append(f"echo '== {page.name}'")
+        for block in blocks(page):
+            if block.kind == RUN:
+                lines.append(_as_run(block.text, port, expected))
+        # A how-to mixes both; other pages have tests of their own for their Python.
+        if page.parent.name == "howto":
+            for text in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+                lines.append(f"python - <<'PYTHON'\n{_as_run(text, port, {})}PYTHON")
     return "\n".join(lines)
+
+
+def _as_run(text: str, port: int, expected: Mapping[str, int]) -> str:
+    """The text of a block at the server and in the folder of the test."""
+    text = re.sub(r"(localhost|127\.0\.0\.1):8000", rf"\1:{port}", text).replace("0.0.0.0", "127.0.0.1")
+    text = re.sub(r"(?<![\w.$])/(backups|var/lib|models|shared)/?", r"rooted/\1/", text)
+    text = re.sub(
+        r"^((?:[A-Z_]+=\S+ (?:\\\n\s*)?)*)(halfeven serve\b)", r"\1start command \2", text, flags=re.MULTILINE
+    )
+    for command, code in expected.items():
+        text = re.sub(
+            rf"^({re.escape(command)}.*?)( +#.*)?$", rf"\1 || [ $? = {code} ]", text, flags=re.MULTILINE
+        )
+    return text
 
 
 def free_port() -> int:

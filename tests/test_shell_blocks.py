@@ -51,18 +51,25 @@ WITH_DIGITS = {
         *("comparison",),
     )
 }
-WITH_A_SERVER = {
-    f"docs/{name}.md"
-    for name in ("howto/canary", "howto/finetune", "howto/engines", "export", "bench", "protocol")
-}
+# Pages of one reader, who has a server, one after another; the last one makes a key.
+WITH_ONE_SERVER = [
+    ROOT / f"docs/{name}.md"
+    for name in (
+        *("howto/engines", "export", "protocol", "bench", "comparison", "howto/finetune", "howto/canary"),
+        *("howto/serve", "howto/prometheus"),
+    )
+]
 
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def run_pages() -> list[Path]:
-    return [page for page in PAGES if any(block.kind == RUN for block in blocks(page))]
+def sittings() -> list[list[Path]]:
+    """Pages that are run one after another in one folder: those of one server, every other page alone."""
+    run_here = [page for page in PAGES if any(block.kind == RUN for block in blocks(page))]
+    assert set(WITH_ONE_SERVER) <= set(run_here)
+    return [WITH_ONE_SERVER, *([page] for page in run_here if page not in WITH_ONE_SERVER)]
 
 
 def net() -> onnx.ModelProto:
@@ -140,7 +147,7 @@ MORE: Mapping[str, Callable[[Path], None]] = {
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """What the page's reader has: the zoo's digits, files of his own, and a store where the page speaks of one."""
-    page = name_of(request.getfixturevalue("page"))
+    page = name_of(request.getfixturevalue("pages")[0])
     shutil.copytree(zoo_folder("digits"), tmp_path / "models/zoo/digits")
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs/seven.png", tmp_path / "docs")
@@ -160,11 +167,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("page", run_pages(), ids=name_of)
-def test_the_blocks_of_a_page_run_one_after_another(page: Path, folder: Path) -> None:
-    done = run(
-        script(page, free_port(), folder / "bin", ANOTHER_CODE, name_of(page) in WITH_A_SERVER), folder
-    )
+@pytest.mark.parametrize("pages", sittings(), ids=lambda pages: name_of(pages[0]))
+def test_the_blocks_of_a_page_run_one_after_another(pages: list[Path], folder: Path) -> None:
+    text = script(pages, free_port(), folder / "bin", ANOTHER_CODE, served=pages == WITH_ONE_SERVER)
+    done = run(text, folder)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 

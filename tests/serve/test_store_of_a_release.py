@@ -67,7 +67,7 @@ def keep() -> Path:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_commands(folder / "bin")
-        done = run_shell(script(ROOT / "docs/README.md", free_port(), folder / "bin", {}), folder)
+        done = run_shell(script([ROOT / "docs/README.md"], free_port(), folder / "bin", {}), folder)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
         for part in (folder / "halfeven-store").rglob("*"):
