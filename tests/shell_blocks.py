@@ -4,11 +4,14 @@ A block is marked ``console`` where a test runs it. It is marked ``sh`` where it
 container engine, a cluster, a GPU, a package index; the commands of halfeven in it are parsed all the same.
 """
 
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,9 +111,17 @@ def free_port() -> int:
 
 
 def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", text], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S * 4
+    """Run the script; whatever it started ends with it."""
+    command = ["bash", "-c", text]
+    started = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    try:
+        out, errors = started.communicate(timeout=PATIENCE_S * 4)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, started.returncode, out, errors)
 
 
 def write_commands(bins: Path) -> None:
