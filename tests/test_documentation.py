@@ -90,6 +90,33 @@ def test_the_heading_that_a_message_names_has_a_model_folder_to_copy() -> None:
     assert "model.toml <<" in part and "[[inputs]]" in part
 
 
+def tables(page: Path) -> list[tuple[str, list[str]]]:
+    """(the raw results that stand in the row or behind its table, the row's figures) of each row with figures."""
+    found, rows = [], []
+    for line in page.read_text().splitlines():
+        link = re.search(r"tests/benchmarks/results/([\w.-]+\.md)", line)
+        if line.startswith("|---"):
+            rows.pop()  # the heads of the columns
+        elif line.startswith("|"):
+            figures = re.findall(
+                r"(?<![\w.-])\d[\d,]*\d(?:\.\d+)?(?![\w.-])", re.sub(r"\[.*?\]\(.*?\)", "", line)
+            )
+            rows.append(figures)
+        if link:
+            found += [(link[1], row) for row in rows if row]
+            rows = []
+    return found
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md", "docs/converters.md"])
+def test_every_figure_of_a_table_stands_in_the_raw_results_that_it_links_to(page: str) -> None:
+    rows = tables(ROOT / page)
+    assert sum(len(figures) for _, figures in rows) >= 9
+    for file, figures in rows:
+        raw = (ROOT / "tests/benchmarks/results" / file).read_text()
+        assert [one for one in figures if not re.search(rf"(?<![\d,.]){one}(?![\d])", raw)] == [], file
+
+
 def summary(page: Path) -> str:
     """The title of a page and its first sentence."""
     title, _, rest = prose(page).partition("\n")
