@@ -12,13 +12,14 @@ GPU_SECONDS := 540
 # Else each of the hundreds of processes that the tests start would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test test-all check lint types layers reference resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
+.PHONY: help venv demo docs test test-all check lint types layers reference resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
 	@echo "make test      the tests but the slow ones, in minutes; those that need a GPU are skipped without one"
 	@echo "make check     what CI runs: form, types, dependencies, all tests, the slow ones too"
 	@echo "make reference  the pages that are made from the code (docs/reference, docs/commands.md)"
+	@echo "make docs      the documentation as a site, in site/; a broken link ends it"
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make browser   Chromium, in which tests open the web pages (make check has it)"
 	@echo "make real      models that other packages ship, converted and served"
@@ -70,6 +71,9 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 layers: $(READY)
 	$(BIN)/python -m pytest -q tests/test_house.py
@@ -135,5 +139,5 @@ weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(GPU) .sbom sbom.cdx.json build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(GPU) site .sbom sbom.cdx.json build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

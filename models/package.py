@@ -136,7 +136,7 @@ def read_folder(folder: Path) -> ModelFolder:
     except FileNotFoundError as error:
         raise BadFolder(
             f"{file} does not exist: a model folder needs a model.toml (name, source, [[inputs]] and "
-            '[[outputs]]; the README has one to copy under "Bring your own model")'
+            '[[outputs]]; the tutorial, docs/README.md, has one to copy under "A model folder")'
         ) from error
     except NotADirectoryError as error:
         raise BadFolder(f"{folder} is a file: expected the model folder that has the model.toml") from error

@@ -1,4 +1,4 @@
-"""The container files make sense: what can be told without an engine. (docker/README.md says what was run.)"""
+"""The container files make sense: what can be told without an engine. (docs/howto/container.md says what was run.)"""
 
 import fnmatch
 import json
@@ -55,7 +55,9 @@ def last(stage: str, word: str) -> str:
 
 
 def compose() -> dict[str, Any]:
-    return yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    """compose.yaml as it is with an environment that sets nothing: every variable has its default."""
+    text = (DOCKER / "compose.yaml").read_text()
+    return yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
 
 
 def test_telemetry_is_off_for_every_process_in_the_containers() -> None:
@@ -191,6 +193,37 @@ def test_every_build_target_and_every_mounted_file_and_volume_exists() -> None:
         for mount in service.get("volumes", []):
             source = mount.partition(":")[0]
             assert (DOCKER / source).exists() if source.startswith(".") else source in found["volumes"], mount
+        assert {*service.get("secrets", [])} <= {*found["secrets"]}
+    assert all((DOCKER / secret["file"]).is_file() for secret in found["secrets"].values())
+
+
+def test_models_are_mounted_for_a_service_that_publishes_into_the_server_s_store() -> None:
+    services = compose()["services"]
+    publishing, serving = services["convert"], services["halfeven"]
+    assert publishing["image"] == serving["image"] and serving["volumes"][0] in publishing["volumes"]
+    (mount,) = [one for one in publishing["volumes"] if one.endswith(":/models:ro")]
+    command, folder = publishing["command"]
+    source = (DOCKER / mount.partition(":")[0]).resolve()
+    assert command == "convert" and (source / Path(folder).relative_to("/models") / "model.toml").is_file()
+    assert publishing["profiles"], "it runs where it is asked for, not beside the server"
+
+
+def test_the_index_of_the_cpu_build_reaches_the_dockerfile() -> None:
+    for service in compose()["services"].values():
+        if service.get("build", {}).get("target") == "cpu":
+            assert service["build"]["args"] == {"TORCH_CPU_INDEX": ""}
+    assert "${TORCH_CPU_INDEX:-}" in (DOCKER / "compose.yaml").read_text()
+    assert ("ARG", "TORCH_CPU_INDEX=") in stages()["build-cpu"]
+
+
+def test_prometheus_sends_a_key_that_a_server_without_keys_ignores(tmp_path: Path) -> None:
+    (job,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
+    file = Path(job["authorization"]["credentials_file"])
+    assert file.parent == Path("/run/secrets") and file.name in compose()["services"]["prometheus"]["secrets"]
+    app, _ = build(read_settings(store=tmp_path, device="cpu"), Store(tmp_path))
+    with running(app) as address:
+        sent = {"Authorization": "Bearer"}  # of an empty file: Go takes the space off
+        assert httpx.get(f"http://{address}/metrics", headers=sent).status_code == 200
 
 
 def test_prometheus_scrapes_the_server_under_its_name_and_grafana_reads_prometheus() -> None:

@@ -148,12 +148,26 @@ def test_settings_reach_the_server_as_they_were_written(helm: Path) -> None:
         {"settings": {"store": "/elsewhere"}},
         {"settings": {"drain_seconds": 1}},  # sooner over than the readiness probe asks again
         {"pod": {"volumes": []}},
+        {"published": {"accessMode": "ReadWriteOnce"}},
     ],
-    ids=["misspelt", "the chart's own setting", "no time to drain", "the chart's own field"],
+    ids=["misspelt", "the chart's own setting", "no time to drain", "the chart's own field", "one node"],
 )
 def test_a_value_that_the_chart_does_not_take_is_refused(helm: Path, values: dict[str, Any]) -> None:
     done = template(helm, values)
     assert done.returncode != 0 and "schema" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["ReadWriteOnce", "ReadWriteOncePod"])
+@pytest.mark.parametrize(("replicas", "fits"), [((2, 2), False), ((1, 2), False), ((1, 1), True)])
+def test_a_volume_of_one_node_is_refused_with_two_replicas(
+    mode: str, replicas: tuple[int, int], fits: bool
+) -> None:
+    validator = jsonschema_rs.validator_for(SCHEMA)
+    numbers = {"min": replicas[0], "max": replicas[1]}
+    values = {**VALUES, "published": {**VALUES["published"], "accessMode": mode}, "replicas": numbers}
+    assert validator.is_valid(values) == fits
+    values["published"] = {**values["published"], "claim": "mine"}  # its mode is not in the values
+    assert validator.is_valid(values)
 
 
 def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[str]:

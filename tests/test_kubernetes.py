@@ -26,7 +26,7 @@ FOLDER = ROOT / "docker/kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
 MODELS = ROOT / "tests/conformance/peers/kubernetes_models.py"
 KINDS = {"PersistentVolumeClaim", "Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler",
-         "ServingRuntime", "InferenceService"}  # fmt: skip
+         "ServingRuntime", "InferenceService", "Pod"}  # fmt: skip
 
 
 def documents() -> list[dict[str, Any]]:
@@ -93,6 +93,20 @@ def test_every_variable_and_option_of_a_container_is_one_of_the_server() -> None
         Settings(**{known[name]: value for name, value in given.items()})  # type: ignore[arg-type]
         words = " ".join(container["args"]).split()
         assert "serve" in words and {word for word in words if word.startswith("--")} <= options
+
+
+def test_models_are_published_into_the_volume_that_the_servers_copy() -> None:
+    by_kind = {document["kind"]: document for document in documents()}
+    claim = by_kind["PersistentVolumeClaim"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"], "pods of several nodes read it"
+    pod, serving = by_kind["Pod"]["spec"], by_kind["Deployment"]["spec"]["template"]["spec"]
+    for spec in (pod, serving):
+        claims = [one["persistentVolumeClaim"] for one in spec["volumes"] if one["name"] == "published"]
+        assert [one["claimName"] for one in claims] == [claim["metadata"]["name"]]
+    (container,) = pod["containers"]
+    assert variables(container)["HALFEVEN_STORE"] in {one["mountPath"] for one in container["volumeMounts"]}
+    assert container["image"] == serving["containers"][0]["image"]
+    assert pod["securityContext"] == serving["securityContext"]
 
 
 def test_every_probe_asks_a_route_without_a_key_at_the_port_of_the_server() -> None:

@@ -124,7 +124,7 @@ class _Found:
             f"{self.path}: the graph did not run with any sizes and values that were tried for its inputs "
             f"({', '.join(f'{t.name} {t.describe_shape()}' for t in asked.inputs)}); of the last, ONNX Runtime said "
             f"{' '.join(self.run.failure.split())[:400]!r}: give inputs with which it runs (halfeven init FILE "
-            "--samples INPUTS), or write a model.toml with the sizes that it takes (the README has one to copy)"
+            "--samples INPUTS), or write a model.toml with the sizes that it takes (docs/README.md has one)"
         )
 
     def one_row_each(self, axes: Mapping[str, int]) -> bool:
