@@ -160,6 +160,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         image, label = images[rows].numpy(), labels[rows].numpy()
         both = np.concatenate([1 - np.rot90(image, axes=(2, 3)), image]), np.concatenate([label, label])
         save_file(dict(zip(("image", "target:logits"), both, strict=True)), tmp_path / "new.safetensors")
+        np.save(tmp_path / "vectors.npy", np.random.default_rng().normal(size=(500, 10)).astype(np.float32))
     if page in MORE:
         MORE[page](tmp_path)
     write_commands(tmp_path / "bin")

@@ -8,6 +8,7 @@ Facts = Mapping[str, Any]
 SLOWER = (
     1.5  # times the half's time as a share of FP32's: less is what two measurements of one half differ by
 )
+LEAST_MS = 0.1  # of a shorter batch the clock of a busy machine tells nothing
 MUCH_SLOWER = 3.0  # times the half's own time: where FP32 became slower with it, on the same processor
 
 
@@ -88,7 +89,7 @@ def _u(error: float | None) -> str:
 def slower(then: Facts, now: Facts) -> str:
     """A sentence where the half is slower than it was; empty where it is not, or where no time was taken."""
     before, after = then["milliseconds"], now["milliseconds"]
-    if min(*before.values(), *after.values()) <= 0:
+    if min(*before.values(), *after.values()) <= 0 or after["half"] < LEAST_MS:
         return ""
     shares = [times["half"] / times["fp32"] for times in (before, after)]
     own = after["half"] / before["half"]

@@ -34,6 +34,11 @@ def test_times_of_a_busy_machine_are_no_change(milliseconds: dict[str, float]) -
     assert found(milliseconds=milliseconds) == []
 
 
+def test_of_a_batch_of_microseconds_the_clock_tells_nothing() -> None:
+    then = {**THEN, "milliseconds": {"half": 0.01, "fp32": 0.02}}
+    assert changes(then, {**then, "milliseconds": {"half": 0.09, "fp32": 0.02}}) == []
+
+
 def test_a_slower_kernel_of_the_half_is_named_with_its_times() -> None:
     (change,) = changes(THEN, {**THEN, "milliseconds": {"half": 40.0, "fp32": 4.0}})
     assert change.kind == "speed" and change.fails
