@@ -125,8 +125,8 @@ def test_every_request_is_answered_while_versions_roll_and_replicas_and_nodes_di
     converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = shutil.copytree(converted, tmp_path / "store")
-    sent, once = list[str](), asking._sent
-    monkeypatch.setattr(asking, "_sent", lambda url, *more: (sent.append(url), once(url, *more))[1])
+    sent, once = list[str](), asking.answer_to
+    monkeypatch.setattr(asking, "answer_to", lambda url, *more: (sent.append(url), once(url, *more))[1])
     options = {"store": str(mine), "cache": str(tmp_path / "copy"), "deployment": DEPLOYMENT}
     options["settings"] = {"expose_without_auth": True}
     began = time.monotonic()
