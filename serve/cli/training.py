@@ -82,6 +82,9 @@ def finetune(
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only check the job, and train two steps.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="With --dry-run: a few steps in fp32, fp16 and bf16, beside each other.")
+    ] = False,
     ray: Annotated[
         str | None, typer.Option(metavar="APP", help="Train here, for this application on Ray Serve.")
     ] = None,
@@ -90,9 +93,13 @@ def finetune(
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..finetune.client.dry_run import dry_run, dry_run_exit_code, dry_run_sentences
+        from ..finetune.client.dry_run import comparison_of, dry_run, dry_run_exit_code, dry_run_sentences
         from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
 
+        if compare and (not dry or precision is not None):
+            raise BadSetting(
+                "--compare chooses the precision of a --dry-run: give that, and leave --precision out"
+            )
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
         asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
         asked |= {"trainable": trainable or None}
@@ -102,8 +109,9 @@ def finetune(
         more |= {"notify": notify, "console": errors}
         with _trained_at(url, ray, name, follow) as (server, published):
             if dry:
-                facts = dry_run(server, name, data, **more)
-                return facts, dry_run_sentences(facts), dry_run_exit_code(facts)
+                facts = dry_run(server, name, data, compare=compare, **more)
+                shown = comparison_of(facts) if compare else dry_run_sentences(facts)
+                return facts, shown, dry_run_exit_code(facts)
             facts = published(fine_tune(server, name, data, suffix=suffix, follow=follow, **more))
         return facts, sentence_of(facts), exit_code(facts, follow)
 

@@ -20,7 +20,7 @@ import torch
 from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits.model import build as digits_net
 from halfeven.serve.finetune.training import training_job
-from halfeven.serve.finetune.training.precision_test import EXACT_FIRST
+from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST
 from halfeven.serve.finetune.training.range_test import RATES
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
