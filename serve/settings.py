@@ -55,6 +55,7 @@ class Settings(BaseSettings):
     max_body_mib: int = Field(DEFAULTS.body_bytes // _MIB, ge=1, le=65536)
     max_upload_mib: int = Field(DEFAULTS.upload_bytes // _MIB, ge=1, le=2**20)
     max_files_mib: int = Field(DEFAULTS.files_bytes // _MIB, ge=1, le=2**24)  # of all uploaded files together
+    jobs: int = Field(1, ge=1, le=64)  # of fine-tuning, at once
     trainer_threads: int = Field(1, ge=1, le=1024)  # of each process
     trainer_processes: int = Field(1, ge=1, le=64)  # on CUDA one for each GPU
     trainer_priority: Literal["low", "idle"] = "low"  # of its processes; both yield to serving
