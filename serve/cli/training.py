@@ -79,6 +79,10 @@ def finetune(
         list[str] | None,
         typer.Option("--set", help="Any setting as NAME=VALUE, 'schedule=linear'; may be repeated."),
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="A job for each combination: 'lr=1e-3,1e-4'; may be repeated. A table at the end."),
+    ] = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only check the job, and train two steps.")] = False,
@@ -93,9 +97,13 @@ def finetune(
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.client import sweep as sweeping
         from ..finetune.client.dry_run import comparison_of, dry_run, dry_run_exit_code, dry_run_sentences
         from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
 
+        grid = sweeping.grid_of(sweep or ())
+        if sweep and dry:
+            raise BadSetting("--dry-run tries one job: leave --sweep out")
         if compare and (not dry or precision is not None):
             raise BadSetting(
                 "--compare chooses the precision of a --dry-run: give that, and leave --precision out"
@@ -112,6 +120,11 @@ def finetune(
                 facts = dry_run(server, name, data, compare=compare, **more)
                 shown = comparison_of(facts) if compare else dry_run_sentences(facts)
                 return facts, shown, dry_run_exit_code(facts)
+            if sweep:
+                more |= {"suffix": suffix, "follow": follow}
+                found = [published(one) for one in sweeping.sweep(server, name, data, grid, **more)]
+                facts = sweeping.summary_of(found)
+                return facts, sweeping.table_of(facts), sweeping.sweep_exit_code(found, follow)
             facts = published(fine_tune(server, name, data, suffix=suffix, follow=follow, **more))
         return facts, sentence_of(facts), exit_code(facts, follow)
 

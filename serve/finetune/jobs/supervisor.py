@@ -1,7 +1,8 @@
 """Takes queued jobs, as many at once as it may, and runs each to its end in a thread (`job_runner.py`).
 
 These threads alone change the state of running jobs in the job store; the child processes only report to them through
-their pipes, and end when the server ends. Training and conversion are never done in this process: serving has the cores first.
+their pipes, and end when the server ends. Training and conversion are never done in this process: serving has the
+cores first.
 """
 
 import logging
