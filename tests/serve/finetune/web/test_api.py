@@ -647,7 +647,7 @@ class Keyed:
         self.file = KeyFile(folder / "keys.json")
         app = build_app(make_roster(), lambda: b"", HISTORY)
         app.include_router(
-            router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda _: {})
+            router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda *_: {})
         )
         # By this clock a second passes between two requests: each request looks at the file.
         access = AccessControl(self.file, needed=True, clock=partial(next, itertools.count()))
