@@ -10,6 +10,7 @@ from ....models.archive.archive import save_program
 from ....models.engines.load import whole_program
 from ....models.optimizer_names import DEFAULT
 from ....models.store import Version
+from ..training.loop.setting_names import NONE, STATE_FILE
 from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
 from .choices.hyperparameter_table import QUARANTINE
 from .choices.loss_choice import losses_by_output
@@ -54,8 +55,16 @@ def training_request(
     weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {})
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
         shutil.copyfileobj(stored.handle, copy)
+    warm = None
+    if hyperparameters.get("warm_start", NONE) != NONE and parent.has(STATE_FILE):
+        warm = folder / f"parent_{STATE_FILE}"
+        with parent.opened(STATE_FILE) as stored, warm.open("wb") as copy:
+            shutil.copyfileobj(stored.handle, copy)
     return {
         "job": job,
+        "keep_state": hyperparameters.get("keep_state", NONE),
+        "warm_start": hyperparameters.get("warm_start", NONE),
+        "warm": None if warm is None else str(warm),
         "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
         "program": str(folder / "whole.pt2"),
         "weights": str(weights),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .....models.loss_names import IGNORED
-from ...training.loop.setting_names import HALF_LEVELS, PRECISIONS, SCHEDULES
+from ...training.loop.setting_names import ALL, HALF_LEVELS, NETS, NONE, PRECISIONS, SCHEDULES
 
 AUTO = "auto"
 REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
@@ -14,6 +14,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
     "schedule": tuple(SCHEDULES),
     "stale_parent": (REFUSE, REJUDGE, RETRAIN),
     "bad_rows": (REFUSE, QUARANTINE),
+    "keep_state": (NONE, NETS, ALL),
+    "warm_start": (NONE, NETS, ALL),
 }
 HEAD, LORA = "head", "lora"  # of `trainable`, beside patterns
 
