@@ -81,6 +81,7 @@ def training_request(
         "class_weights": hyperparameters.get("class_weights"),
         "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "pos_weight": hyperparameters.get("pos_weight"),
+        "missing_targets": hyperparameters.get("missing_targets"),
         "max_batch_size": spec.max_batch_size,
         "pass_rows": hyperparameters["batch_size"],
         "precision": hyperparameters["precision"],

@@ -102,7 +102,7 @@ class ScalerRecorder:
             self._handles = self._watch()
         if found is None:
             return None
-        net = ", ".join(owned) if len(self._nets) > 1 else ""
+        net = ", ".join(owned) if len(owned) < len(self._nets) else ""
         overflow = Overflow(step, scale, found.layer, found.operation, found.direction, found.rows, net)
         self.records.append(overflow)
         return overflow

@@ -11,6 +11,7 @@ HALF_LEVELS = ("O2", "O3")  # a half model: with norms in FP32, and with everyth
 PRECISIONS = ("fp16", "bf16", "fp32", EMULATED)
 EXACT_FIRST = ("fp32", "fp16", "bf16")
 HALF_MODELS = ("fp16", "bf16")  # the precisions of a half model
+REFUSE, MASK = "refuse", "mask"  # of a target that is NaN
 STATE_FILE = "training_state.safetensors"  # of a version: what the next training may begin with
 NONE, NETS, ALL = "none", "nets", "all"  # of that state
 NEARLY = 1.03  # of the shortest time: what is hardly slower and more exact is taken
