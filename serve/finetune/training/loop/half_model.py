@@ -28,8 +28,8 @@ NAMED, BY_LOOK = "fp32_modules names it", "its code normalises"
 
 class HalfModel:
     """The forward of ``module`` in ``dtype``, which may be changed between two passes. The modules of ``in_fp32`` get
-    FP32 inputs and give half outputs: torch's norms, those whose names fit a pattern of ``fp32_modules``, and those that
-    are seen to normalise when the first rows come (`look`). Torch's batch norms take halves, and compute in FP32.
+    FP32 inputs and give half outputs: torch's norms, those whose names fit a pattern of ``fp32_modules``, and those
+    that are seen to normalise when the first rows come (`look`). Torch's batch norms take halves, and compute in FP32.
     ``norms`` False: norms compute in half too (O3).
 
     ``in_fp32``: by name, with the reason; ``mixed``: names of modules that normalise beside products, and so in half.
