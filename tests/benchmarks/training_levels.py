@@ -11,11 +11,12 @@ each step.
 import argparse
 import copy
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -130,24 +131,41 @@ def child(way: str, name: str, level: str, dtype: str) -> None:
     print(json.dumps([resident_peak(), resident_peak() - before]), flush=True)
 
 
-def measured(name: str, level: str, dtype: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.benchmarks.training_levels", "--child"]
-    pipe, ways = subprocess.PIPE, ("ours", "by hand")
-    pair = [
-        subprocess.Popen([*command, way, name, level, dtype], stdin=pipe, stdout=pipe, text=True)
-        for way in ways
-    ]
-    turns: list[list[float]] = []
-    for turn in range(TURNS + 1):
-        turns.append([])
-        for one in pair if turn % 2 else reversed(pair):
+def turns_of(pair: Sequence[subprocess.Popen[str]], count: int) -> list[list[float]]:
+    """Seconds of a step, ours and by hand, of each turn; they change who is first."""
+    found: list[list[float]] = []
+    for turn in range(count):
+        seconds = [0.0, 0.0]
+        for place in (0, 1) if turn % 2 else (1, 0):
+            one = pair[place]
             assert one.stdin and one.stdout
             one.stdin.write("go\n")
             one.stdin.flush()
-            turns[-1].append(float(one.stdout.readline()))
-        turns[-1] = turns[-1] if turn % 2 else turns[-1][::-1]
+            seconds[place] = float(one.stdout.readline())
+        found.append(seconds)
+    return found
+
+
+def pair_of(*asked: str, **environment: str) -> list[subprocess.Popen[str]]:
+    command, pipe = [sys.executable, "-m", "tests.benchmarks.training_levels", "--child"], subprocess.PIPE
+    return [
+        subprocess.Popen(
+            [*command, way, *asked], stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment}
+        )
+        for way in ("ours", "by hand")
+    ]
+
+
+def measured(name: str, level: str, dtype: str) -> dict[str, Any]:
+    """Memory is that of a second pair, in which what is freed goes back to the system: else the peak depends on which
+    gaps the allocator finds."""
+    pair = pair_of(name, level, dtype)
+    times = turns_of(pair, TURNS + 1)[1:]  # the first steps allocate
+    for one in pair:
+        one.communicate()
+    pair = pair_of(name, level, dtype, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
+    turns_of(pair, 1)
     memory = [json.loads(one.communicate()[0]) for one in pair]
-    times = turns[1:]  # the first steps allocate
     return {
         "net": name, "level": level, "dtype": "fp32" if level == "O0" else dtype,
         "ms": [round(1e3 * statistics.median(column), 2) for column in zip(*times, strict=True)],
