@@ -1,4 +1,5 @@
-"""Twenty correct loops in the manner of public repositories. None of them is to be named."""
+# ruff: noqa: E501 (scripts as they are)
+"""Correct loops in the manner of public repositories. None of them is to be named."""
 
 CLEAN: dict[str, str] = {}
 
