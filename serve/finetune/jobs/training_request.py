@@ -52,22 +52,16 @@ def training_request(
     processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     steps = declared_steps(parent)
     read = [name for name in _AMP if steps is None or name not in OF_OPTIMIZERS]
-    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {})
-    with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
-        shutil.copyfileobj(stored.handle, copy)
-    warm = None
-    if hyperparameters.get("warm_start", NONE) != NONE and parent.has(STATE_FILE):
-        warm = folder / f"parent_{STATE_FILE}"
-        with parent.opened(STATE_FILE) as stored, warm.open("wb") as copy:
-            shutil.copyfileobj(stored.handle, copy)
+    declared = parent.manifest.get("training", {})
+    warm = hyperparameters.get("warm_start", NONE) != NONE and parent.has(STATE_FILE)
     return {
         "job": job,
         "keep_state": hyperparameters.get("keep_state", NONE),
         "warm_start": hyperparameters.get("warm_start", NONE),
-        "warm": None if warm is None else str(warm),
+        "warm": str(_copied(parent, STATE_FILE, folder / f"parent_{STATE_FILE}")) if warm else None,
         "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
         "program": str(folder / "whole.pt2"),
-        "weights": str(weights),
+        "weights": str(_copied(parent, "weights.safetensors", folder / "parent.safetensors")),
         "data": str(folder / "data.safetensors"),
         "held_out": str(folder / HELD_OUT),
         "rows_file": str(folder / ROWS),
@@ -104,6 +98,12 @@ def training_request(
         "seed": seed,
         "out": str(folder),
     }
+
+
+def _copied(parent: Version, file: str, copy: Path) -> Path:
+    with parent.opened(file) as stored, copy.open("wb") as written:
+        shutil.copyfileobj(stored.handle, written)
+    return copy
 
 
 def _of_the_loop(values: Mapping[str, Any]) -> dict[str, Any]:
