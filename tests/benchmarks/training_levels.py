@@ -130,7 +130,7 @@ def child(way: str, name: str, level: str, dtype: str) -> None:
     print(json.dumps([resident_peak(), resident_peak() - before]), flush=True)
 
 
-def turns_of(pair: Sequence[subprocess.Popen[str]], count: int) -> list[list[float]]:
+def seconds_by_turn(pair: Sequence[subprocess.Popen[str]], count: int) -> list[list[float]]:
     """Seconds of a step, ours and by hand, of each turn; they change who is first."""
     found: list[list[float]] = []
     for turn in range(count):
@@ -159,12 +159,12 @@ def measured(name: str, level: str, dtype: str) -> dict[str, Any]:
     """Memory is that of a second pair, in which what is freed goes back to the system: else the peak depends on which
     gaps the allocator finds."""
     pair = pair_of(name, level, dtype)
-    times = turns_of(pair, TURNS + 1)[1:]  # the first steps allocate
+    times = seconds_by_turn(pair, TURNS + 1)[1:]  # the first steps allocate
     best = [min(column) for column in zip(*times, strict=True)]  # what another program takes only adds to it
     for one in pair:
         one.communicate()
     pair = pair_of(name, level, dtype, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
-    turns_of(pair, 1)
+    seconds_by_turn(pair, 1)
     memory = [json.loads(one.communicate()[0]) for one in pair]
     return {
         "net": name, "level": level, "dtype": "fp32" if level == "O0" else dtype,

@@ -18,7 +18,7 @@ class Recording:
     """What both callbacks do. Each skipped step is logged as a warning; ``recorder`` is None without a loss scaler."""
 
     recorder: ScalerRecorder | None = None
-    _told: Overflow | None = None
+    _newest: Overflow | None = None
 
     @property
     def records(self) -> Sequence[Overflow]:
@@ -32,10 +32,10 @@ class Recording:
         if scaler is not None and scaler.is_enabled():
             self.recorder = ScalerRecorder(module, scaler)
 
-    def tell(self) -> None:
-        if self.records and self.records[-1] is not self._told:
-            self._told = self.records[-1]
-            logger.warning("step %d, scale %g: %s", self._told.step, self._told.scale, self._told)
+    def report(self) -> None:
+        if self.records and self.records[-1] is not self._newest:
+            self._newest = self.records[-1]
+            logger.warning("step %d, scale %g: %s", self._newest.step, self._newest.scale, self._newest)
 
     def end(self) -> None:
         """The hooks go; the records stay."""
@@ -52,7 +52,7 @@ def trainer_recorder() -> Any:
             self.begin(more["model"], getattr(more["optimizer"], "scaler", None))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            self.tell()
+            self.report()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             self.end()
@@ -76,7 +76,7 @@ def lightning_recorder() -> Any:
             self.begin(parts or pl_module, getattr(trainer.precision_plugin, "scaler", None))
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-            self.tell()
+            self.report()
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             self.end()
