@@ -33,9 +33,9 @@ def compared(steps_with: StepsWith, level: str, chosen: Mapping[str, Any] | None
         if precision in slow:
             found[precision] = {"left_out": slow[precision]}
             continue
-        whole = {"opt_level": "O1"} if precision == FP32 else {}
+        level_of = {"opt_level": "O1"} if precision == FP32 else {}
         try:
-            trained = steps_with({"precision": precision, **whole}, COMPARED_STEPS)
+            trained = steps_with({"precision": precision, **level_of}, COMPARED_STEPS)
         except JobFailed as failed:
             found[precision] = {"left_out": f"{failed.code}: {failed}"}
             continue
