@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.archive.archive import save_program
-from ....models.engines.load import whole_program
+from ....models.engines.load import original_program
 from ....models.optimizer_names import DEFAULT
 from ....models.store import Version
 from ..training.loop.setting_names import NONE, STATE_FILE
@@ -18,7 +18,7 @@ from .choices.trainable import trainable_of
 from .job_rows import HELD_OUT, ROWS, JobRows
 from .worker_process import Priority
 
-NEEDED = ("weights.safetensors", "whole.pt2")  # files of a version that can be trained
+NEEDED = ("weights.safetensors", "original.pt2")  # files of a version that can be trained
 TRAINER = "halfeven.serve.finetune.training.trainer"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
@@ -47,7 +47,7 @@ def training_request(
     """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
     `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
-    save_program(whole_program(parent), folder / "whole.pt2", weights=True)
+    save_program(original_program(parent), folder / "original.pt2", weights=True)
     # Which rows spoil a step is searched for in one process (`Passes.culprits`).
     processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     steps = declared_steps(parent)
@@ -60,7 +60,7 @@ def training_request(
         "warm_start": hyperparameters.get("warm_start", NONE),
         "warm": str(_copied(parent, STATE_FILE, folder / f"parent_{STATE_FILE}")) if warm else None,
         "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
-        "program": str(folder / "whole.pt2"),
+        "program": str(folder / "original.pt2"),
         "weights": str(_copied(parent, "weights.safetensors", folder / "parent.safetensors")),
         "data": str(folder / "data.safetensors"),
         "held_out": str(folder / HELD_OUT),
