@@ -3,7 +3,7 @@
 There is no second capture: fine-tuning changes numbers, not the graph.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,24 @@ from .torch.forms import ProgramForms
 
 def with_new_weights(
     parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify,
-    samples: Samples | None = None,
+    samples: Samples | None = None, beside: Sequence[Path] = (),
 ) -> Version:  # fmt: skip
     """Convert ``parent`` with other FP32 weights: the version is live (and active, unless ``origin`` has
     ``awaits_promotion``), or kept as refused.
 
     ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest
     (parent, lineage). ``further`` judges the proven forms and ``original``, the FP32 program, which serves where no
-    half is faster. ``samples``: the version's, where they are not its parent's. Raises BadInput naming the tensor that
-    does not fit or is not finite, OrderEnded.
+    half is faster. ``samples``: the version's, where they are not its parent's. ``beside``: files that it has too.
+
+    Raises BadInput naming the tensor that does not fit or is not finite, OrderEnded.
     """
     with one_order() as order, order.bounds_this_process(f"the conversion of what was learnt from {parent}"):
-        return _retrained(parent, weights, store, origin, further, notify, samples)
+        return _retrained(parent, weights, store, origin, further, notify, samples, beside)
 
 
 def _retrained(
     parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify,
-    samples: Samples | None,
+    samples: Samples | None, beside: Sequence[Path],
 ) -> Version:  # fmt: skip
     subject = subject_of(parent)
     subject = replace(subject, samples=samples or subject.samples)
@@ -52,7 +53,10 @@ def _retrained(
     asked = {**kept, "fingerprint": None, **origin}
     maker = ProgramForms(subject)
     subject = replace(
-        subject, origin=asked, further=lambda proven: further({**proven, "original": maker.original()})
+        subject,
+        origin=asked,
+        beside=beside,
+        further=lambda proven: further({**proven, "original": maker.original()}),
     )
     return travel(subject, maker, store, notify)
 

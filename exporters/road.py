@@ -5,6 +5,7 @@ Kinds of model differ in how their forms are made: a captured program (`torch/fo
 """
 
 import math
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -140,6 +141,8 @@ class _Conversion:
         subject.samples.save(folder / "samples.safetensors")
         declared = subject.origin.get("training", {}).get("declared_steps")
         copy_source(subject.source, folder / "source", net_weights(declared))
+        for file in subject.beside:
+            shutil.copyfile(file, folder / file.name)
         self.maker.write(self.draft)
 
     def _form(self, name: str, reference_run: ReferenceRun) -> Form:

@@ -1,6 +1,6 @@
 """The subject of a conversion: an FP32 program, the options for its half, and where both come from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Subject:
     (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
     for kept nodes at O3 too, which otherwise means exactly what was asked. ``device``: the plan asks its kernels, and
     the proof runs on it. ``original_because``: why nothing is made half although it was asked for; empty otherwise.
+    ``beside``: files that are kept with the version.
     """
 
     program: ExportedProgram | None
@@ -51,6 +52,7 @@ class Subject:
     search: bool = False
     device: torch.device = CPU
     original_because: str = ""
+    beside: Sequence[Path] = ()
 
     def served_original(self, because: str) -> "Subject":
         """The same subject with no node in half, for this reason."""

@@ -40,6 +40,7 @@ from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
 from .finetune.jobs.records.job_types import Job
 from .finetune.jobs.supervisor import Supervisor
+from .finetune.jobs.trainer_bounds import jobs_at_once, trainer_memory
 from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import router
 from .finetune.web.refused import refuse_training
@@ -50,7 +51,7 @@ from .http.inference import Inference
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
 from .http.limits.descriptors import raise_descriptor_limit
-from .http.limits.memory_budget import MemoryBudget, default_limit, usable_memory
+from .http.limits.memory_budget import MemoryBudget, default_limit
 from .http.page_headers import PageHeaders
 from .http.routes.app import build_app
 from .http.routes.history import history_of
@@ -92,9 +93,13 @@ def build(
     newest = partial(job_store.jobs, None, MOST_JOBS, None)
     app, front = application(settings, roster, job_store.count_by_status, newest)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
-    threads, memory = settings.trainer_threads, _trainer_memory(settings, place.device.type)
+    threads, memory = settings.trainer_threads, trainer_memory(settings, place.device.type)
     priority, processes = settings.trainer_priority, settings.trainer_processes
-    supervisor = Supervisor(job_store, files, store, roster, place, threads, priority, memory, processes)
+    at_once = jobs_at_once(settings, place.device.type)
+    memory_of_each = memory // (1 if settings.trainer_memory_mib else at_once)
+    supervisor = Supervisor(
+        job_store, files, store, roster, place, threads, priority, memory_of_each, processes, at_once
+    )
     device, leaving = str(place.device), lambda: roster.leaving
     trials = TrialRuns(job_store, files, store, device, threads, memory, leaving)
     app.include_router(router(job_store, files, store, supervisor.wake, leaving, trials.run))
@@ -191,14 +196,6 @@ def _traced(roster: Roster) -> tuple[ControlledRoster, Callable[..., InferFront]
 
     spans = RequestSpans(provider.get_tracer("halfeven"))
     return TracedRoster(roster, spans), partial(TracedFront, spans)
-
-
-def _trainer_memory(settings: Settings, device: str) -> int:
-    """Bytes of private memory that a trainer may have. On a CUDA device only what was asked for: the driver's mappings
-    count too."""
-    if settings.trainer_memory_mib is not None:
-        return settings.trainer_memory_mib * 2**20
-    return 0 if device == "cuda" else int(0.8 * usable_memory())
 
 
 def rules_of(settings: Settings) -> Rules:

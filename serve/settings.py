@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     max_files_mib: int = Field(
         DEFAULTS.files_bytes // _MIB, ge=1, le=2**24, description="MiB of all training files together"
     )
+    jobs: int = Field(1, ge=1, le=64, description="fine-tuning jobs at once")
     trainer_threads: int = Field(1, ge=1, le=1024, description="threads of each process of a trainer")
     trainer_processes: int = Field(
         1, ge=1, le=64, description="processes of a trainer; on CUDA one for each GPU"

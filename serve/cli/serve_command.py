@@ -51,6 +51,9 @@ Origins = Annotated[
 Required = Annotated[
     list[str] | None, _option("Not ready without this model; default: those ready at the start. Repeatable.")
 ]
+Jobs = Annotated[
+    int | None, _option("Fine-tuning jobs that run at once, at most as many as the cores hold; default 1.")
+]
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
 ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
 Sample = Annotated[
@@ -90,6 +93,7 @@ def serve(
     root_path: RootPath = None,
     cors_origins: Origins = None,
     require: Required = None,
+    jobs: Jobs = None,
     triton_strict: Strict = None,
     server_name: ServerName = None,
     parity_sample: Sample = None,
@@ -116,7 +120,7 @@ def serve(
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
             root_path=root_path, cors_origins=cors_origins,
             require=",".join(require) if require else None,
-            endpoints=",".join(endpoints) if endpoints else None,
+            endpoints=",".join(endpoints) if endpoints else None, jobs=jobs,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,

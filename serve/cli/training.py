@@ -13,6 +13,22 @@ from .console import DEFAULT_STORE, LOCAL, Json, Key, KeyFileOf, StoreAt, Url, e
 from .store_commands import version_named
 
 Published = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Ended = tuple[Mapping[str, Any], Any, int]
+AnySetting = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any setting as NAME=VALUE, 'schedule=linear'; may be repeated."),
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Steps between two evaluations, each with a checkpoint.")
+]
+Patience = Annotated[int | None, typer.Option(help="End after so many evaluations without a gain; 0: never.")]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(help="A job for each combination: 'lr=1e-3,1e-4'; may be repeated. A table at the end."),
+]
+Compare = Annotated[
+    bool, typer.Option(help="With --dry-run: a few steps in fp32, fp16 and bf16, beside each other.")
+]
 
 
 def settings_of(words: Sequence[str]) -> dict[str, Any]:
@@ -66,22 +82,17 @@ def finetune(
     bad_rows: Annotated[
         str | None, typer.Option(help="Rows with NaN and the like: refuse, quarantine.")
     ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between two evaluations, each with a checkpoint.")
-    ] = None,
-    early_stopping_patience: Annotated[
-        int | None, typer.Option(help="End after so many evaluations without a gain; 0: never.")
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
+    early_stopping_patience: Patience = None,
     trainable: Annotated[
         list[str] | None, typer.Option(help="Only parameters of such names learn, 'head.*'; may be repeated.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting as NAME=VALUE, 'schedule=linear'; may be repeated."),
-    ] = None,
+    set_: AnySetting = None,
+    sweep: Sweep = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only check the job, and train two steps.")] = False,
+    compare: Compare = False,
     ray: Annotated[
         str | None, typer.Option(metavar="APP", help="Train here, for this application on Ray Serve.")
     ] = None,
@@ -89,10 +100,16 @@ def finetune(
 ) -> None:
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..finetune.client.dry_run import dry_run, dry_run_exit_code, dry_run_sentences
-        from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
+    def work() -> Ended:
+        from ..finetune.client.sweep import grid_of
 
+        grid = grid_of(sweep or ())
+        if sweep and dry:
+            raise BadSetting("--dry-run tries one job: leave --sweep out")
+        if compare and (not dry or precision is not None):
+            raise BadSetting(
+                "--compare chooses the precision of a --dry-run: give that, and leave --precision out"
+            )
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
         asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
         asked |= {"trainable": trainable or None}
@@ -102,12 +119,34 @@ def finetune(
         more |= {"notify": notify, "console": errors}
         with _trained_at(url, ray, name, follow) as (server, published):
             if dry:
-                facts = dry_run(server, name, data, **more)
-                return facts, dry_run_sentences(facts), dry_run_exit_code(facts)
-            facts = published(fine_tune(server, name, data, suffix=suffix, follow=follow, **more))
-        return facts, sentence_of(facts), exit_code(facts, follow)
+                return _tried(server, name, data, compare, more)
+            more |= {"suffix": suffix, "follow": follow}
+            return _trained(server, published, name, data, grid if sweep else None, more)
 
     finish(work, as_json)
+
+
+def _tried(server: str, name: str, data: Path, compare: bool, more: Mapping[str, Any]) -> Ended:
+    from ..finetune.client.dry_run import comparison_of, dry_run, dry_run_exit_code, dry_run_sentences
+
+    facts = dry_run(server, name, data, compare=compare, **more)
+    return facts, comparison_of(facts) if compare else dry_run_sentences(facts), dry_run_exit_code(facts)
+
+
+def _trained(
+    server: str, published: Published, name: str, data: Path, grid: Sequence[dict[str, Any]] | None,
+    more: Mapping[str, Any],
+) -> Ended:  # fmt: skip
+    """One job, or one for each settings of ``grid``."""
+    from ..finetune.client import sweep as sweeping
+    from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
+
+    if grid is None:
+        facts = published(fine_tune(server, name, data, **more))
+        return facts, sentence_of(facts), exit_code(facts, more["follow"])
+    found = [published(one) for one in sweeping.sweep(server, name, data, grid, **more)]
+    facts = sweeping.summary_of(found)
+    return facts, sweeping.table_of(facts), sweeping.sweep_exit_code(found, more["follow"])
 
 
 def job_metrics(

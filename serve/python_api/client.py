@@ -143,7 +143,8 @@ class Job:
 
         with Bar(self._console) as bar:
             watch = Watch(self._remote, bar, _quiet, time.monotonic, pause)
-            return facts_of(dict(watch.until_its_end(self._remote.job(self.id))), self._remote.url)
+            (ended,) = watch.until_they_end([self._remote.job(self.id)])
+            return facts_of(ended, self._remote.url)
 
     def cancel(self) -> None:
         """Ask the server to end the job after its current step."""

@@ -120,6 +120,7 @@ class OwnServer:
             self._writer.promote_over(self._name, self._over, version.number, FINE_TUNING)
         except Conflict as error:
             return {**facts, **_stale(version, error)}
+        self._over = version.number  # of a sweep the next one may take its place
         return facts
 
     def _made_by(self, job: str) -> Version | None:

@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 from halfeven.serve.finetune.training.loop.amp import Loop
 from halfeven.serve.finetune.training.loop.batch_loop import BatchLoop, total_steps
+from halfeven.serve.finetune.training.loop.setting_names import chosen_precision
 from halfeven.serve.finetune.training.loop.training_terms import Settings, StepRecord
-from halfeven.serve.finetune.training.precision_test import PrecisionTest, chosen_precision
+from halfeven.serve.finetune.training.precision_test import PrecisionTest
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

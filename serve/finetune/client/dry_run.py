@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from ..jobs.records.reasons import BAD_DATA
 from .job_command import Bar, delete_files, job_request, upload_files
@@ -19,6 +22,7 @@ def dry_run(
     validation: Path | None = None,
     seed: int | None = None,
     hyperparameters: Mapping[str, object] | None = None,
+    compare: bool = False,
     notify: Callable[[str], None],
     console: Console,
 ) -> dict[str, Any]:
@@ -31,7 +35,7 @@ def dry_run(
     try:
         with Bar(console) as bar:
             request |= upload_files(remote, file, validation, bar, sent)
-        return remote.validate(request)
+        return remote.validate(request, compare)
     finally:
         delete_files(remote, sent, notify)
 
@@ -59,6 +63,27 @@ def dry_run_sentences(facts: Mapping[str, Any]) -> str:
         f"about {trial['estimated_seconds']:.3g} s ({parts}){conversion}; {memory}"
     )
     return "\n".join([*lines, learns, steps])
+
+
+def comparison_of(facts: Mapping[str, Any]) -> Table | str:
+    """A row for each precision; a sentence where the job cannot be trained at all."""
+    if (found := facts.get("compared")) is None:
+        return dry_run_sentences(facts)
+    columns = ("precision", "steps/s", "MiB", "loss", "difference to fp32", "")
+    table = Table(*columns, title=f"{found['steps']} steps of this job", box=SIMPLE_HEAD)
+    for name, one in found["precisions"].items():
+        taken = "chosen" if name == found["choice"] else ""
+        if why := one.get("left_out"):
+            table.add_row(name, "–", "–", "–", "–", escape(f"left out: {why}"))
+            continue
+        bytes = one["peak_device_bytes"] or one["peak_memory_bytes"]
+        difference = one.get("loss_difference")
+        shown = "–" if difference is None else f"{difference:.2%}"
+        loss = "–" if one["loss"] is None else f"{one['loss']:.4g}"
+        skipped = f"{one['skipped']} skipped" if one["skipped"] else ""
+        words = ", ".join(filter(None, (taken, skipped)))
+        table.add_row(name, f"{one['steps_per_second']:.3g}", f"{bytes / 2**20:.0f}", loss, shown, words)
+    return table
 
 
 def dry_run_exit_code(facts: Mapping[str, Any]) -> int:

@@ -4,7 +4,7 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,12 @@ def fine_tune(
         request = job_request(name, suffix, seed, hyperparameters or {})
         with refused_files_deleted(remote, notify) as sent:
             request |= upload_files(remote, file, validation, bar, sent)
-            job = _create(remote, request, sleep)
+            job = create_job(remote, request, sleep)
         notify(f"job {job['id']}: {job['status']}")
         for finding in (job.get("halfeven") or {}).get("findings") or ():
             notify(f"note: {finding}")
         if follow:
-            job = Watch(remote, bar, notify, clock, sleep).until_its_end(job)
+            (job,) = Watch(remote, bar, notify, clock, sleep).until_they_end([job])
     return facts_of(job, remote.url)
 
 
@@ -124,7 +124,7 @@ def job_request(
     return {key: value for key, value in request.items() if value is not None}
 
 
-def _create(remote: Remote, request: Mapping[str, Any], sleep: Callable[[float], None]) -> dict[str, Any]:
+def create_job(remote: Remote, request: Mapping[str, Any], sleep: Callable[[float], None]) -> dict[str, Any]:
     """One job, however often its creation has to be sent: the key says that it is the same wish."""
     key = uuid.uuid4().hex
     for _ in range(2):
@@ -149,12 +149,15 @@ class Watch:
         self._remote, self._bar, self._notify = remote, bar, notify
         self._clock, self._sleep = clock, sleep
 
-    def until_its_end(self, job: Job) -> Job:
-        """The job in its last state; after Ctrl-C, in the state that it has ``CANCEL_S`` seconds later."""
+    def until_they_end(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs in their last state; after Ctrl-C, in the state that they have ``CANCEL_S`` seconds later."""
+        ended: list[Job] = []
         try:
-            return self._follow(job, None)
-        except KeyboardInterrupt:
-            return self._cancel(job)
+            for job in jobs:
+                ended.append(self._follow(job, None))
+        except KeyboardInterrupt:  # those that wait first: they would begin where one before them ends
+            ended += reversed([self._cancel(job) for job in reversed(jobs[len(ended) :])])
+        return ended
 
     def _follow(self, job: Job, most_s: float | None) -> Job:
         began = last_seen = self._clock()

@@ -65,10 +65,12 @@ class Remote:
         # The server reads the file first.
         return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
 
-    def validate(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the server to check a job request and to train two steps of it; no job is created."""
-        headers = {"content-type": "application/json"}
-        return self._call("POST", f"{JOBS}/validate", json.dumps(request).encode(), headers, _TRIAL_TIMEOUT_S)
+    def validate(self, request: Mapping[str, Any], compare: bool = False) -> dict[str, Any]:
+        """Ask the server to check a job request and to train two steps of it; no job is created. ``compare``: a few
+        steps in each precision, too."""
+        headers, body = {"content-type": "application/json"}, json.dumps(request).encode()
+        path = f"{JOBS}/validate" + ("?compare=true" if compare else "")
+        return self._call("POST", path, body, headers, _TRIAL_TIMEOUT_S)
 
     def rollback(self, model: str) -> dict[str, Any]:
         """Make the version before the active one active; gives its facts."""

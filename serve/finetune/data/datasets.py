@@ -65,11 +65,12 @@ def read_training(
     quarantine: bool = False,
     work: Path | None = None,
     ignored: int | None = None,
+    masked: bool = False,
 ) -> TrainingData:
     """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to, in the
     folder ``work`` or beside it. ``quarantine``: rows that cannot be learnt from are left out rather than refused
     (`row_faults.py`). ``ignored``: the class of a target that is not
-    learnt, which becomes `IGNORED`.
+    learnt, which becomes `IGNORED`. ``masked``: a target value may be NaN, which is not learnt either.
 
     Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
     came; BadInput where the model has no output that could be learnt.
@@ -81,7 +82,7 @@ def read_training(
     tensors = {} if kind else read_tensors(path, max_bytes)
     try:
         tensors = read_table(path, kind, spec, max_bytes, work) if kind else tensors
-        faults = row_faults(spec, tensors, ignored) if quarantine else {}
+        faults = row_faults(spec, tensors, ignored, masked) if quarantine else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error
@@ -97,6 +98,7 @@ def read_training(
                 learnable[tensor.name],
                 sizes,
                 ignored,
+                masked,
             )
     for name, array in samples.arrays.items():
         _check_finite(name, array)
@@ -184,6 +186,7 @@ def _check_target(
     loss: str,
     sizes: Mapping[str, int],
     ignored: int | None,
+    masked: bool,
 ) -> None:
     classes = loss in (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
     if classes and not inner:
@@ -202,7 +205,7 @@ def _check_target(
     if classes:
         _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes), ignored)
     else:
-        _check_finite(f"{TARGET}{tensor.name}", target)
+        _check_finite(f"{TARGET}{tensor.name}", np.where(np.isnan(target), 0, target) if masked else target)
 
 
 def _check_classes(name: str, target: np.ndarray, classes: Dim, ignored: int | None) -> None:

@@ -20,14 +20,14 @@ LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # 1.8e19
 
 
 def row_faults(
-    spec: ModelSpec, tensors: Mapping[str, np.ndarray], ignored: int | None = None
+    spec: ModelSpec, tensors: Mapping[str, np.ndarray], ignored: int | None = None, masked: bool = False
 ) -> dict[int, str]:
     """Row → what is wrong with it. Tensors that do not fit as a whole are left to the checks of the file.
 
     Raises BadSamples where more than a tenth of the rows is bad.
     """
     found: dict[int, str] = {}
-    for name, bad, words in _faults(spec, tensors, ignored):
+    for name, bad, words in _faults(spec, tensors, ignored, masked):
         for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist() if bad.size else ():
             found.setdefault(row, f"'{name}': {words}")
     rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
@@ -56,12 +56,13 @@ def _ranges(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> list[ValueRan
     return [tensor.range for tensor in spec.inputs]
 
 
-def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray], ignored: int | None):  # type: ignore[no-untyped-def]
+def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray], ignored: int | None, masked: bool):  # type: ignore[no-untyped-def]
     """(tensor, its bad elements with the rows first, the fault)."""
+    values = {TARGET + tensor.name for tensor in spec.outputs if not classifies(tensor)}
     for name, array in tensors.items():
         known = name_of(array.dtype) in DATATYPES
         if array.ndim and array.size and known and DATATYPES[name_of(array.dtype)].is_float:
-            finite = np.isfinite(array)
+            finite = np.isfinite(array) | (np.isnan(array) & (masked and name in values))
             yield name, ~finite, "NaN or infinity"
             large = np.abs(array, where=finite, out=np.zeros_like(array)) > LARGEST
             yield name, large, f"a number above {LARGEST:.2g}, whose square is infinite"

@@ -17,6 +17,7 @@ from typing import Any
 
 from ....models.durable import fsync, replace_text
 from ....models.stored_json import stored_json
+from ..training.loop.setting_names import STATE_FILE
 
 MOST_STARTS = 3  # of one process without progress between them
 
@@ -61,8 +62,10 @@ class JobFolder:
         place.mkdir(exist_ok=True)
         if kept:
             weights = "weights.safetensors"
-            shutil.copy(kept / weights, place / weights)
-            for written in (place / weights, place, self.path):
+            copied = [place / name for name in (weights, STATE_FILE) if (kept / name).exists()]
+            for file in copied:
+                shutil.copy(kept / file.name, file)
+            for written in (*copied, place, self.path):
                 fsync(written)
             state = JobState(
                 state.number, state.parent, {**(state.trained or {}), "weights": str(place / weights)}

@@ -44,8 +44,8 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 
 class JobRunner:
-    """Runs jobs, one at a time. ``threads``, ``priority``, ``memory_bytes`` and ``processes`` are the trainer's;
-    ``stopping`` interrupts a job at once."""
+    """Runs jobs, each in a thread of its own (`supervisor.py`). ``threads``, ``priority``, ``memory_bytes`` and
+    ``processes`` are the trainer's; ``stopping`` interrupts every job at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,

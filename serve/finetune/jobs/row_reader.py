@@ -34,6 +34,7 @@ from ..data.datasets import (
 )
 from ..data.tables import IN_WORK
 from ..judging.joining import MOST_JOINED, evenly
+from ..training.loop.setting_names import MASK
 from .choices.hyperparameter_table import QUARANTINE
 from .choices.hyperparameters import held_out_share
 from .choices.loss_choice import check_targets, losses_by_output
@@ -171,7 +172,8 @@ def _read(request: Request, param: str, parent: Version, report: Report) -> Trai
     values, work = request["hyperparameters"], Path(request["folder"])
     quarantine, ignored = values.get("bad_rows") == QUARANTINE, values.get("ignore_index", IGNORED)
     file = Path(request["files"][param])
-    return read_training(file, parent.spec(), request["max_bytes"], quarantine, work, ignored)
+    masked = values.get("missing_targets") == MASK
+    return read_training(file, parent.spec(), request["max_bytes"], quarantine, work, ignored, masked)
 
 
 def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:

@@ -1,7 +1,8 @@
-"""One thread that takes queued jobs, one at a time, and runs them to their end (`job_runner.py`).
+"""Takes queued jobs, as many at once as it may, and runs each to its end in a thread (`job_runner.py`).
 
-It alone changes the state of running jobs in the job store; the child processes only report to it through their pipes,
-and end when the server ends. Training and conversion are never done in this process: serving has the cores first.
+These threads alone change the state of running jobs in the job store; the child processes only report to them through
+their pipes, and end when the server ends. Training and conversion are never done in this process: serving has the
+cores first.
 """
 
 import logging
@@ -16,6 +17,7 @@ from ....models.store import Store
 from ...batching.place import Place
 from ...versions.roster import Roster
 from ..data.files import Files
+from .choices.hyperparameter_table import REFUSE
 from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .records.job_store import JobStore
@@ -30,13 +32,15 @@ _LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
 class Supervisor:
     """``threads``, ``priority``, ``memory_bytes`` (0: no limit) and ``processes`` are of the trainer's
-    process, which yields to serving."""
+    process, which yields to serving. ``at_once``: so many jobs run beside each other."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
         threads: int = 1, priority: Priority = "low", memory_bytes: int = 0, processes: int = 1,
+        at_once: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._store, self._roster = job_store, store, roster
+        self._at_once, self._running = at_once, dict[str, threading.Thread]()
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._runner = JobRunner(
@@ -63,13 +67,12 @@ class Supervisor:
         while not self._stopping.is_set():
             try:
                 for job in self._job_store.unfinished():
-                    if job.status == RUNNING:
+                    if job.status == RUNNING and job.id not in self._running:
                         self._take_up(job)
                 self._runner.remove_ended()
                 self._job_store.forget_old()
-                job = self._job_store.next_queued()
-                if job is not None:
-                    self._guarded(job, partial(self._runner.go, job))
+                if (job := self._next()) is not None:
+                    self._start(job)
                     continue
             except Exception:  # for example a full disk: the thread goes on, and tries again
                 logger.exception("the next job could not be taken; trying again")
@@ -77,6 +80,33 @@ class Supervisor:
                 continue
             self._bell.wait()
             self._bell.clear()
+        for running in list(self._running.values()):
+            running.join()
+
+    def _next(self) -> Job | None:
+        """The queued job that has waited longest and may run beside those that run. Of jobs of one model, each of which
+        may end with another active version than it began with, only those run beside each other that say what then
+        (`stale_parent`)."""
+        if len(self._running) >= self._at_once:
+            return None
+        unfinished = self._job_store.unfinished()
+        beside = [job for job in unfinished if job.id in self._running]
+        queued = (job for job in unfinished if job.status == QUEUED and job.id not in self._running)
+        return next((job for job in queued if not any(_would_end_stale(job, one) for one in beside)), None)
+
+    def _start(self, job: Job) -> None:
+        def run() -> None:
+            try:
+                self._guarded(job, partial(self._runner.go, job))
+            except Exception:  # what became of it could not be written: it is taken up again
+                logger.exception("job %s could not be settled", job.id)
+            finally:
+                del self._running[job.id]
+                self._bell.set()
+
+        name = f"halfeven-finetune-{job.id}"
+        self._running[job.id] = threading.Thread(target=run, name=name, daemon=True)
+        self._running[job.id].start()
 
     def _await_models(self) -> None:
         """Until the models of the store are ready, or the server ends: a job asks the active version."""
@@ -144,3 +174,10 @@ class Supervisor:
             return
         message = "no process runs this job any more; it goes on from its last checkpoint"
         self._job_store.move(job.id, QUEUED, stage="queued", message=message)
+
+
+def _would_end_stale(one: Job, other: Job) -> bool:
+    """Whether one of two jobs, run beside each other, could only be published because the other one is active."""
+    return one.name == other.name and any(
+        job.hyperparameters.get("stale_parent", REFUSE) == REFUSE for job in (one, other)
+    )

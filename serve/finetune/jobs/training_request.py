@@ -10,6 +10,7 @@ from ....models.archive.archive import save_program
 from ....models.engines.load import original_program
 from ....models.optimizer_names import DEFAULT
 from ....models.store import Version
+from ..training.loop.setting_names import NONE, STATE_FILE
 from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
 from .choices.hyperparameter_table import QUARANTINE
 from .choices.loss_choice import losses_by_output
@@ -51,14 +52,16 @@ def training_request(
     processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     steps = declared_steps(parent)
     read = [name for name in _AMP if steps is None or name not in OF_OPTIMIZERS]
-    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {})
-    with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
-        shutil.copyfileobj(stored.handle, copy)
+    declared = parent.manifest.get("training", {})
+    warm = hyperparameters.get("warm_start", NONE) != NONE and parent.has(STATE_FILE)
     return {
         "job": job,
+        "keep_state": hyperparameters.get("keep_state", NONE),
+        "warm_start": hyperparameters.get("warm_start", NONE),
+        "warm": str(_copied(parent, STATE_FILE, folder / f"parent_{STATE_FILE}")) if warm else None,
         "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
         "program": str(folder / "original.pt2"),
-        "weights": str(weights),
+        "weights": str(_copied(parent, "weights.safetensors", folder / "parent.safetensors")),
         "data": str(folder / "data.safetensors"),
         "held_out": str(folder / HELD_OUT),
         "rows_file": str(folder / ROWS),
@@ -72,6 +75,7 @@ def training_request(
         "class_weights": hyperparameters.get("class_weights"),
         "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "pos_weight": hyperparameters.get("pos_weight"),
+        "missing_targets": hyperparameters.get("missing_targets"),
         "max_batch_size": spec.max_batch_size,
         "pass_rows": hyperparameters["batch_size"],
         "precision": hyperparameters["precision"],
@@ -94,6 +98,12 @@ def training_request(
         "seed": seed,
         "out": str(folder),
     }
+
+
+def _copied(parent: Version, file: str, copy: Path) -> Path:
+    with parent.opened(file) as stored, copy.open("wb") as written:
+        shutil.copyfileobj(stored.handle, written)
+    return copy
 
 
 def _of_the_loop(values: Mapping[str, Any]) -> dict[str, Any]:

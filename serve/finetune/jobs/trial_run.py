@@ -14,8 +14,10 @@ from ....models.store import Store, Version
 from ..data.files import Files
 from . import training_request as asked
 from .child_watch import result_of
+from .choices.declared_steps import declared_steps
 from .concluding import JobFailed
 from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
+from .precision_comparison import chooses, compared
 from .records.job_store import JobStore
 from .records.job_types import SUCCEEDED, JobRequest
 from .training_request import TRAINER
@@ -41,25 +43,34 @@ class TrialRuns:
         self._device, self._threads, self._memory_bytes = device, threads, memory_bytes
         self._running = threading.Lock()
 
-    def run(self, request: JobRequest) -> dict[str, Any]:
+    def run(self, request: JobRequest, compare: bool = False) -> dict[str, Any]:
         """The result of trying an admitted job. ``valid``: its first steps can be trained; if not, ``error`` says why.
+        With ``compare`` its precision is chosen whatever it asks for, and ``compared`` has a few steps of each.
+
         Raises Overloaded where another trial runs, NotReady where the server leaves."""
         if not self._running.acquire(blocking=False):
             raise Overloaded("another job is being validated; ask again when that has ended", 10.0)
         try:
             # The folder is named as an upload, so that the next server deletes it where this one is killed.
             with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._files.folder) as folder:
-                return self._tried(request, Path(folder))
+                return self._tried(request, Path(folder), compare)
         finally:
             self._running.release()
 
-    def _tried(self, request: JobRequest, folder: Path) -> dict[str, Any]:
+    def _tried(self, request: JobRequest, folder: Path, compare: bool = False) -> dict[str, Any]:
         parent = self._store.version(request.name, request.parent_version)
         rows = self._rows(parent, request, folder)
         findings = [{"code": "DATA", "message": sentence} for sentence in request.findings]
-        trained, error = None, None
+        trained, error, beside = None, None, {}
+
+        def steps_with(settings: Mapping[str, Any], steps: int = STEPS) -> Mapping[str, Any]:
+            return self._first_steps(parent, rows, request, folder, settings, steps)
+
         try:
-            trained = self._first_steps(parent, rows, request, folder)
+            trained = steps_with(chooses(declared_steps(parent) is not None) if compare else {})
+            if compare:
+                level = request.hyperparameters["opt_level"]
+                beside = {"compared": compared(steps_with, level, trained["chosen"])}
             findings += [*_idle(trained), *_slow(trained)]
             findings += self._policy_findings(parent, trained["precision"], folder)
         except JobFailed as failed:
@@ -73,6 +84,7 @@ class TrialRuns:
             "rows": {"training": rows.train, "held_out": rows.held_out.count},
             "hyperparameters": dict(request.hyperparameters),
             "findings": findings,
+            **beside,
             "trial": None if trained is None else _figures(trained, self._conversion_seconds(request.name)),
         }
 
@@ -100,11 +112,13 @@ class TrialRuns:
         return [{"code": fault["code"], "message": fault["message"]} for fault in found["faults"]]
 
     def _first_steps(
-        self, parent: Version, rows: JobRows, request: JobRequest, folder: Path
-    ) -> Mapping[str, Any]:
+        self, parent: Version, rows: JobRows, request: JobRequest, folder: Path, settings: Mapping[str, Any], steps: int
+    ) -> Mapping[str, Any]:  # fmt: skip
+        """``settings`` take the place of the job's own."""
         place = asked.Place(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
-        question = asked.training_request(parent, rows, request.hyperparameters, request.seed, "trial", place)
-        question |= {"trial_steps": STEPS}
+        hyperparameters = {**request.hyperparameters, **settings}
+        question = asked.training_request(parent, rows, hyperparameters, request.seed, "trial", place)
+        question |= {"trial_steps": steps}
         return self._answer(Child.of_module(TRAINER, question, folder / "train"), "trainer")
 
     def _answer(self, child: Child, what: str) -> Mapping[str, Any]:

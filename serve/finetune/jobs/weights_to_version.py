@@ -34,6 +34,7 @@ from ...settings import order_bounds  # noqa: E402
 from ..judging.gate import Terms, by_set, judge, predictions  # noqa: E402
 from ..judging.joining import with_joined  # noqa: E402
 from ..judging.judging_sets import sets_of  # noqa: E402
+from ..training.loop.setting_names import STATE_FILE  # noqa: E402
 from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE  # noqa: E402
 
 gc.freeze()
@@ -87,15 +88,12 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     samples = with_joined(spec, stored_samples(judged_by), seen, held_out)
     lineage = {**request["lineage"], "samples_joined": samples is not None}
     origin = {"parent": request["parent"], "lineage": lineage, "awaits_promotion": True}
+    weights = Path(request["weights"])
+    state = weights.with_name(STATE_FILE)  # beside the weights, where the job keeps it
+    beside = (state,) if state.is_file() else ()
     version = with_new_weights(
-        parent,
-        Path(request["weights"]),
-        store,
-        origin,
-        further,
-        lambda line: notify(_stage(line)),
-        samples,
-    )
+        parent, weights, store, origin, further, lambda line: notify(_stage(line)), samples, beside
+    )  # fmt: skip
     return {
         "type": "done",
         "version": version.number,

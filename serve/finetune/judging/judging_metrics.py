@@ -39,14 +39,15 @@ def computable(metrics: tuple[str, ...], targets: np.ndarray) -> tuple[str, ...]
 def graded(tensor: TensorSpec, targets: np.ndarray) -> np.ndarray:
     """``bool [rows]``: the rows with a target. A negative class is none, and neither is a value that is NaN."""
     rows = targets.reshape(len(targets), -1)
-    return np.any(rows >= 0, 1) if classifies(tensor) else np.all(np.isfinite(rows), 1)
+    return np.any(rows >= 0, 1) if classifies(tensor) else np.any(np.isfinite(rows), 1)
 
 
 def row_values(metric: str, predicted: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
     """``float64 [rows]``: the metric of each graded row, where the metric is their mean; None for F1 and AUROC."""
     if metric in ERRORS:
-        gaps = predicted.astype(np.float64) - targets.astype(np.float64)
-        return (gaps**2 if metric == MSE else np.abs(gaps)).reshape(len(gaps), -1).mean(1)
+        gaps = (predicted.astype(np.float64) - targets.astype(np.float64)).reshape(len(targets), -1)
+        given = ~np.isnan(targets.reshape(gaps.shape))
+        return (gaps**2 if metric == MSE else np.abs(gaps)).sum(1, where=given) / given.sum(1)
     if metric != ACCURACY:
         return None
     rows = targets.reshape(len(targets), -1)

@@ -82,9 +82,27 @@ class Events:
         """Whether the script reckons with the scale itself, in a function that is read here."""
         scopes = {one.at.place.scope for one in self.called}
         return any(
-            isinstance(one.node, ast.Attribute) and one.node.attr in _BY_HAND and one.place.scope in scopes
+            isinstance(one.node, ast.Attribute)
+            and one.node.attr in _BY_HAND
+            and one.place.scope in scopes
+            and not (one.node.attr == "get_scale" and self._only_compared(one.node))
             for one in self.names.all
         )
+
+    def _only_compared(self, asked: ast.Attribute) -> bool:
+        """Whether the scale is only held against another one, as a script does that asks for skipped steps."""
+        parents = self.names.statements.parents
+        call = parents[asked]
+        holder = parents.get(call)
+        if (
+            isinstance(holder, ast.Assign)
+            and len(holder.targets) == 1
+            and (name := dotted(holder.targets[0]))
+        ):
+            read = [one.node for one in self.names.all if dotted(one.node) == name
+                    and isinstance(getattr(one.node, "ctx", None), ast.Load)]  # fmt: skip
+            return all(isinstance(parents[node], ast.Compare) for node in read)
+        return isinstance(holder, ast.Compare)
 
     def _of(self, one: Called) -> Iterator[Event]:
         call, flow = one.call, self.flow
@@ -110,7 +128,10 @@ class Events:
             yield Event("clip", one, target=clipped or None)
         elif method == "step" and receiver is not None and not call.args and not call.keywords:
             name = flow.name(receiver, one.frame) or ""
-            if self._schedules(name) or any(map(_SCHEDULER.search, self._looped_over(one, receiver))):
+            looped = self._looped_over(one, receiver)
+            if any(_SCHEDULER.search(source) for source in looped) or any(
+                map(self._schedules, (name, *looped))
+            ):
                 yield Event("schedule", one, target=name)
             elif self.names.is_optimizer(name):
                 yield Event("plain-step", one, target=name)
@@ -166,7 +187,10 @@ class Events:
 
     def _schedules(self, name: str) -> bool:
         """True where the name stands for a learning-rate schedule: by its value, else by the name itself."""
-        if any(map(_SCHEDULER.search, self.names.made_by(name))):  # `lr_scheduler` is torch's module too
+        values = [value for value, _ in self.names.values.get(name, ())]
+        held = [one for value in values for one in _elements(value)]
+        made = [self.names.full(one.func) or "" for one in held if isinstance(one, ast.Call)]
+        if any(one.startswith("torch.optim.lr_scheduler.") or _SCHEDULER.search(one) for one in made):
             return True
         return bool(_SCHEDULER.search(name)) and not self.names.values.get(name)
 
@@ -213,6 +237,8 @@ class Events:
                 elsewhere = self.names.values.get(dotted(node) or "", [])
                 if value is None and frame.scope is self.names.script.tree and not elsewhere:
                     return None
+                if value is None and any(_are_rows(one.node) for _, one in elsewhere):
+                    return None
                 if value is None and isinstance(node, ast.Name) and len(elsewhere) == 1:
                     value, there = elsewhere[0]  # what another function of the file returned
                     where = self.flow.frame_of(there.place.scope)
@@ -241,10 +267,27 @@ class Events:
         target = self.flow.target(call, frame)
         if target is None:
             return None
+        if not self._scales(target, set()):
+            given = [*call.args, *(word.value for word in call.keywords)]
+            return _together([self.scale_of(one, at, frame, depth + 1) for one in given])
         results = self.names.own.returns(target)
         inner = self.flow.entered(target, call, at, frame, self.names.statements.of(call))
         ends = {self.scale_of(value, self.flow.end_of(target), inner, depth + 1) for value in results}
         return ends.pop() if len(ends) == 1 else UNKNOWN if ends else None
+
+    def _scales(self, function: ast.AST, seen: set[ast.AST]) -> bool:
+        """Whether an own function may scale what it is given, by itself or by others of the file that it calls."""
+        seen.add(function)
+        own = self.names.own
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute) and node.attr == "scale":
+                return True
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
+                inner = [one for one in (*own.functions.values(), *own.owner) if one.name == name]
+                if any(self._scales(one, seen) for one in inner if one not in seen):
+                    return True
+        return False
 
     def knows_of_skips(self, event: Event, since: Event) -> bool:
         """Whether the event stands under a test of the scale, or of a value that came from it."""
@@ -255,6 +298,18 @@ class Events:
                 if any(_KNOWS_OF_SKIPS.search(text_of(value)) for value in self.names.values_of(name)):
                     return True
         return False
+
+
+def _elements(value: ast.expr | None) -> list[ast.expr]:
+    """The value, or what a list of it holds."""
+    if isinstance(value, ast.List | ast.Tuple):
+        return list(value.elts)
+    return [value.elt] if isinstance(value, ast.ListComp) else [value] if value is not None else []
+
+
+def _are_rows(node: ast.AST) -> bool:
+    """Whether a name that is bound here stands for what a loop reads: rows, and no loss that was scaled before."""
+    return isinstance(node, ast.For) and not re.search(r"scale|loss", text_of(node.iter), re.I)
 
 
 def _of_gradients(names: ScriptNames, source: str) -> bool:

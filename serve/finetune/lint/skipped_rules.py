@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 
 from .events import Event, Events
-from .order_rules import same_loop, spelled
+from .order_rules import spelled
+from .own_code import dotted
 from .rewriting import Rewriting
 from .script_names import ScriptNames
 from .training_script import Finding
@@ -68,9 +69,14 @@ def _optimizer_of(events: Events, schedule: Event) -> str | None:
 
 def _step_of(events: Events, event: Event) -> Event | None:
     """The step that the event follows in each pass, where nothing tells whether it was skipped."""
-    steps = [one for one in events.before(event, "step") if one.place.loops and same_loop(event, one)
-             and _inner(events, event) == _inner(events, one)]  # fmt: skip
-    return steps[-1] if steps and not events.knows_of_skips(event, steps[-1]) else None
+    steps = [
+        one
+        for one in events.before(event, "step")
+        if one.place.loops and _inner(events, event) == _inner(events, one)
+    ]
+    if not steps or events.knows_of_skips(event, steps[-1]):
+        return None
+    return steps[-1]
 
 
 def _inner(events: Events, event: Event) -> ast.AST | None:
@@ -92,22 +98,54 @@ def _only_after_step(names: ScriptNames, events: Events, step: Event, event: Eve
     """The scale is remembered before the update, and the statement stands under a test of it."""
     updates = [one for one in events.after(step, "update") if one.scaler == step.scaler]
     scaler = spelled(events, step.scaler or "scaler", (updates or [step])[0].at)
-    here = spelled(events, step.scaler or "scaler", event.at)
+    here = _in_the_function_of(event, step, spelled(events, step.scaler or "scaler", event.at))
     statement = event.at.statement
     loops = [one for one in event.place.loops if one not in step.place.loops]
     if loops and isinstance(loops[0], ast.stmt) and event.at.frame is step.at.frame:
         statement = loops[0]
-    kept = _SCALE if len(event.at.sites) == len(step.at.sites) else f"{_holder(here)}{_SCALE}"
+    together = len(event.at.sites) == len(step.at.sites)
+    kept, there = (_SCALE if together else f"{_holder(one)}{_SCALE}" for one in (here, scaler))
     first = (updates or [step])[0]
     source = [f"    {line}" for line in names.statements.source(statement)]
     advice = names.rewriting()
     if first.at.statement is not statement and kept not in names.values:
-        advice.before(first.at.statement, [f"{kept} = {scaler}.get_scale()"])
-    without = [f"not ({text})" if held else f"({text})" for text, held in sorted(first.extra(event))]
+        advice.before(first.at.statement, [f"{there} = {scaler}.get_scale()"])
+    without = [f"not ({text})" if held else f"({text})" for text, held in _further_tests(first, event)]
     test = f"if {' or '.join([*without, f'{here}.get_scale() >= {kept}'])}:  # not skipped"
     if updates and event.order < updates[0].order and updates[0].at.frame is event.at.frame:
         return advice.without(statement).behind(updates[0].at.statement, [test, *source])
     return advice.in_place_of(statement, [test, *source])
+
+
+def _in_the_function_of(event: Event, step: Event, scaler: str) -> str:
+    """``self.scaler`` of an own object, as a function calls it that has the object: by the call that leads to the
+    step."""
+    outer, inner = event.at.frame, step.at.frame
+    if (
+        not scaler.startswith("self.")
+        or outer.owner == inner.owner
+        or len(step.at.sites) <= len(outer.sites) + 1
+    ):
+        return scaler
+    site = step.at.sites[len(outer.sites)]
+    called = next((one for one in ast.walk(site) if isinstance(one, ast.Call)), None)
+    receiver = (
+        called.func.value if called and isinstance(called.func, ast.Attribute) else called and called.func
+    )
+    name = dotted(receiver) if receiver else None
+    return scaler if name is None else name + scaler.removeprefix("self")
+
+
+def _further_tests(first: Event, event: Event) -> list[tuple[str, bool]]:
+    """The tests that the update needs and the event does not, as the event's function writes them."""
+    found: set[tuple[str, bool]] = set()
+    for text, held in first.extra(event):
+        value, outer, _ = first.at.frame.arguments.get(text, (None, None, None))
+        if value is not None and outer is event.at.frame:
+            text = ast.unparse(value)
+        if (text, held) not in event.place.conditions:
+            found.add((text, held))
+    return sorted(found)
 
 
 def _holder(scaler: str) -> str:

@@ -112,7 +112,9 @@ class ValueTypes:
                 same = isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data", "grad")
                 if value is None and same and isinstance(node, ast.Attribute):
                     return of(node.value)
-                return Type.UNKNOWN if value is None else self.type_of(value, there, where, depth)
+                if value is None:
+                    return Type.NUMBER if _is_number_by_default(node, frame.scope) else Type.UNKNOWN
+                return self.type_of(value, there, where, depth)
         return Type.UNKNOWN
 
     def _of_call(self, call: ast.Call, at: Located, frame: Frame, depth: int) -> Type:
@@ -254,3 +256,17 @@ def _masks(node: ast.expr) -> bool:
         one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, float)
     ]
     return "mask" in text_of(node) or any(number >= 1e4 for number in numbers)
+
+
+def _is_number_by_default(node: ast.expr, scope: ast.AST) -> bool:
+    """Whether a parameter that the call does not give has a number: `def loss(z, temperature=0.1)`."""
+    if not isinstance(node, ast.Name) or not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    given = scope.args.args[len(scope.args.args) - len(scope.args.defaults) :]
+    pairs = zip(
+        [*given, *scope.args.kwonlyargs], [*scope.args.defaults, *scope.args.kw_defaults], strict=True
+    )
+    return any(
+        one.arg == node.id and isinstance(value, ast.Constant) and isinstance(value.value, int | float)
+        for one, value in pairs
+    )

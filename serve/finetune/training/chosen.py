@@ -14,16 +14,15 @@ from .evaluation import loss_of_rows
 from .loop.batch_loop import BatchLoop, total_steps
 from .loop.losses import own_function
 from .loop.passes import autocast_of
-from .loop.setting_names import USUAL_LEARNING_RATE
+from .loop.setting_names import EXACT_FIRST, HALF_MODELS, USUAL_LEARNING_RATE, chosen_precision
 from .loop.training_terms import Settings
 from .nets import loop_of
-from .precision_test import EXACT_FIRST, PrecisionTest, chosen_precision
+from .precision_test import PrecisionTest
 from .range_test import RATES, range_test
 from .task import Task
 from .trainee import Trainee
 
 AUTO, FILE = "auto", "chosen.json"
-HALF_MODELS = ("fp16", "bf16")  # the precisions of a half model (O2)
 Request = Mapping[str, Any]
 Report = Callable[[dict[str, Any]], object]
 

@@ -18,9 +18,11 @@ def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]
     idle: set[str] = set()
     seconds, began = math.nan, time.monotonic()
     causes: list[str | None] = []
+    losses: list[float | None] = []
     for record in islice(loop.run(), steps):
         seconds, began = time.monotonic() - began, time.monotonic()
         causes.append(record.cause)
+        losses.append(record.loss if math.isfinite(record.loss) else None)
         if record.cause not in DATA_FAULTS:
             idle = {
                 name
@@ -33,6 +35,7 @@ def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]
         "total_steps": loop.steps,
         "seconds_per_step": seconds,
         "causes": causes,
+        "losses": losses,
         "idle": sorted(idle)[:_NAMED],
         "idle_count": len(idle),
         **trainee.facts(),

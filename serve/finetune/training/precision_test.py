@@ -7,7 +7,7 @@ the cost of the choice is bounded in steps of the best precision, however slow a
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -22,14 +22,13 @@ from .loop.loop_state import copied, put_into
 from .loop.passes import LossOf, PartsOf
 from .loop.patience import named_tensors
 from .loop.seeding import generators_untouched
+from .loop.setting_names import EXACT_FIRST
 from .loop.training_terms import Settings, Stopped
 from .step_watch import Clock, Slow, StepWatch, TooSlow, slow
 
-EXACT_FIRST = ("fp32", "fp16", "bf16")
 SLOW_LAST = ("fp32", "bf16", "fp16")
 ROUNDS = 5  # of full steps; of each precision the shortest counts. Before them is one that warms up
 ROUNDS_SHARE = 0.02  # of the job's steps: a short job has fewer rounds
-NEARLY = 1.03  # of the shortest time: what is hardly slower and more exact is taken
 MOST_TIMES = 5.0
 FEWEST_ROWS, GROWTH = 2, 4  # with four times the rows, a step takes about four times as long
 MOST_STEPS = 32  # of one precision here: a schedule may not go beyond its end
@@ -164,13 +163,6 @@ class PrecisionTest:
                 put_into(self._module, start)
                 self._module.zero_grad(set_to_none=True)
                 self._enter(self._settings.precision)
-
-
-def chosen_precision(seconds: Mapping[str, float], among: Sequence[str] = EXACT_FIRST) -> str:
-    """Of ``among``, the most exact first, the first that is nearly as fast as the fastest; the first of all where
-    nothing could be timed."""
-    fastest = min(seconds.values(), default=0.0)
-    return next((one for one in among if one in seconds and seconds[one] <= NEARLY * fastest), among[0])
 
 
 def timed_steps(

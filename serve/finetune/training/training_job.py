@@ -30,6 +30,7 @@ from .loop.patience import audit, finite_names
 from .loop.ranks import ranks_of
 from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
+from .loop.setting_names import NONE, STATE_FILE
 from .loop.training_terms import StepRecord, Stopped
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
@@ -37,11 +38,12 @@ from .precision_warning import slow_precision
 from .range_test import RATES, judged_rows, short_steps
 from .task import Task
 from .trainee import Trainee, trainee_of
+from .warm_state import state_for_the_next, take_up
 
 Request = Mapping[str, Any]
 Line = dict[str, Any]
 Report = Callable[[Line], None]
-NO_BEST_STEP = "NO_BEST_STEP"
+NO_BEST_STEP, STATE = "NO_BEST_STEP", "state:"
 WITHOUT_BEST_STEP = (
     "the loss on the held-out rows was never finite, so no step is the best: the weights are those of the last one. "
     "Look for extreme values in the held-out rows, or train in bf16 or fp32"
@@ -53,7 +55,7 @@ UNSTABLE_LEVEL = (
 # Of a request: where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
     {"file", "source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads"}
-    | {"left_out", "priority", "memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
+    | {"warm", "left_out", "priority", "memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
 )
 
 
@@ -121,6 +123,8 @@ class TrainingJob:
         for name, largest in self._held_out.largest.items() if self._held_out else ():
             task.largest[name] = max(largest, task.largest.get(name, -1))
         self.loop = loop_of(request, trainee, task, settings, ranks_of(request, rank))
+        warm = request.get("warm")
+        take_up(self.loop, Path(warm) if warm else None, request.get("warm_start", NONE))
         used = self.loop.settings
         self.summary = Summary(used.precision, used.learning_rate)
         self._best = BestStep(request.get("patience", 0))
@@ -240,10 +244,21 @@ class TrainingJob:
         if self._evaluated and not self._best.weights:
             self._report({"type": "note", "code": NO_BEST_STEP, "message": WITHOUT_BEST_STEP})
         with self.loop.published():
-            weights = self._best.weights or in_parents_form(self._trainee.state(), self._parent)
+            tensors = self._best.weights or self._learnt()
+        state = {name[len(STATE) :]: one for name, one in tensors.items() if name.startswith(STATE)}
+        weights = {name: tensors[name] for name in self._parent}
         audit(weights, finite_names(self._parent))
         self.summary.ended_early = self.ends and self.loop.done < self.loop.steps
-        return write_weights(Path(self._request["out"]), dict(weights))
+        folder = Path(self._request["out"])
+        if state:
+            written(folder / STATE_FILE, state)
+        return written(folder / "weights.safetensors", weights)
+
+    def _learnt(self) -> dict[str, Tensor]:
+        """The weights as they would be published now, and what is kept for the next training, by `STATE` and name."""
+        state = state_for_the_next(self.loop, self._request.get("keep_state", NONE))
+        kept = {STATE + name: one for name, one in state.items()}
+        return in_parents_form(self._trainee.state(), self._parent) | kept
 
     def _line(self, record: StepRecord) -> Line:
         line = {key: number(value) for key, value in asdict(record).items()}
@@ -261,7 +276,7 @@ class TrainingJob:
         with self.loop.published():
             loss = held_out_loss(self.loop, self._trainee, self._held_out)
             if best := self._best.is_best(loss):
-                self._best.take(step, loss, in_parents_form(self._trainee.state(), self._parent))
+                self._best.take(step, loss, self._learnt())
         trained = self.summary.last_loss
         self._log(
             {"type": "evaluation", "step": step, "held_out_loss": number(loss), "loss": trained, "best": best}
@@ -289,7 +304,7 @@ def identity_of(request: Request) -> Identity:
     """Which checkpoints the request may go on from: same job, same rows, same settings and parent."""
     settings = {name: value for name, value in request.items() if name not in _NOT_LEARNT}
     rows = {name: _file_digest(request[name]) for name in ("data", "held_out") if request.get(name)}
-    parent = _file_digest(request["weights"])
+    parent = [_file_digest(request[name]) for name in ("weights", "warm") if request.get(name)]
     return Identity(
         str(request.get("job", "")), _digest([settings, parent]), _digest([rows, list(request["rows"])])
     )
@@ -351,13 +366,13 @@ def in_parents_form(state: Mapping[str, Tensor], parent: Mapping[str, Tensor]) -
     return {name: copied(state[name].to(old.dtype)) for name, old in parent.items()}
 
 
-def write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
+def written(path: Path, tensors: dict[str, Tensor]) -> Path:
     """The file appears whole or not at all."""
-    path, temporary = folder / "weights.safetensors", folder / "weights.safetensors.tmp"
+    temporary = path.with_suffix(".tmp")
     save_file(tensors, temporary)
     sync(temporary)
     temporary.replace(path)
-    sync(folder)
+    sync(path.parent)
     return path
 
 

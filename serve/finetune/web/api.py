@@ -42,7 +42,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 def router(
     job_store: JobStore, files: Files, store: Store, wake: Callable[[], None], leaving: Callable[[], bool],
-    try_out: Callable[[JobRequest], dict[str, Any]],
+    try_out: Callable[[JobRequest, bool], dict[str, Any]],
 ) -> APIRouter:  # fmt: skip
     """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
     was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down. ``try_out``: what is
@@ -185,20 +185,21 @@ def _add_jobs(
 
 def _add_validation(
     routes: APIRouter, admission: JobAdmission, waiting: SharedPlaces,
-    try_out: Callable[[JobRequest], dict[str, Any]],
+    try_out: Callable[[JobRequest, bool], dict[str, Any]],
 ) -> None:  # fmt: skip
-    def validate(body: bytes, permit: Permit) -> Response:
+    def validate(body: bytes, permit: Permit, compare: bool) -> Response:
         asked = parse(body)
         permit.check(TO_TRAIN, _model_in(asked))
-        return _json(try_out(admission.read(asked, permit)))
+        return _json(try_out(admission.read(asked, permit), compare))
 
     @routes.post(JOBS + "/validate")
-    async def validation(request: Request) -> Response:
-        """Check a job request without creating the job: its data and settings, and two steps of the training."""
+    async def validation(request: Request, compare: bool = False) -> Response:
+        """Check a job request without creating the job: its data and settings, and two steps of the training; with
+        `compare=true` a few steps in each precision."""
         body = await read_order(request)
         permit = permit_of(request.scope)
         with waiting.take(permit.owner):
-            return await run_in_threadpool(validate, body, permit)
+            return await run_in_threadpool(validate, body, permit, compare)
 
 
 def _may_see(job_store: JobStore) -> Any:

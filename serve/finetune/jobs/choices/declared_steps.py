@@ -5,7 +5,7 @@ from typing import Any
 
 from .....models.store import Version
 from .bad_hyperparameter import bad
-from .hyperparameter_table import HALF_LEVELS, QUARANTINE
+from .hyperparameter_table import ALL, HALF_LEVELS, NETS, NONE, QUARANTINE
 
 OF_OPTIMIZERS = (
     "learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm", "optimizer", "learning_rates"
@@ -20,8 +20,13 @@ def declared_steps(parent: Version) -> Mapping[str, Any] | None:
 
 def check_settings(parent: Version, asked: Collection[str], values: Mapping[str, Any]) -> None:
     """Raises BadHyperparameter where a job's own settings (``asked``) are not read by a training with several
-    optimizers."""
+    optimizers, or by one with one."""
     if declared_steps(parent) is None:
+        for name in ("keep_state", "warm_start"):
+            if values[name] == NETS:
+                raise bad(
+                    name, f"{parent} declares no net beside the model in model.toml; expected {NONE} or {ALL}"
+                )
         return
     for name in OF_OPTIMIZERS:
         if name in asked:

@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .....models.loss_names import IGNORED
-from ...training.loop.setting_names import HALF_LEVELS, PRECISIONS, SCHEDULES
+from ...training.loop.setting_names import ALL, HALF_LEVELS, MASK, NETS, NONE, PRECISIONS, REFUSE, SCHEDULES
 
 AUTO = "auto"
-REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
+REJUDGE, RETRAIN, QUARANTINE = "rejudge", "retrain", "quarantine"
 WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
     "precision": (AUTO, *PRECISIONS),
     "opt_level": ("O1", "O0", *HALF_LEVELS),
     "schedule": tuple(SCHEDULES),
     "stale_parent": (REFUSE, REJUDGE, RETRAIN),
     "bad_rows": (REFUSE, QUARANTINE),
+    "missing_targets": (REFUSE, MASK),
+    "keep_state": (NONE, NETS, ALL),
+    "warm_start": (NONE, NETS, ALL),
 }
 HEAD, LORA = "head", "lora"  # of `trainable`, beside patterns
 

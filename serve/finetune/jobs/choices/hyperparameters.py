@@ -29,7 +29,7 @@ from typing import Any
 from .....models.optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import AUTO, HALF_LEVELS, RANGES, READ_WITH, WORDS
+from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS
 from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
 from .setting_aliases import known_setting, with_own_names
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
@@ -68,6 +68,9 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     if values[OPTIMIZER] and values[OPTIMIZER]["name"] != DEFAULT and "weight_decay" not in asked:
         values["weight_decay"] = 0.0  # torch's default for all but AdamW
     _settle_level(values, asked)
+    for name in ("keep_state", "warm_start"):
+        if values[name] != NONE and values[TRAINABLE] == LORA:
+            raise bad(name, f"expected {NONE} with trainable = {LORA}: its adapters end with the job")
     if values["warmup_ratio"] != AUTO and values["warmup_steps"] != AUTO:
         raise bad("warmup_steps", "and warmup_ratio are both given; expected one of them")
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:

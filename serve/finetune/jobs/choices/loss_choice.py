@@ -17,6 +17,7 @@ from .....models.loss_names import (
 )
 from .....models.spec import ModelSpec
 from ...data.datasets import named_rows
+from ...training.loop.setting_names import MASK
 from .bad_hyperparameter import bad, shown
 
 BALANCED = "balanced"
@@ -119,6 +120,7 @@ def check_targets(losses: Mapping[str, str], samples: Samples) -> None:
         low, high = _TARGETS[name]
         target = samples.targets[output].reshape(samples.count, -1)
         wrong = np.abs(target) != 1 if name == "soft_margin" else (target < low) | (target > high)
+        wrong &= ~np.isnan(target)  # those are refused elsewhere, or not learnt
         if rows := np.flatnonzero(wrong.any(1)).tolist():
             wanted = "-1 or 1" if name == "soft_margin" else f"from {low:g} to {high:g}"
             raise BadSamples(
@@ -132,6 +134,9 @@ def _check_class_settings(spec: ModelSpec, losses: Mapping[str, str], values: Ma
         raise bad(LABEL_SMOOTHING, f"is read by loss cross_entropy only, and the losses are {losses}")
     if values.get(POS_WEIGHT) is not None and "bce_with_logits" not in losses.values():
         raise bad(POS_WEIGHT, f"is read by loss bce_with_logits only, and the losses are {losses}")
+    of_more = {*CLASS_LOSSES, NLL_OF_PROBABILITIES, "kl_div"}
+    if values.get("missing_targets") == MASK and not set(losses.values()) - of_more:
+        raise bad("missing_targets", f"{MASK} is for losses of single values, and the losses are {losses}")
     weights, classed = values.get(CLASS_WEIGHTS), (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
     if weights is None:
         return

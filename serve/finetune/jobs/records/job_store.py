@@ -143,11 +143,6 @@ class JobStore(FileStore):
         """Delete what is kept of the oldest jobs that have ended (`old_jobs.py`)."""
         forget_old(self._db)
 
-    def next_queued(self) -> Job | None:
-        """The queued job that has waited longest."""
-        row = self._db.one(_JOB, "jobs", "status = ? ORDER BY number", QUEUED)
-        return None if row is None else _job(row)
-
     def unfinished(self) -> list[Job]:
         """The oldest first."""
         return [_job(row) for row in self._db.all(_JOB, "jobs", f"{UNFINISHED} ORDER BY number")]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
@@ -28,7 +29,8 @@ NAMED, BY_LOOK = "fp32_modules names it", "its code normalises"
 class HalfModel:
     """The forward of ``module`` in ``dtype``, which may be changed between two passes. The modules of ``in_fp32`` get
     FP32 inputs and give half outputs: torch's norms, those whose names fit a pattern of ``fp32_modules``, and those
-    that are seen to normalise when the first rows come (`look`). ``norms`` False: norms compute in half too (O3).
+    that are seen to normalise when the first rows come (`look`). Torch's batch norms take halves, and compute in FP32.
+    ``norms`` False: norms compute in half too (O3).
 
     ``in_fp32``: by name, with the reason; ``mixed``: names of modules that normalise beside products, and so in half.
     """
@@ -99,10 +101,13 @@ class HalfModel:
         for name, one in self._module.named_modules():
             if id(one) in reasons and not self._is_spared(f"{name}."):
                 self.in_fp32[name] = reasons[id(one)]
+                hooks.append(one.register_forward_hook(lambda _, inputs, answer: cast(answer, self.dtype)))
+                if type(one).forward is _BatchNorm.forward:
+                    continue  # its kernel computes halves in FP32: an FP32 copy would be kept for the backward pass
                 wide = one.register_forward_pre_hook(
                     lambda _, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True
                 )
-                hooks += [wide, one.register_forward_hook(lambda _, inputs, answer: cast(answer, self.dtype))]
+                hooks.append(wide)
         return hooks
 
     def _is_spared(self, name: str) -> bool:

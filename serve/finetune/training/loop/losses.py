@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .....models.loss_names import IGNORED
+from .setting_names import MASK
 from .training_terms import Stopped
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -31,7 +32,8 @@ def losses_of(request: Mapping[str, Any], targets: Mapping[str, Tensor]) -> dict
             weights = ClassWeights(request.get("class_weights"), classes)
             found[output] = class_loss(name, weights, request.get("label_smoothing", 0.0))
         else:
-            found[output] = value_loss(name, request.get("pos_weight"))
+            masked = request.get("missing_targets") == MASK
+            found[output] = value_loss(name, request.get("pos_weight"), masked)
     return found
 
 
@@ -87,19 +89,32 @@ def class_loss(name: str, weights: ClassWeights, smoothing: float = 0.0) -> Loss
     return loss
 
 
-def value_loss(name: str, pos_weight: float | list[float] | None = None) -> Loss:
-    """``pos_weight``: of ``bce_with_logits``, one number, or one for each value along the last axis."""
+def value_loss(name: str, pos_weight: float | list[float] | None = None, masked: bool = False) -> Loss:
+    """``pos_weight``: of ``bce_with_logits``, one number, or one for each value along the last axis. ``masked``: the
+    mean over the values whose target is not NaN; 0 where all are."""
 
     def loss(answer: Tensor, target: Tensor) -> Tensor:
         if answer.shape != target.shape:  # torch would broadcast
             raise Stopped("BAD_DATA", f"targets {list(target.shape)} do not fit answers {list(answer.shape)}")
-        if pos_weight is not None and name == BCE_WITH_LOGITS:
-            weight = torch.tensor(pos_weight, dtype=answer.dtype, device=answer.device)
-            if weight.ndim and len(weight) != answer.shape[-1]:
-                wanted = f"one number, or one for each of the {answer.shape[-1]} values"
-                raise Stopped("BAD_DATA", f"pos_weight: expected {wanted}, got {len(weight)}")
-            return functional.binary_cross_entropy_with_logits(answer, target.float(), pos_weight=weight)
-        return VALUE_LOSSES[name](answer, target.float())
+        weight, target = _pos_weight(answer), target.float()
+        if masked:
+            given = ~target.isnan()
+            weight = weight if weight is None else weight.expand_as(answer)[given]
+            answer, target = answer[given], target[given]
+            if not len(answer):
+                return answer.sum()  # the mean of nothing would be NaN
+        if weight is not None:
+            return functional.binary_cross_entropy_with_logits(answer, target, pos_weight=weight)
+        return VALUE_LOSSES[name](answer, target)
+
+    def _pos_weight(answer: Tensor) -> Tensor | None:
+        if pos_weight is None or name != BCE_WITH_LOGITS:
+            return None
+        weight = torch.tensor(pos_weight, dtype=answer.dtype, device=answer.device)
+        if weight.ndim and len(weight) != answer.shape[-1]:
+            wanted = f"one number, or one for each of the {answer.shape[-1]} values"
+            raise Stopped("BAD_DATA", f"pos_weight: expected {wanted}, got {len(weight)}")
+        return weight
 
     return loss
 

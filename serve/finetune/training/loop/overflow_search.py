@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .seeding import generators_untouched, set_torch_generators
 
@@ -25,7 +25,8 @@ _ALONE = 64  # rows that are tried one by one
 @dataclass(frozen=True, slots=True)
 class Overflow:
     """``layer``: a module's name; `the model` for its own lines, `the loss` for what comes behind it. ``rows``: of the
-    batch, none where no single row is to blame. ``direction``: forward or backward."""
+    batch, none where no single row is to blame. ``direction``: forward or backward. ``net``: of several, those whose
+    optimizer's step was skipped; ``layer`` begins with the name of its net then."""
 
     step: int
     scale: float
@@ -33,26 +34,30 @@ class Overflow:
     operation: str
     direction: str
     rows: tuple[int, ...]
+    net: str = ""
 
     def __str__(self) -> str:
+        whose = f"the step of {self.net} was skipped: " if self.net else ""
         what = "the values" if self.direction == "forward" else "the gradients"
         rows = (
             f" in row{'s' if len(self.rows) > 1 else ''} {', '.join(map(str, self.rows))}"
             if self.rows
             else ""
         )
-        return f"{what} of {self.layer} left the range of half first, in {self.operation}{rows}"
+        return f"{whose}{what} of {self.layer} left the range of half first, in {self.operation}{rows}"
 
 
 @dataclass(eq=False)
 class Pass:
-    """One forward pass, as it was. ``gradients``: of its results, by their place among the tensors of the output."""
+    """One forward pass, as it was. ``gradients``: of its results, by their place among the tensors of the output.
+    ``net``: the name of its module, of several."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     generators: Mapping[str, Tensor]  # of torch (`seeding.torch_generators`)
     casts: tuple[str, bool, torch.dtype]
     gradients: dict[int, Tensor] = field(default_factory=dict)
+    net: str = ""
 
     @property
     def rows(self) -> int:
@@ -66,19 +71,23 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Found:
+    """``entered``: what came back from behind the module was not finite already."""
+
     layer: str
     operation: str
     direction: str
     rows: tuple[int, ...]
+    entered: bool = False
 
 
 def search(module: nn.Module, one: Pass) -> Found | None:
     """The first operation of the pass whose result is not finite; None where all are."""
     module = copy.deepcopy(module)  # a module may keep more of a pass than its buffers
+    args, kwargs = tree_map(_cut, (one.args, dict(one.kwargs)))
     with _as_it_was(one), _Operations(module, one.rows) as operations:
         device, enabled, dtype = one.casts
         with torch.autocast(device, dtype=dtype, enabled=enabled):
-            output = module(*one.args, **one.kwargs)
+            output = module(*args, **kwargs)
         results = tensors_of(output)
         if operations.found is not None and not (operations.filled and all_finite(results)):
             return operations.found
@@ -87,12 +96,19 @@ def search(module: nn.Module, one: Pass) -> Found | None:
         ]
         for _, gradient in given:
             if not all_finite((gradient,)):
-                return Found("the loss", "its gradient", "backward", rows_of(gradient, one.rows))
-        return operations.backward(given) or operations.found
+                return Found(
+                    "the loss", "its gradient", "backward", rows_of(gradient, one.rows), entered=True
+                )
+        return operations.backward(given, tensors_of((args, kwargs))) or operations.found
+
+
+def _cut(one: Any) -> Any:
+    """An input with a gradient, which goes no further back than this module."""
+    return one.detach().requires_grad_() if isinstance(one, Tensor) and one.requires_grad else one
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """The tensors of a module's answer that have a gradient."""
+    """The tensors of a module's answer, or of what it was given, that have a gradient."""
     return [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
 
 
@@ -168,8 +184,12 @@ class _Operations(TorchFunctionMode):
                 self._origins[one] = origin
                 waiting += [before for before, _ in one.next_functions]
 
-    def backward(self, given: Sequence[tuple[Tensor, Tensor]]) -> Found | None:
-        """Asks each node behind its run. The gradients go nowhere: those of the weights stay as they are."""
+    def backward(self, given: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor] = ()) -> Found | None:
+        """Asks each node behind its run. The gradients go nowhere: those of the weights stay as they are. ``inputs``:
+        those that have a gradient too."""
+        weights = [*(one for one in self._module.parameters() if one.requires_grad), *inputs]
+        if not given or not weights:
+            return None
         first: list[tuple[Any, Tensor | None, tuple[Tensor | None, ...]]] = []
 
         def hook_of(node: Any) -> Callable[..., None]:
@@ -182,7 +202,6 @@ class _Operations(TorchFunctionMode):
             return look
 
         handles = [node.register_hook(hook_of(node)) for node in self._origins]
-        weights = [one for one in self._module.parameters() if one.requires_grad]
         self._run(given, weights)
         for handle in handles:
             handle.remove()

@@ -5,13 +5,18 @@
     for one in recorder.records:                  # bounded; recorder.skipped counts all
         print(one.step, one)
 
+Of several nets with optimizers of their own (a GAN), all are given by name: `ScalerRecorder({"critic": critic,
+"generator": generator}, scaler)`, one recorder for each scaler. A record names the nets whose step was skipped.
+
 A step that is taken costs a few references. Only where a step is skipped its passes are run again, between the steps,
 and looked at (`overflow_search`). Weights, gradients, buffers and random numbers are the same bits as without it;
 forward hooks of the script's own run once more.
 """
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,27 +34,33 @@ MOST_SEARCHES = 200  # of one training
 
 
 class ScalerRecorder:
-    """Watches a module and its scaler until `close`, or until the end of a `with` block."""
+    """Watches a module, or several by name, and their scaler until `close`, or until the end of a `with` block."""
 
-    def __init__(self, module: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
+    def __init__(
+        self, module: nn.Module | Mapping[str, nn.Module], scaler: torch.amp.GradScaler | None = None
+    ) -> None:
         """Without a ``scaler`` nothing is watched but the module: the caller says `taken` or `look`."""
         self.records: deque[Overflow] = deque(maxlen=MOST_RECORDS)
         self.skipped = 0
-        self._module, self._scaler, self._steps, self._searches = module, scaler, 0, 0
-        self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
+        self._nets = {"": module} if isinstance(module, nn.Module) else dict(module)
+        self._scaler, self._steps, self._searches = scaler, 0, 0
+        self._passes: deque[Pass] = deque(maxlen=MOST_PASSES * len(self._nets))
         self.failed: str | None = None  # why a search ended without an answer
         self._optimizers: dict[torch.optim.Optimizer, RemovableHandle] = {}
-        self._device = next((one.device.type for one in module.parameters()), "cpu")
+        weights = (one for net in self._nets.values() for one in net.parameters())
+        self._device = next((one.device.type for one in weights), "cpu")
         self._handles = self._watch()
         if scaler is not None:
-            self._step = scaler.step
+            self._step, self._update = scaler.step, scaler.update
             scaler.step = self._watched_step  # type: ignore[method-assign]
+            scaler.update = self._watched_update  # type: ignore[method-assign]
 
     def close(self) -> None:
         for handle in (*self._handles, *self._optimizers.values()):
             handle.remove()
         if self._scaler is not None:
-            self._scaler.__dict__.pop("step", None)
+            for name in ("step", "update"):
+                self._scaler.__dict__.pop(name, None)
         self._passes.clear()
 
     def __enter__(self) -> Self:
@@ -72,45 +83,73 @@ class ScalerRecorder:
 
     def look(self, scale: float) -> Overflow | None:
         """The step is skipped: the passes since the last step are run again and searched."""
-        self._steps += 1
+        found = self._looked(scale, list(self._nets), self._steps + 1)
+        self.taken()
+        return found
+
+    def _looked(self, scale: float, owned: Sequence[str], step: int) -> Overflow | None:
         self.skipped += 1
-        passes, self._passes = list(self._passes), deque(maxlen=MOST_PASSES)
         if self._searches >= MOST_SEARCHES:
             return None
         self._searches += 1
         for handle in self._handles:
             handle.remove()
         try:
-            found = next((one for each in passes if (one := search(self._module, each)) is not None), None)
+            found = self._searched(owned)
         except Exception as error:  # no room, a module that cannot be copied: the training goes on
             self.failed, found = f"{type(error).__name__}: {error}", None
         finally:
             self._handles = self._watch()
-        return self._kept(found, scale)
-
-    def _watch(self) -> list[RemovableHandle]:
-        return [
-            self._module.register_forward_pre_hook(self._before, with_kwargs=True),
-            self._module.register_forward_hook(self._behind),
-        ]
-
-    def _kept(self, found: Found | None, scale: float) -> Overflow | None:
         if found is None:
             return None
-        overflow = Overflow(self._steps, scale, found.layer, found.operation, found.direction, found.rows)
+        net = ", ".join(owned) if len(owned) < len(self._nets) else ""
+        overflow = Overflow(step, scale, found.layer, found.operation, found.direction, found.rows, net)
         self.records.append(overflow)
         return overflow
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _searched(self, owned: Sequence[str]) -> Found | None:
+        """In the passes of the nets ``owned``; where what they were given was not finite already, in those of the other
+        nets: behind them, which gave the gradient, then before them."""
+        passes, first = list(self._passes), None
+        for place, one in enumerate(passes):
+            if one.net not in owned or (found := self._in_pass(one)) is None:
+                continue
+            if not found.entered:
+                return found
+            first = first or found
+            for other in (*passes[place + 1 :], *reversed(passes[:place])):
+                found = None if other.net in owned else self._in_pass(other)
+                if found is not None and not found.entered:
+                    return found
+        return first
+
+    def _in_pass(self, one: Pass) -> Found | None:
+        found = search(self._nets[one.net], one)
+        if found is None or found.entered or not one.net:
+            return found
+        layer = one.net if found.layer == "the model" else f"{one.net}.{found.layer}"
+        return replace(found, layer=layer)
+
+    def _watch(self) -> list[RemovableHandle]:
+        handles: list[RemovableHandle] = []
+        for name, net in self._nets.items():
+            handles.append(net.register_forward_pre_hook(partial(self._before, name), with_kwargs=True))
+            handles.append(net.register_forward_hook(partial(self._behind, name)))
+        return handles
+
+    def _before(self, net: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and module.training:
             device = self._device
             casts = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            self._passes.append(Pass(args, kwargs, torch_generators(), casts))
+            self._passes.append(Pass(args, kwargs, torch_generators(), casts, net=net))
 
-    def _behind(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not torch.is_grad_enabled() or not module.training or not self._passes:
+    def _behind(self, net: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not torch.is_grad_enabled() or not module.training:
             return
-        gradients = self._passes[-1].gradients
+        one = next((one for one in reversed(self._passes) if one.net == net), None)
+        if one is None:
+            return
+        gradients = one.gradients
 
         def keep(place: int) -> Any:
             def kept(gradient: Tensor) -> None:
@@ -128,11 +167,28 @@ class ScalerRecorder:
         self._stepped = False
         result = self._step(optimizer, *args, **kwargs)
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if self._stepped and not (fused and self._found_inf(optimizer)):
-            self.taken()
-        elif self._scaler.is_enabled():
-            self.look(self._scaler.get_scale())
+        taken = self._stepped and not (fused and self._found_inf(optimizer))
+        owned = self._owned(optimizer)
+        if not taken and self._scaler.is_enabled():
+            self._looked(self._scaler.get_scale(), owned, self._steps + 1)
+        if len(owned) == len(self._nets):
+            self._passes.clear()  # no other optimizer has a part in them
         return result
+
+    def _watched_update(self, *args: Any, **kwargs: Any) -> None:
+        assert self._scaler is not None
+        self._update(*args, **kwargs)
+        self.taken()
+
+    def _owned(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """The nets whose parameters this optimizer changes; all where it has copies of them."""
+        if len(self._nets) == 1:
+            return [*self._nets]
+        changed = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        nets = self._nets.items()
+        return [name for name, net in nets if any(id(one) in changed for one in net.parameters())] or [
+            *self._nets
+        ]
 
     def _note(self, *_: Any) -> None:
         self._stepped = True

@@ -1,7 +1,7 @@
-"""The schedules that a job may have, its usual learning rate, and how many rows may be left out. The server, the reader
-of its files and the trainer read them here; needs nothing, not even torch."""
+"""The schedules that a job may have, its usual learning rate, which precision is taken, and how many rows may be left
+out. The server, the reader of its files and the trainer read them here; needs nothing, not even torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 USUAL_LEARNING_RATE = 1e-4  # AdamW's, for going on with a trained model
 MOST_SHARE, MOST_ROWS = 0.1, 10  # of the rows of a file may be quarantined, whichever is more
@@ -9,6 +9,12 @@ ONE_CYCLE = "one_cycle"
 EMULATED = "fp16_emulated"  # half is stored, and products are computed in FP32 (`emulated_half.py`)
 HALF_LEVELS = ("O2", "O3")  # a half model: with norms in FP32, and with everything in half
 PRECISIONS = ("fp16", "bf16", "fp32", EMULATED)
+EXACT_FIRST = ("fp32", "fp16", "bf16")
+HALF_MODELS = ("fp16", "bf16")  # the precisions of a half model
+REFUSE, MASK = "refuse", "mask"  # of a target that is NaN
+STATE_FILE = "training_state.safetensors"  # of a version: what the next training may begin with
+NONE, NETS, ALL = "none", "nets", "all"  # of that state
+NEARLY = 1.03  # of the shortest time: what is hardly slower and more exact is taken
 # Each schedule with the settings that it reads besides `warmup_ratio`, which all of them read.
 SCHEDULES: Mapping[str, tuple[str, ...]] = {
     "cosine": (),
@@ -25,3 +31,10 @@ SCHEDULES: Mapping[str, tuple[str, ...]] = {
 def most_quarantined(rows: int) -> int:
     """How many of so many rows may be left out, found by reading or in the training; with more the job ends."""
     return max(MOST_ROWS, int(MOST_SHARE * rows))
+
+
+def chosen_precision(seconds: Mapping[str, float], among: Sequence[str] = EXACT_FIRST) -> str:
+    """Of ``among``, the most exact first, the first that is nearly as fast as the fastest; the first of all where
+    nothing could be timed. ``seconds``: of a step, by precision."""
+    fastest = min(seconds.values(), default=0.0)
+    return next((one for one in among if one in seconds and seconds[one] <= NEARLY * fastest), among[0])

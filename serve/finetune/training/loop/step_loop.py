@@ -55,7 +55,7 @@ class StepLoop(BatchLoop):
         settings: Settings, device: str = "cpu", parts_of: PartsOf = whole,
         ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
-        optimizers, steps = declared["optimizers"], declared["steps"]
+        optimizers, steps, self.nets = declared["optimizers"], declared["steps"], nets
         self.main = next(name for name, one in optimizers.items() if MODEL in one["nets"])
         settings = settings_of_optimizer(settings, optimizers[self.main])
         module = nn.ModuleDict({f"{name}_net": net for name, net in nets.items()})

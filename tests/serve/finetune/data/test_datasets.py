@@ -107,6 +107,31 @@ def test_a_class_that_there_is_not_names_its_rows_and_the_range(
     assert f"'target:logits', rows 2, 21: expected classes 0..2, got {wrong}" in fault(tmp_path, arrays)
 
 
+def test_a_target_value_that_is_nan_may_be_given_as_missing_and_nothing_else(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    def read(**more: bool) -> TrainingData:
+        save_file(arrays, tmp_path / "train.safetensors")
+        return read_training(tmp_path / "train.safetensors", SPEC, **more)
+
+    arrays["target:vector"] = (
+        np.random.default_rng().standard_normal((len(arrays["x"]), 2)).astype(np.float32)
+    )
+    arrays["target:vector"][3, 1] = np.nan
+    for quarantine in (False, True):
+        found = read(quarantine=quarantine, masked=True)
+        assert np.isnan(found.samples.targets["vector"]).sum() == 1 and not found.quarantined
+    assert list(read(quarantine=True).quarantined) == [3]
+    with pytest.raises(BadSamples, match="target:vector', row 3: expected finite"):
+        read()
+    arrays["target:vector"][5, 0] = np.inf
+    with pytest.raises(BadSamples, match="target:vector', row 5: expected finite"):
+        read(masked=True)
+    assert list(read(quarantine=True, masked=True).quarantined) == [5]
+    arrays["x"][7, 0] = np.nan
+    assert list(read(quarantine=True, masked=True).quarantined) == [5, 7]
+
+
 @pytest.mark.parametrize("ignored", [-100, 255, 0])
 def test_a_target_that_is_not_to_be_learnt_is_marked_and_refuses_no_row(
     tmp_path: Path, arrays: dict[str, np.ndarray], ignored: int

@@ -1,5 +1,6 @@
 """Pausing, resuming and cancelling at odd moments: what was answered happens, and no job is left without a process."""
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,10 @@ from halfeven.serve.finetune.jobs.concluding import Paused
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
+from halfeven.serve.finetune.jobs.trainer_bounds import jobs_at_once
+from halfeven.serve.settings import read_settings
+
+from tests.patience import PATIENCE_S
 
 
 class Place:
@@ -27,7 +32,10 @@ class Place:
         self.process: Callable[[], None] = lambda: None
         self.supervisor._runner._passes = lambda job, folder: self.process()  # type: ignore[method-assign]
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
-        self.job = self.job_store.create_job(JobRequest("net", "net", 1, "file-1", {}, 3))[0]
+        self.job = self.create("net")
+
+    def create(self, name: str, **hyperparameters: Any) -> Job:
+        return self.job_store.create_job(JobRequest(name, name, 1, "file-1", hyperparameters, 3))[0]
 
     @property
     def now(self) -> Job:
@@ -111,7 +119,7 @@ def test_a_job_whose_pause_could_not_be_written_is_paused_later(
         raise Paused
 
     def wait(timeout_s: float | None = None) -> None:
-        if timeout_s is None:  # there is nothing to do any more
+        if place.now.status == "paused":
             place.supervisor._stopping.set()
 
     place.process = process
@@ -119,3 +127,60 @@ def test_a_job_whose_pause_could_not_be_written_is_paused_later(
     monkeypatch.setattr(place.supervisor._bell, "wait", wait)
     place.supervisor._live()
     assert (place.now.status, failing) == ("paused", [])
+
+
+REJUDGED = {"stale_parent": "rejudge"}
+
+
+@pytest.mark.parametrize(
+    ("at_once", "begun"),
+    [(1, ["net"]), (2, ["net", "other"]), (4, ["net", "other", "third", "third"])],
+)
+def test_as_many_jobs_run_at_once_as_asked_for_but_none_that_would_end_stale(
+    at_once: int, begun: list[str], tmp_path: Path
+) -> None:
+    """Of ``net`` one after the other, of ``third`` beside each other: they are judged against what is active then."""
+    place = Place(tmp_path / "store")
+    for name, settings in (
+        ("net", {}),
+        ("other", {}),
+        ("third", REJUDGED),
+        ("third", REJUDGED),
+        ("net", REJUDGED),
+    ):
+        place.create(name, **settings)
+    place.supervisor._at_once, going, ends = at_once, list[str](), threading.Event()
+    all_there = threading.Semaphore(0)
+
+    def go(job: Job) -> None:
+        going.append(job.name)
+        all_there.release()
+        assert ends.wait(PATIENCE_S)
+        place.job_store.move(job.id, "running")
+        place.job_store.move(job.id, "succeeded")
+
+    place.supervisor._runner.go = go  # type: ignore[method-assign]
+    place.supervisor.start()
+    for _ in begun:
+        assert all_there.acquire(timeout=PATIENCE_S)
+    assert sorted(going) == begun and place.supervisor._next() is None
+    ends.set()
+    for _ in range(6 - len(begun)):  # those that waited
+        assert all_there.acquire(timeout=PATIENCE_S)
+    place.supervisor.stop(PATIENCE_S)
+    assert sorted(going) == ["net"] * 3 + ["other"] + ["third"] * 2
+    assert not place.job_store.unfinished() and not place.supervisor._running
+    place.job_store.close()
+
+
+def test_a_processor_runs_as_many_jobs_at_once_as_its_cores_hold(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("halfeven.serve.finetune.jobs.trainer_bounds.usable_cores", lambda: 4)
+    asked = [read_settings(jobs=jobs, trainer_threads=threads) for jobs, threads in ((1, 8), (3, 1), (9, 2))]
+    assert [jobs_at_once(one, "cpu") for one in asked] == [
+        1,
+        3,
+        2,
+    ] and "4 cores hold 2 trainers" in caplog.text
+    assert jobs_at_once(asked[2], "cuda") == 9

@@ -13,10 +13,11 @@ import pytest
 from halfeven.exporters import convert as convert_module
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.package import read_folder
-from halfeven.models.store import Store, Version
+from halfeven.models.store import Store, Version, sha256_of
 from halfeven.serve.finetune.jobs.choices.bad_hyperparameter import BadHyperparameter
 from halfeven.serve.finetune.jobs.choices.declared_steps import check_settings
 from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters
+from halfeven.serve.finetune.training.loop.setting_names import STATE_FILE
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
@@ -26,7 +27,7 @@ from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
 DOCS = Path(__file__).parents[4] / "docs" / "finetune.md"
 SECTION = DOCS.read_text().partition("### Several optimizers")[2].partition("\n### ")[0]
-ASKED = {"n_epochs": 12, "batch_size": 8, "checkpoint_every": 24, "schedule": "constant"}
+ASKED = {"n_epochs": 12, "batch_size": 8, "checkpoint_every": 24, "schedule": "constant", "keep_state": "all"}
 
 
 def block(language: str) -> str:
@@ -110,11 +111,25 @@ def test_the_example_trains_a_generator_that_answers_with_a_png(folder: Path, tm
             f"http://127.0.0.1:{port}/v1/models/painter:predict", content=buffer.getvalue(),
             headers={"content-type": "image/png", "accept": "image/png"}, timeout=PATIENCE_S,
         )  # fmt: skip
+        url, rows = f"http://127.0.0.1:{port}/v1/fine_tuning/jobs/validate", {"training_file": files[0]}
+        warm = {"hyperparameters": {"batch_size": 8, "warm_start": "all"}}
+        tried = {
+            number: httpx.post(
+                url, json={"model": f"painter@{number}", **rows, **warm}, timeout=PATIENCE_S
+            ).json()
+            for number in (1, 2)
+        }
+    assert tried[2]["valid"], tried[2]["error"]
+    assert tried[1]["error"]["code"] == "NO_TRAINING_STATE"
     assert answer.headers["content-type"] == "image/png", answer.text
     assert answer.headers["halfeven-version"] == "2"
     assert Image.open(io.BytesIO(answer.content)).size == (16, 16)
     assert all(set(step["losses"]) == {"critic", "generator"} for step in metrics["data"])
     version = store.version("painter", 2)
+    kept = load_file(version.file(STATE_FILE))
+    assert version.manifest["files"][STATE_FILE] == sha256_of(version.folder / STATE_FILE)
+    assert {"net:critic:0.weight", "net:critic:3.running_var"} <= kept.keys()
+    assert "optimizer:generator:AdamW:model_net.paint.weight:exp_avg_sq" in kept
     names = load_file(version.file("weights.safetensors")).keys()
     assert names == load_file(store.version("painter", 1).file("weights.safetensors")).keys()
     assert (version.folder / "source" / "features.safetensors").is_file(), "the next job needs it"
@@ -147,3 +162,16 @@ def test_a_setting_that_several_optimizers_do_not_read_is_refused(asked: dict[st
     with pytest.raises(BadHyperparameter, match=said):
         check_settings(PARENT, asked, values)
     check_settings(cast(Version, SimpleNamespace(manifest={})), asked, values)
+
+
+def test_the_state_of_nets_is_no_setting_where_there_are_none_and_adapters_have_no_state() -> None:
+    for name in ("keep_state", "warm_start"):
+        with pytest.raises(BadHyperparameter, match=f"{name}: .* no net beside the model .* none or all"):
+            asked = {name: "nets"}
+            check_settings(
+                cast(Version, SimpleNamespace(manifest={})),
+                asked,
+                read_hyperparameters({"hyperparameters": asked}),
+            )
+        with pytest.raises(BadHyperparameter, match=f"{name}: expected none with trainable = lora"):
+            read_hyperparameters({"hyperparameters": {name: "all", "trainable": "lora"}})

@@ -1,5 +1,6 @@
 """A job tried before it exists: what its model and its data would do, what it would cost, and nothing left behind."""
 
+import io
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -13,11 +14,16 @@ from halfeven.models.errors import Overloaded
 from halfeven.models.manifest import sha256_of
 from halfeven.models.store import Store
 from halfeven.serve.bench.callers import served_version
+from halfeven.serve.finetune.client.dry_run import comparison_of
 from halfeven.serve.finetune.data.files import Files, Upload
+from halfeven.serve.finetune.jobs.concluding import JobFailed
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
+from halfeven.serve.finetune.jobs.precision_comparison import compared
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
+from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST, NEARLY
+from rich.console import Console
 from safetensors.numpy import save_file
 
 from tests.model_folders import tensor, write_folder
@@ -58,7 +64,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
-def tried(store: Store, folder: Path, **hyperparameters: Any) -> Mapping[str, Any]:
+def tried(store: Store, folder: Path, compare: bool = False, **hyperparameters: Any) -> Mapping[str, Any]:
     job_store, files = JobStore(store.root / "halfeven.db"), Files(store.root / "files", 1 << 20)
     save_file(rows(178), path := folder / "rows.safetensors")
     record = FileRecord("file-" + secrets.token_hex(4), sha256_of(path), path.stat().st_size, path.name, 1)
@@ -69,7 +75,7 @@ def tried(store: Store, folder: Path, **hyperparameters: Any) -> Mapping[str, An
         request = JobAdmission(job_store, files, store).read(
             {"model": "net", "training_file": record.id, "hyperparameters": hyperparameters, "seed": 3}
         )
-        found = TrialRuns(job_store, files, store, "cpu", 1).run(request)
+        found = TrialRuns(job_store, files, store, "cpu", 1).run(request, compare)
         assert left(store) == before and job_store.jobs(None, 10, {}) == [] and store.numbers("net") == [1]
         return found
     finally:
@@ -96,6 +102,53 @@ def test_two_steps_say_what_a_job_costs_and_what_goes_wrong_in_it(store: Store, 
     assert parts["steps of the range test"] == 7 * 10 * trial["seconds_per_step"]
     assert parts["evaluations"] > 0 and not trial["conversion_known"]
     assert 2**26 < trial["peak_memory_bytes"] < 2**36
+
+
+@pytest.mark.slow
+def test_a_comparison_trains_each_precision_and_takes_what_auto_takes(store: Store, tmp_path: Path) -> None:
+    found = tried(
+        store, tmp_path, compare=True, n_epochs=5, batch_size=16, precision="fp32", learning_rate=1e-2
+    )
+    compared = found["compared"]
+    assert compared["choice"] == found["trial"]["precision"] and set(compared["precisions"]) == set(
+        EXACT_FIRST
+    )
+    trained = {name: one for name, one in compared["precisions"].items() if "left_out" not in one}
+    for name, one in trained.items():
+        assert 2**26 < one["steps_memory_bytes"] <= one["peak_memory_bytes"] < 2**36
+        assert one["steps_per_second"] == pytest.approx(1 / one["seconds_per_step"])
+        assert (one["loss_difference"] == 0) == (name == "fp32") and one["loss_difference"] < 0.05
+    fastest = min(one["seconds_per_step"] for one in trained.values())
+    assert trained[compared["choice"]]["seconds_per_step"] <= NEARLY * fastest
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(comparison_of(found))
+    rows = shown.export_text()
+    assert [f" {name} " in rows for name in EXACT_FIRST] == [True] * 3 and rows.count("chosen") == 1
+
+
+def test_a_precision_that_auto_left_out_is_not_trained_and_one_that_fails_says_why() -> None:
+    def steps_with(settings: Mapping[str, Any], steps: int) -> Mapping[str, Any]:
+        if settings["precision"] == "bf16":
+            raise JobFailed("OUT_OF_MEMORY", "too large")
+        asked.append(settings)
+        memory = {"peak_memory_bytes": 9, "peak_device_bytes": None, "memory_by_phase": {"steps": 8}}
+        return {
+            "seconds_per_step": 0.5,
+            "losses": [2.0, None],
+            "causes": [None, "gradient overflow"],
+            **memory,
+        }
+
+    asked: list[Mapping[str, Any]] = []
+    chosen = {
+        "precision": "fp32", "seconds": {"fp32": 0.25}, "left_out": [{"precision": "fp16", "sentence": "slow"}],
+    }  # fmt: skip
+    found = compared(steps_with, "O1", chosen)["precisions"]
+    assert [one["precision"] for one in asked] == ["fp32"]
+    assert found["fp32"]["steps_per_second"] == 4 and found["fp32"]["skipped"] == 1
+    assert found["fp16"] == {"left_out": "slow"} and found["bf16"] == {"left_out": "OUT_OF_MEMORY: too large"}
+    of_several = compared(steps_with, "O2", None)  # several optimizers: nothing was measured beforehand
+    assert of_several["choice"] == "fp16" and asked[1]["opt_level"] == "O1" and "opt_level" not in asked[2]
 
 
 @pytest.mark.slow

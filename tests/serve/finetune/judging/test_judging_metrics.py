@@ -25,7 +25,11 @@ def test_the_first_metric_that_fits_an_output_judges_it() -> None:
 
 def test_a_negative_class_and_a_value_that_is_nan_are_not_graded() -> None:
     assert graded(LOGITS, np.array([[0, -1], [-1, -3], [2, 2]])).tolist() == [True, False, True]
-    assert graded(VALUES, np.array([[0.0, np.nan, 1], [1, 2, 3]])).tolist() == [False, True]
+    assert graded(VALUES, np.array([[np.nan] * 3, [1, 2, 3], [0.0, np.nan, 1]])).tolist() == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_classes_by_hand() -> None:
@@ -52,6 +56,16 @@ def test_scores_that_are_nan_are_right_in_no_row_and_have_no_ranking() -> None:
     assert value_of("accuracy", scores, TARGETS, 3) == pytest.approx(3 / 5)
     assert row_values("accuracy", scores, TARGETS) == pytest.approx([0, 1, 1, 0, 1])
     assert per_class("f1", scores, TARGETS, 3)[0] == 0.0 and np.isnan(value_of("auroc", scores, TARGETS, 3))
+
+
+def test_of_a_row_whose_targets_are_given_in_part_those_are_graded() -> None:
+    predicted, targets = (
+        np.array([[1.0, 5.0], [2.0, 3.0], [7.0, 7.0]]),
+        np.array([[3.0, np.nan], [2.0, 2.0], [np.nan] * 2]),
+    )
+    assert (there := graded(VALUES, targets)).tolist() == [True, True, False]
+    assert row_values("mse", predicted[there], targets[there]) == pytest.approx([4.0, 0.5])
+    assert row_values("mae", predicted[there], targets[there]) == pytest.approx([2.0, 0.5])
 
 
 def test_a_class_that_the_targets_lack_counts_in_no_mean() -> None:

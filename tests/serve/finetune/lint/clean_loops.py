@@ -1,4 +1,5 @@
-"""Twenty correct loops in the manner of public repositories. None of them is to be named."""
+# ruff: noqa: E501 (scripts as they are)
+"""Correct loops in the manner of public repositories. None of them is to be named."""
 
 CLEAN: dict[str, str] = {}
 
@@ -633,4 +634,71 @@ for x, y in loader:
         scaler.update()
         for p in model.parameters():
             p.data.clamp_(-1, 1)
+"""
+CLEAN["several tasks, optimizers and schedules in lists"] = """\
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__(); self.trunk = nn.Sequential(nn.Linear(32, 64), nn.GELU()); self.cls = nn.Linear(64, 5); self.reg = nn.Linear(64, 1)
+        self.log_var = nn.Parameter(torch.zeros(2))
+    def forward(self, x): h = self.trunk(x); return self.cls(h), self.reg(h).squeeze(-1)
+net = Net().cuda(); ce, mse = nn.CrossEntropyLoss(ignore_index=-1), nn.SmoothL1Loss()
+opts = [torch.optim.AdamW(net.trunk.parameters(), 1e-4), torch.optim.AdamW([*net.cls.parameters(), *net.reg.parameters(), net.log_var], 1e-3)]
+scaler = torch.amp.GradScaler("cuda")
+warm = [torch.optim.lr_scheduler.LambdaLR(o, lambda s: min(1.0, (s + 1) / 100)) for o in opts]
+for step in range(200):
+    x, y, t = torch.randn(16, 32).cuda(), torch.randint(-1, 5, (16,)).cuda(), torch.randn(16).cuda()
+    with torch.autocast("cuda", dtype=torch.float16):
+        a, b = net(x)
+        l1, l2 = ce(a, y), mse(b, t)
+        loss = torch.exp(-net.log_var[0]) * l1 + torch.exp(-net.log_var[1]) * l2 + net.log_var.sum()
+    for o in opts: o.zero_grad()
+    scaler.scale(loss).backward()
+    for o in opts:
+        scaler.unscale_(o)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    for o in opts:
+        scaler.step(o)
+    scale = scaler.get_scale()
+    scaler.update()
+    if scaler.get_scale() >= scale:
+        for w in warm: w.step()
+"""
+CLEAN["contrastive pairs and a momentum encoder"] = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+class SimCLR(nn.Module):
+    def __init__(self): super().__init__(); self.enc = nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.ReLU()); self.proj = nn.Linear(256, 64)
+    def forward(self, x): return F.normalize(self.proj(self.enc(x)).float(), dim=-1, eps=1e-6)
+def nt_xent(z, temperature=0.1):
+    n = z.size(0) // 2
+    sim = z @ z.t() / temperature
+    mask = torch.eye(2 * n, dtype=torch.bool, device=z.device)
+    sim = sim.float().masked_fill(mask, float("-inf"))
+    labels = torch.cat([torch.arange(n, 2 * n), torch.arange(n)]).to(z.device)
+    return F.cross_entropy(sim, labels)
+def main(device="cuda"):
+    model = SimCLR().to(device)
+    momentum = SimCLR().to(device); momentum.load_state_dict(model.state_dict())
+    for p in momentum.parameters(): p.requires_grad_(False)
+    opt = torch.optim.SGD(model.parameters(), 0.03, momentum=0.9, weight_decay=1e-4)
+    scaler = torch.amp.GradScaler(device)
+    for epoch in range(10):
+        for _ in range(5):
+            v1, v2 = torch.randn(32, 3, 32, 32, device=device), torch.randn(32, 3, 32, 32, device=device)
+            with torch.autocast(device, dtype=torch.float16):
+                z = model(torch.cat([v1, v2]))
+                loss = nt_xent(z)
+            opt.zero_grad(set_to_none=True)
+            scaler.scale(loss).backward()
+            before = scaler.get_scale()
+            scaler.step(opt)
+            scaler.update()
+            if scaler.get_scale() >= before:
+                with torch.no_grad():
+                    for a, b in zip(momentum.parameters(), model.parameters()):
+                        a.mul_(0.99).add_(b, alpha=0.01)
+main()
 """

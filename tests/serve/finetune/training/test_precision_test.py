@@ -8,14 +8,13 @@ from halfeven.serve.finetune.training.loop.batch_loop import BatchLoop
 from halfeven.serve.finetune.training.loop.loop_state import copied
 from halfeven.serve.finetune.training.loop.passes import whole
 from halfeven.serve.finetune.training.loop.patience import named_tensors
+from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST, chosen_precision
 from halfeven.serve.finetune.training.loop.training_terms import Settings
 from halfeven.serve.finetune.training.precision_test import (
-    EXACT_FIRST,
     GROWTH,
     MOST_TIMES,
     PrecisionTest,
     Timed,
-    chosen_precision,
     timed_steps,
 )
 from torch import Tensor, nn

@@ -96,7 +96,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     woken, leaving = list[str](), list[str]()
     app = build_app(make_roster(), lambda: b"", HISTORY)
     wake, leaves = lambda: woken.append("woken"), lambda: bool(leaving)
-    app.include_router(router(job_store, files, store, wake, leaves, lambda request: {"seed": request.seed}))
+    tried = lambda request, compare: {"seed": request.seed} | ({"compared": True} if compare else {})  # noqa: E731
+    app.include_router(router(job_store, files, store, wake, leaves, tried))
     with running(app) as address:
         url = f"http://{address}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
@@ -130,6 +131,8 @@ def test_a_validation_has_the_checks_of_a_job_and_makes_none(place: Place, tmp_p
     rows.write_bytes(data())
     address, console, said = f"http://{place.address}", Console(quiet=True), list[str]()
     assert dry_run(address, "net", rows, seed=5, notify=said.append, console=console) == {"seed": 5}
+    compared = dry_run(address, "net", rows, seed=5, compare=True, notify=said.append, console=console)
+    assert compared == {"seed": 5, "compared": True}
     with pytest.raises(BadInput, match="learning_rate: expected a number from"):
         wrong = {"learning_rate": -1.0}
         dry_run(address, "net", rows, hyperparameters=wrong, notify=said.append, console=console)
@@ -644,7 +647,7 @@ class Keyed:
         self.file = KeyFile(folder / "keys.json")
         app = build_app(make_roster(), lambda: b"", HISTORY)
         app.include_router(
-            router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda _: {})
+            router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda *_: {})
         )
         # By this clock a second passes between two requests: each request looks at the file.
         access = AccessControl(self.file, needed=True, clock=partial(next, itertools.count()))

@@ -43,9 +43,9 @@ def by_hand(net: Net, settings: Settings) -> tuple[dict[str, Tensor], int]:
     model = copy.deepcopy(net)
     for layer in (model.first, model.last):
         layer.to(dtype)
-    for norm in (model.norm, model.batch_norm):
-        norm.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-        norm.register_forward_hook(lambda _, inputs, answer: answer.to(dtype))
+    # A batch norm takes a half as it is, as in Apex: its kernel computes in FP32, and no FP32 copy is kept.
+    model.norm.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+    model.norm.register_forward_hook(lambda _, inputs, answer: answer.to(dtype))
     masters = dict(net.named_parameters())
     spared = {"params": [one for one in masters.values() if one.ndim < 2], "weight_decay": 0.0}
     optimizer = torch.optim.AdamW(

@@ -1,5 +1,6 @@
 """Losses by torch's names: their values, class weights, label smoothing, and a function of the operator's folder."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from halfeven.models.loss_names import (
 from halfeven.serve.finetune.training.loop import losses as subject
 from halfeven.serve.finetune.training.loop.losses import ClassWeights, class_loss, losses_of, value_loss
 from halfeven.serve.finetune.training.loop.training_terms import Stopped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 NONE = ClassWeights(None, torch.zeros(0, dtype=torch.int64))
@@ -173,3 +174,33 @@ def test_a_function_that_gives_no_loss_is_refused(tmp_path: Path, function: str,
     with pytest.raises(Exception, match=re.escape(said)) as refused:
         called(own(tmp_path, function))
     assert refused.value.code == "USER_CODE"  # type: ignore[attr-defined]
+
+
+MASKED = {
+    "mse": nn.MSELoss(), "l1": nn.L1Loss(), "smooth_l1": nn.SmoothL1Loss(), "huber": nn.HuberLoss(),
+    "poisson_nll": nn.PoissonNLLLoss(), "bce_with_logits": nn.BCEWithLogitsLoss(), "soft_margin": nn.SoftMarginLoss(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_missing_target_counts_nothing_and_the_others_as_torchs_loss_of_them_alone(name: str) -> None:
+    """Of several labels at once, or of each position, some are not known."""
+    answer = torch.randn(6, 3, 4, requires_grad=True)
+    target = (torch.rand(6, 3, 4) > 0.5).float() * (2 if name == "soft_margin" else 1) - (
+        int(name == "soft_margin")
+    )
+    there = torch.rand(6, 3, 4) > 0.4
+    loss = value_loss(name, masked=True)(answer, target.where(there, math.nan))
+    assert loss.item() == MASKED[name](answer[there], target[there]).item()
+    (gradient,) = torch.autograd.grad(loss, answer)
+    assert torch.isfinite(gradient).all() and not gradient[~there].any()
+    none = value_loss(name, masked=True)(answer, torch.full_like(target, math.nan))
+    assert none.item() == 0 and not torch.autograd.grad(none, answer)[0].any()
+
+
+def test_the_weights_of_labels_hold_where_some_targets_are_missing() -> None:
+    answer, target, weight = torch.randn(5, 3), (torch.rand(5, 3) > 0.5).float(), [1.0, 2.0, 5.0]
+    there = torch.rand(5, 3) > 0.3
+    found = value_loss("bce_with_logits", weight, masked=True)(answer, target.where(there, math.nan))
+    each = nn.BCEWithLogitsLoss(reduction="none", pos_weight=torch.tensor(weight))(answer, target)
+    assert found.item() == pytest.approx(each[there].mean().item())

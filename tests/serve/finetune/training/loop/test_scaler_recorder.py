@@ -238,6 +238,52 @@ def test_records_are_bounded_and_after_close_nothing_is_watched() -> None:
     assert "step" not in vars(scaler) and not net._forward_hooks and not net._forward_pre_hooks
 
 
+LARGE = Times(2e4)
+GANS: dict[str, tuple[float, float, nn.Module, nn.Module, tuple[str, str] | None]] = {
+    "nothing": (1e-3, 1e-3, nn.Identity(), LARGE, None),
+    "the critic's own loss": (1.0, 1e-3, nn.Identity(), LARGE, ("critic", "critic.1")),
+    "the generator's, in the critic": (1e-3, 1.0, nn.Identity(), LARGE, ("generator", "critic.1")),
+    "the generator's, in its own layer": (1e-3, 1.0, LARGE, nn.Identity(), ("generator", "generator.1")),
+    "the generator's own values": (1e-3, 1e-3, Over(1e-7), nn.Identity(), ("generator", "generator.1")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("name", GANS)
+def test_of_two_optimizers_with_one_scaler_the_skipped_one_is_named(name: str, together: bool) -> None:
+    """One step behind each backward, or both steps behind both."""
+    of_critic, of_generator, inner, judging, expected = GANS[name]
+    torch.manual_seed(7)
+    generator, critic = nn.Sequential(nn.Linear(8, 8), inner), nn.Sequential(strong(nn.Linear(8, 8)), judging)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, generator)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    noise, real = torch.rand(ROWS, 8) * 1e-3, torch.rand(ROWS, 8) * 1e-3
+    weights = [next(one.parameters()) for one in (critic, generator)]
+    before = [one.detach().clone() for one in weights]
+    with ScalerRecorder({"generator": generator, "critic": critic}, scaler) as recorder:
+        with torch.autocast("cpu", dtype=torch.float16):
+            with torch.no_grad():
+                fake = generator(noise).nan_to_num(0.0, 0.0, 0.0)
+            loss = critic(real).float().sum() * of_critic - critic(fake).float().mean() * 1e-3
+        scaler.scale(loss).backward()
+        if not together:
+            scaler.step(optimizers[0])
+        critic.requires_grad_(False)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = critic(generator(noise)).float().sum() * of_generator
+        scaler.scale(loss).backward()
+        critic.requires_grad_(True)
+        for one in optimizers[0 if together else 1 :]:
+            scaler.step(one)
+        scaler.update()
+        found = [(one.net, one.layer) for one in recorder.records]
+    assert found == ([expected] if expected else []) and recorder.skipped == len(found)
+    learnt = [not torch.equal(old, one) for old, one in zip(before, weights, strict=True)]
+    assert learnt == [expected is None or expected[0] != net for net in ("critic", "generator")]
+    assert not recorder._passes and "update" not in vars(scaler)
+    assert not found or str(recorder.records[0]).startswith(f"the step of {found[0][0]} was skipped: the ")
+
+
 def test_the_words_of_an_overflow_name_layer_operation_and_rows() -> None:
     overflow = Overflow(7, 1024.0, "body.2", "linear (AddmmBackward0)", "backward", (0, 3))
     assert str(overflow) == (

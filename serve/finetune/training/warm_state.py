@@ -1,0 +1,119 @@
+"""What a training can leave for the next one beside the model's weights: the nets that learnt beside the model (a
+discriminator, a critic) and the states of the optimizers. Kept with the version, taken up by a job that asks for it.
+
+Names of tensors: ``net:NET:TENSOR`` and ``optimizer:OPTIMIZER:CLASS:PARAMETER:KEY``.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from .loop.batch_loop import BatchLoop
+from .loop.learner import Learner
+from .loop.loop_state import copied
+from .loop.patience import named_tensors
+from .loop.setting_names import ALL, NONE
+from .loop.step_loop import MODEL, StepLoop
+from .loop.training_terms import Stopped
+
+Tensors = dict[str, Tensor]
+
+
+def state_for_the_next(loop: BatchLoop, kept: str) -> Tensors:
+    """Copies on the CPU. ``kept``: ``none``, ``nets``, or ``all`` (nets and optimizers)."""
+    if kept == NONE:
+        return {}
+    found = {
+        f"net:{name}:{tensor}": one
+        for name, net in _beside(loop).items()
+        for tensor, one in named_tensors(net).items()
+    }
+    for owner, learner in loop.learners.items() if kept == ALL else ():
+        start, names = _start(owner, learner), _parameters(loop, learner)
+        for index, state in learner.optimizer.state_dict()["state"].items():
+            tensors = {key: one for key, one in state.items() if isinstance(one, Tensor)}
+            found |= {f"{start}{names[index]}:{key}": one for key, one in tensors.items()}
+    return {name: copied(one) for name, one in found.items()}
+
+
+def take_up(loop: BatchLoop, path: Path | None, taken: str) -> None:
+    """Begin with the state in ``path`` that an earlier training left. Raises Stopped where there is none, or where it
+    is that of other nets or optimizers, which the message names."""
+    if taken == NONE:
+        return
+    if path is None:
+        raise Stopped(
+            "NO_TRAINING_STATE",
+            "the version that is trained has no state of a training: make it by a job with keep_state = "
+            f'"{taken}", or leave warm_start out',
+        )
+    tensors = load_file(path)
+    for name, net in _beside(loop).items():
+        _take_up_net(name, net, _below(f"net:{name}:", tensors))
+    for owner, learner in loop.learners.items() if taken == ALL else ():
+        _take_up_optimizer(loop, owner, learner, tensors)
+
+
+def _take_up_net(name: str, net: nn.Module, kept: Tensors) -> None:
+    there = named_tensors(net)
+    for tensor in sorted(there.keys() | kept.keys()):
+        shapes = [list(one[tensor].shape) if tensor in one else "nothing" for one in (there, kept)]
+        if shapes[0] != shapes[1]:
+            raise _other(f"the net '{name}' has '{tensor}' {shapes[0]}, and what was kept is {shapes[1]}")
+    with torch.no_grad():
+        for tensor, one in there.items():
+            one.copy_(kept[tensor])
+
+
+def _take_up_optimizer(loop: BatchLoop, owner: str, learner: Learner, tensors: Tensors) -> None:
+    names, state = _parameters(loop, learner), dict[str, Tensors]()
+    for name, one in _below(_start(owner, learner), tensors).items():
+        parameter, _, key = name.rpartition(":")
+        state.setdefault(parameter, {})[key] = one
+    if not state or not state.keys() <= set(names):
+        kept = sorted({name.split(":")[2] for name in tensors if name.startswith(f"optimizer:{owner}:")})
+        odd = f"the parameter '{min(state)}'" if state else f"the state of {', '.join(kept) or 'none'}"
+        which = f"the optimizer '{owner}'" if owner else "the optimizer"
+        raise _other(
+            f"{which} is {type(learner.optimizer).__name__} of {len(names)} parameters, and what was kept is {odd}"
+        )
+    there: dict[str, Any] = learner.optimizer.state_dict()
+    there["state"] = {index: state[name] for index, name in enumerate(names) if name in state}
+    learner.optimizer.load_state_dict(there)
+
+
+def _other(why: str) -> Stopped:
+    return Stopped(
+        "OTHER_TRAINING_STATE",
+        f"{why}. Train with what was kept, or leave warm_start out (or take nets alone)",
+    )
+
+
+def _beside(loop: BatchLoop) -> Mapping[str, nn.Module]:
+    """The nets that learn beside the model, by name."""
+    if not isinstance(loop, StepLoop):
+        return {}
+    learning = {id(weight) for weight in loop.weights}
+    return {
+        name: net
+        for name, net in loop.nets.items()
+        if name != MODEL and any(id(one) in learning for one in net.parameters())
+    }
+
+
+def _start(owner: str, learner: Learner) -> str:
+    return f"optimizer:{owner}:{type(learner.optimizer).__name__}:"
+
+
+def _parameters(loop: BatchLoop, learner: Learner) -> list[str]:
+    """Their names, in the order in which the optimizer numbers them."""
+    names = {id(one): name for name, one in loop.module.named_parameters()}
+    return [names[id(one)] for group in learner.optimizer.param_groups for one in group["params"]]
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name[len(prefix) :]: one for name, one in tensors.items() if name.startswith(prefix)}
