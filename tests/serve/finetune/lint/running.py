@@ -42,7 +42,6 @@ def run(text: str, folder: Path, **given: Any) -> dict[str, Any]:
     """What the script's names are at its end."""
     torch.manual_seed(0)
     text = text.replace('"cuda"', '"cpu"').replace("'cuda'", "'cpu'").replace(".cuda()", "")
-    text = text.replace('"last.pt"', "path")
     batches = [(torch.randn(6, 8), torch.randint(0, 4, (6,))) for _ in range(6)]
     names = {
         "loader": batches,
@@ -53,6 +52,7 @@ def run(text: str, folder: Path, **given: Any) -> dict[str, Any]:
     }
     names["keep"][:, 0] = 0
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # where the scripts write their checkpoints
         for name, module in _stand_ins().items():
             patch.setitem(sys.modules, name, module)
         patch.setattr(torch, "load", functools.partial(torch.load, weights_only=False))
