@@ -110,9 +110,9 @@ class Evidence:
         kept = Counter(one["op"] for one in self.maker.facts()["kept"])
         name = f"--keep op:{kept.most_common(1)[0][0]}" if kept else "--keep PATTERN"
         return (
-            "the search for nodes that must stay in FP32 was exhausted before all was tried, so more may be in FP32 than "
-            f"must be; what helps: {name} for nodes that need FP32 anyway, so that fewer are tried, or fewer, shorter or "
-            "smaller samples (--samples FILE), whose trials cost less"
+            "the search for nodes that must stay in FP32 was exhausted before all was tried, so more may be in FP32 "
+            f"than must be; what helps: {name} for nodes that need FP32 anyway, so that fewer are tried, or fewer, "
+            "shorter or smaller samples (--samples FILE), whose trials cost less"
         )
 
     @property

@@ -54,7 +54,8 @@ RUNS = 2  # of the whole graph for each node: four faults, of which each runs ha
 FLIPPED = 0.01  # of the elements
 SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
 # Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
-# as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`.
+# as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`. What answers more than `LOUD`
+# may reach the limit on other samples: it is not called damped.
 NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
 LARGER = (4, 16, 64, 256)  # times the fine fault, up to the largest magnitude of the node's result
 IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fault, or as slowly, at most
@@ -190,9 +191,9 @@ class _Node:
             return DEAD if any(self.planting.alike) else BYPASSED
         if self.planting.is_constant:
             return DEAD
-        if response <= NOTHING or growth > IN_PROPORTION:
-            return STEP if response < 1 else UNEXPLAINED
-        return DAMPED if response < 1 and growth >= 1 / IN_PROPORTION else UNEXPLAINED
+        if response <= LOUD and (response <= NOTHING or growth > IN_PROPORTION):
+            return STEP
+        return DAMPED if response <= LOUD and growth >= 1 / IN_PROPORTION else UNEXPLAINED
 
     def _when_smaller(self, fine: Tensor, scale: float) -> float:
         held = self.result.abs() < SENTINEL

@@ -11,7 +11,7 @@ from .rule_verdicts import finite
 
 FINE, SIGN, EXPONENT = "8u", "sign", "exponent"
 FAULTS = (FINE, SIGN, EXPONENT)
-# Why a fine fault at a node is not noticed. Only a damped one can not be noticed; the last two are hidden by the samples.
+# Why a fine fault at a node is not noticed. No samples show a damped one; the last two are hidden by these samples.
 UNEXPLAINED, STEP, DAMPED, BYPASSED = "unexplained", "step", "damped", "bypassed"
 SATURATED, DEAD = "saturated", "dead"
 MOST_BLIND = 0.5  # of the nodes
@@ -19,7 +19,7 @@ MOST_BLIND = 0.5  # of the nodes
 _NOT_SHOWN = "not shown: these samples cannot tell"
 _HOW = "(samples.safetensors in the model's folder, or --samples FILE)"
 EXPLAINED: Mapping[str, str] = {  # of a node that has several on different samples the first counts
-    UNEXPLAINED: "no measurement explains it",
+    UNEXPLAINED: "no measurement explains it, so it may reach the limit on other samples",
     STEP: "the answers change in steps, and no judged sample lies near one",
     DAMPED: "the rest of the graph makes the fault smaller than the limit; larger ones grow in proportion",
     BYPASSED: "the answers depend on the samples, but not on this node",

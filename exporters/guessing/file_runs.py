@@ -53,7 +53,9 @@ class FileRuns:
         self._model = {} if beside else {"model": np.frombuffer(model.SerializeToString(), np.uint8)}
         self._process: subprocess.Popen[bytes] | None = None
         size = sum(file.stat().st_size for file in (path, *beside.values()))
-        self._most_bytes = order.bounds.memory_bytes or min(RUN_BYTES + TIMES_ITS_FILE * size, order.memory_bytes)
+        self._most_bytes = order.bounds.memory_bytes or min(
+            RUN_BYTES + TIMES_ITS_FILE * size, order.memory_bytes
+        )
         self._runs = self._without_memory = 0
 
     def start(self) -> None:

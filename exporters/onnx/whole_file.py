@@ -109,7 +109,9 @@ class WholeFile:
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         path: Path = draft.folder / "whole.onnx"
         save(self.model, path)
-        self.answers = dict  # closes that session before another is opened: of trees each takes eight times the file
+        self.answers = (
+            dict  # closes that session before another is opened: of trees each takes eight times the file
+        )
         engine = OnnxEngine(path, "fp32", torch.device("cpu"), CpuSetup(torch.get_num_threads()))
         self.answers = answers_of(self.subject.spec, engine)
         return Made(path.name, self.answers)

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.proof_power [NAME ...]
 
 For each model: nodes at which faults were planted, the share of the errors of 8u that its samples show and hide, why
-the others are missed, and the share of the conversion's processor time that this took. Where faults are damped, they are
-planted again on 64 fresh samples: those that reach the limit there are listed. The last line has all of them.
+the others are missed, and the share of the conversion's processor time that this took. Damped faults are planted again
+on 64 fresh samples: those that reach the limit there are listed. The last line has all of them.
 """
 
 import sys
@@ -41,7 +41,7 @@ def reached(name: str, power: Power) -> list[str]:
     samples = samples_of(name, FRESH, seed=3)
     subject = Subject(model.program, model.spec, samples, Precision("O1"), ("torch",), Path(), {})
     maker = ProgramForms(subject)
-    with mock.patch.object(planted_faults, "ROWS", FRESH):
+    with mock.patch.multiple(planted_faults, ROWS=FRESH, MOST_NODES=1 << 20, SMALL=1 << 60):
         again = measured_power(maker.reference_run(samples), maker.original(), "fp16")
     asked = {one.node: one for one in again.planted}
     return [f"{node} {asked[node].response:.2f}" for node in damped if not asked[node].why]
