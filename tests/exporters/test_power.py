@@ -152,7 +152,7 @@ def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest
     cause = {"damped": DAMPED, "step": STEP}.get(end, UNEXPLAINED)
     told = power.to_json()
     assert found.why == cause, told
-    assert (power.share == 1.0) == (told["damped"] > 0) == (end == "damped"), told
+    assert power.share < 1.0 or (end == "damped" and told["damped"]), told
     assert end == "unseen" or 8 < found.seen_at_u <= 2048, told
 
 
