@@ -122,7 +122,7 @@ def fresh_errors(store: Store, spec: ModelSpec) -> list[float]:
     began = time.perf_counter()
     for _, rows in generate(spec, FRESH, seed=11).batches(1 if spec.batched else 0):
         inputs = {t.name: array_batch_back(rows[t.name], t.batch_axis) for t in spec.inputs}
-        answers.append([one.run(names, inputs) for one in (whole, half)])
+        answers.append([[*map(np.asarray, one.run(names, inputs))] for one in (whole, half)])
         if time.perf_counter() - began > FRESH_SECONDS:
             break
     u, most = UNIT_ROUNDOFF["fp16"], spec.parity.max_error_u

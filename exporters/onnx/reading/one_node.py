@@ -37,7 +37,7 @@ _ORT_TYPES = {
 }
 
 _FP8 = {type_ for name, type_ in TensorProto.DataType.items() if name.startswith("FLOAT8")}
-_EIGHT_BITS = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
+_EIGHT_BITS: dict[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
 _READ_AS_EIGHT_BITS = ("DequantizeLinear", "Cast")  # they answer the same
 
 Key = tuple[bytes, tuple[int, ...], tuple[tuple[str, int], ...], int]
