@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import onnxruntime
 import pytest
+from halfeven.exporters.inputs.samples import Samples, checked_samples, stored_samples
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.batch_axis import array_batch_back
 from halfeven.models.engines.load import load_whole
@@ -29,7 +30,7 @@ from halfeven.serve.settings import read_settings
 from torch import device
 
 from tests.patience import PATIENCE_S
-from tests.real.made_files import MADE, SHIPPED
+from tests.real.made_files import MADE, SAMPLES, SHIPPED
 from tests.serve.conftest import running
 
 REAL = Path(os.environ.get("HALFEVEN_REAL", Path(__file__).parents[2] / ".real"))
@@ -113,14 +114,14 @@ def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.
     return answers
 
 
-def fresh_errors(store: Store, spec: ModelSpec) -> list[float]:
-    """The half's error on generated inputs that chose and judged nothing, as a share of the allowed one."""
+def fresh_errors(store: Store, spec: ModelSpec, fresh: Samples) -> list[float]:
+    """The half's error on inputs that chose and judged nothing, as a share of the allowed one."""
     folder = store.version(spec.name, 1).folder
     whole, half = (onnxruntime.InferenceSession(folder / f"{form}.onnx") for form in ("whole", "half"))
     floats = [tensor for tensor in spec.outputs if tensor.type.is_float]
     names, answers = [tensor.name for tensor in floats], list[list[list[np.ndarray]]]()
     began = time.perf_counter()
-    for _, rows in generate(spec, FRESH, seed=11).batches(1 if spec.batched else 0):
+    for _, rows in fresh.batches(1 if spec.batched else 0):
         inputs = {t.name: array_batch_back(rows[t.name], t.batch_axis) for t in spec.inputs}
         answers.append([[*map(np.asarray, one.run(names, inputs))] for one in (whole, half)])
         if time.perf_counter() - began > FRESH_SECONDS:
@@ -143,12 +144,17 @@ def fresh_errors(store: Store, spec: ModelSpec) -> list[float]:
 def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, Path], tmp_path: Path) -> None:
     name, path = brought
     folder = path if path.is_dir() else tmp_path / "folder"
-    command("init", path, *(() if path.is_dir() else (folder,)))
+    more = list[object]()
+    if name in SAMPLES:
+        np.savez(tmp_path / "samples.npz", allow_pickle=False, **SAMPLES[name](np.random.default_rng(7)))
+        more = ["--samples", tmp_path / "samples.npz"]
+    command("init", path, *(() if path.is_dir() else (folder,)), *more)
     facts, seconds, largest = command("convert", folder, "--store", tmp_path / "store")
     assert facts["status"] == "live"
     store = Store(tmp_path / "store")
     spec = store.version(facts["model"], 1).spec()
-    _, rows = next(generate(spec, 1, seed=5).batches(1 if spec.batched else 0))
+    asked = stored_samples(store.version(spec.name, 1)) if name in SAMPLES else generate(spec, 1, seed=5)
+    _, rows = next(asked.batches(1 if spec.batched else 0))
     inputs = {tensor.name: array_batch_back(rows[tensor.name], tensor.batch_axis) for tensor in spec.inputs}
     answers = asked_over_http(store, spec, inputs)
     for tensor, right in zip(spec.outputs, expected(path, store, spec, inputs), strict=True):
@@ -156,7 +162,11 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
         assert np.allclose(answers[tensor.name], right, atol=CLOSE * scale, rtol=0), tensor.name
     if table := os.environ.get("HALFEVEN_REAL_TABLE"):
         form = next(iter(facts["forms"].values()))
-        errors = fresh_errors(store, spec) if facts["half"] and path.suffix == ".onnx" else []
+        own = SAMPLES.get(name)
+        fresh = (
+            checked_samples(own(np.random.default_rng(11)), spec) if own else generate(spec, FRESH, seed=11)
+        )
+        errors = fresh_errors(store, spec, fresh) if facts["half"] and path.suffix == ".onnx" else []
         worst = f"{max(errors):.2f} of the limit in {len(errors)}" if errors else "–"
         power = facts.get("power") or {}
         shown = f"{power['share']:.0%} (8u: {power['noticed']['8u']:.0%})" if power else "–"
