@@ -150,10 +150,10 @@ def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest
     power = power_of(subject_of(net(forward, last=linear(32, 32)), usual(32)))
     found = next(one for one in power.planted if one.node == "tanh")
     cause = {"damped": DAMPED, "step": STEP}.get(end, UNEXPLAINED)
-    told = power.to_json()
-    assert found.why == cause, told
-    assert power.share < 1.0 or (end == "damped" and told["damped"]), told
-    assert end == "unseen" or 8 < found.seen_at_u <= 2048, told
+    summary = power.to_json()
+    assert found.why == cause, summary
+    assert power.share < 1.0 or (end == "damped" and summary["damped"]), summary
+    assert end == "unseen" or 8 < found.seen_at_u <= 2048, summary
 
 
 def sees(self: Any, x: Tensor) -> Tensor:
