@@ -122,7 +122,7 @@ def fresh_errors(store: Store, spec: ModelSpec, fresh: Samples) -> list[float]:
     names, answers = [tensor.name for tensor in floats], list[list[list[np.ndarray]]]()
     began = time.perf_counter()
     for _, rows in fresh.batches(1 if spec.batched else 0):
-        inputs = {t.name: array_batch_back(rows[t.name], t.batch_axis) for t in spec.inputs}
+        inputs = {tensor.name: rows[tensor.name] for tensor in spec.inputs}  # the store's files have it first
         answers.append([[*map(np.asarray, one.run(names, inputs))] for one in (whole, half)])
         if time.perf_counter() - began > FRESH_SECONDS:
             break
