@@ -36,7 +36,7 @@ from .gate.power import (
 )
 from .gate.trial import Trial
 from .graph.backend import GraphNode
-from .graph.original import Original, Rest
+from .graph.original_graph import OriginalGraph, Rest
 from .policy.classes import Trait, has
 from .prove import ReferenceRun, tried
 from .question import Arrays, Question, answers_or_refusal
@@ -61,7 +61,7 @@ LARGER = (4, 16, 64, 256)  # times the fine fault, up to the largest magnitude o
 IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fault, or as slowly, at most
 
 
-def measured_power(run: ReferenceRun, original: Original, dtype: str) -> Power:
+def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
     """Plant faults at a seeded choice of nodes. Where the first few samples notice too little, more of them are asked
     before the proof is called blind."""
     plan = _Planting(run, original, dtype)
@@ -82,7 +82,7 @@ def measured_power(run: ReferenceRun, original: Original, dtype: str) -> Power:
 @dataclass(slots=True)
 class _Planting:
     run: ReferenceRun
-    original: Original
+    original: OriginalGraph
     dtype: str
     alike: list[bool] = field(init=False)
 
@@ -197,8 +197,8 @@ class _Node:
 
     def _when_smaller(self, fine: Tensor, scale: float) -> float:
         held = self.result.abs() < SENTINEL
-        whole, half = (torch.where(held, one * scale, one) for one in (self.result, fine))
-        before = answers_or_refusal(lambda _: dict(self.rest(whole)), {})
+        original, half = (torch.where(held, one * scale, one) for one in (self.result, fine))
+        before = answers_or_refusal(lambda _: dict(self.rest(original)), {})
         if isinstance(before, Exception):
             return 0.0
         error, refused = self._error(before, half)

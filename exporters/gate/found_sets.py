@@ -52,8 +52,8 @@ def matched(spec: ModelSpec, dtype: str, trials: Sequence[Trial]) -> tuple[list[
             aligned.append(trial)
             continue
         candidate = {name: trial.reference[name].copy() for name in names}
-        for sample, whole, half, into in _rows(spec, trial, names, candidate):
-            match = _match(_things(whole), _things(half), allowed)
+        for sample, original, half, into in _rows(spec, trial, names, candidate):
+            match = _match(_things(original), _things(half), allowed)
             things, free = things + len(match.partners), free + match.free
             if match.lost is not None and failure is None:
                 failure = refusals.other_things(names[0], sample, match.lost)
@@ -81,17 +81,17 @@ def _rows(
 ) -> Iterator[tuple[int, Arrays, Arrays, Arrays]]:
     sides = (trial.reference, trial.candidate, into)
     for row, sample in enumerate(trial.samples):
-        whole, half, out = (
+        original, half, out = (
             {name: side[name][row] if spec.batched else side[name] for name in names} for side in sides
         )
-        yield sample, whole, half, out
+        yield sample, original, half, out
 
 
 def _things(arrays: Arrays) -> _Things:
     floats = [array for array in arrays.values() if array.dtype.kind == "f"]
-    whole = next((one for one in floats if one.ndim == 2 and one.shape[1] > _BOX + 1), None)
-    if whole is not None:
-        return _Things(whole[:, :_BOX], whole[:, _BOX], whole[:, _BOX + 1])
+    original = next((one for one in floats if one.ndim == 2 and one.shape[1] > _BOX + 1), None)
+    if original is not None:
+        return _Things(original[:, :_BOX], original[:, _BOX], original[:, _BOX + 1])
     boxes = next(one for one in floats if one.ndim == 2 and one.shape[1] == _BOX)
     scores = next(one for one in floats if one.size == len(one) and one.ndim <= 2)
     classes = next(
@@ -101,19 +101,19 @@ def _things(arrays: Arrays) -> _Things:
     return _Things(boxes, scores.reshape(-1), classes.reshape(-1))
 
 
-def _match(whole: _Things, half: _Things, allowed: float) -> _Match:
+def _match(original: _Things, half: _Things, allowed: float) -> _Match:
     overlap = np.where(
-        whole.classes[:, None] == half.classes[None, :], _overlaps(whole.boxes, half.boxes), 0.0
+        original.classes[:, None] == half.classes[None, :], _overlaps(original.boxes, half.boxes), 0.0
     )
-    partners = np.full(len(whole.scores), -1)
-    for thing in np.argsort(-whole.scores, kind="stable"):
+    partners = np.full(len(original.scores), -1)
+    for thing in np.argsort(-original.scores, kind="stable"):
         if overlap.shape[1] and overlap[thing].max() >= OVERLAP:
             partners[thing] = overlap[thing].argmax()
             overlap[:, partners[thing]] = 0.0
-    tolerance = allowed * float(np.abs(whole.scores).max(initial=0.0))
-    alone = np.concatenate([whole.scores[partners < 0], np.delete(half.scores, partners[partners >= 0])])
+    tolerance = allowed * float(np.abs(original.scores).max(initial=0.0))
+    alone = np.concatenate([original.scores[partners < 0], np.delete(half.scores, partners[partners >= 0])])
     alone = alone[~(alone <= tolerance)]  # the others are places that hold no thing
-    least = float(whole.scores.min(initial=np.inf)) if len(whole.scores) else 0.0
+    least = float(original.scores.min(initial=np.inf)) if len(original.scores) else 0.0
     lost = alone[~(alone <= max(least, tolerance) + tolerance)]
     return _Match(partners, len(alone) - len(lost), float(lost[0]) if len(lost) else None)
 

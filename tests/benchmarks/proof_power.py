@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from halfeven.exporters import planted_faults, road
 from halfeven.exporters.gate.power import DAMPED, FINE, Power
-from halfeven.exporters.graph.original import Original
+from halfeven.exporters.graph.original_graph import OriginalGraph
 from halfeven.exporters.planted_faults import measured_power
 from halfeven.exporters.prove import ReferenceRun
 from halfeven.exporters.subject import Subject
@@ -42,7 +42,7 @@ def reached(name: str, power: Power) -> list[str]:
     subject = Subject(model.program, model.spec, samples, Precision("O1"), ("torch",), Path(), {})
     maker = ProgramForms(subject)
     with mock.patch.multiple(planted_faults, ROWS=FRESH, MOST_NODES=1 << 20, SMALL=1 << 60):
-        again = measured_power(maker.reference_run(samples), maker.original(), "fp16")
+        again = measured_power(maker.reference_run(samples), maker.original_graph(), "fp16")
     asked = {one.node: one for one in again.planted}
     return [f"{node} {asked[node].response:.2f}" for node in damped if not asked[node].why]
 
@@ -51,7 +51,7 @@ def measured(name: str) -> tuple[Power, float, float]:
     """The power, and the seconds of the processor that it and the conversion took."""
     model, found, spent = captured(name), list[Power](), list[float]()
 
-    def timed(run: ReferenceRun, original: Original, dtype: str) -> Power:
+    def timed(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
         started = time.process_time()
         found.append(measured_power(run, original, dtype))
         spent.append(time.process_time() - started)
@@ -70,13 +70,13 @@ def measured(name: str) -> tuple[Power, float, float]:
 def main(names: list[str]) -> None:
     nodes, seen, missed, spent, took, blind, grown = 0, 0, Counter[str](), 0.0, 0.0, 0, list[str]()
     for name in names or [name for name, case in CORPUS.items() if not case.trap]:
-        power, own, whole = measured(name)
+        power, own, original = measured(name)
         nodes, seen = nodes + len(power.planted), seen + sum(FINE in one.noticed for one in power.planted)
         missed.update(one.why for one in power.planted if one.why)
-        spent, took, blind = spent + own, took + whole, blind + (not power.is_shown)
+        spent, took, blind = spent + own, took + original, blind + (not power.is_shown)
         print(
             f"{name:32} {len(power.planted):3} nodes, shown {power.noticed(FINE):4.0%}, of undamped "
-            f"{power.share:4.0%}, hidden {power.hidden:3.0%}, {own / whole:.1%} of {whole:.1f} s",
+            f"{power.share:4.0%}, hidden {power.hidden:3.0%}, {own / original:.1%} of {original:.1f} s",
             flush=True,
         )
         for one in power.planted:

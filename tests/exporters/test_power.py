@@ -21,7 +21,7 @@ from halfeven.exporters.gate.power import (
     Power,
 )
 from halfeven.exporters.gate.verdict import ParityReport
-from halfeven.exporters.graph.original import Original, Rest
+from halfeven.exporters.graph.original_graph import OriginalGraph, Rest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.maker import Maker
 from halfeven.exporters.onnx.forms import foreign_subject
@@ -43,7 +43,7 @@ from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured, cases
 from tests.corpus.case import linear, net
 from tests.exporters.blind_nets import blind_nets, usual
-from tests.programs import whole
+from tests.programs import original
 
 HEALTHY = [name for name, case in CORPUS.items() if not case.trap]
 EXPLAINED = {"", DAMPED, STEP, BYPASSED}
@@ -51,7 +51,7 @@ Make = Callable[[int], Tensor]
 
 
 def subject_of(module: nn.Module, make: Make, rows: int = 32) -> Subject:
-    made = whole(module, {"x": make(8)})
+    made = original(module, {"x": make(8)})
     return Subject(
         made.program, made.spec, Samples({"x": make(rows).numpy()}), Precision("O1"), ("torch",), Path(), {}
     )
@@ -60,15 +60,15 @@ def subject_of(module: nn.Module, make: Make, rows: int = 32) -> Subject:
 def power_of(subject: Subject, maker: Maker | None = None) -> Power:
     maker = maker or ProgramForms(subject)
     _, judging = subject.samples.split()
-    original = maker.original()
+    original = maker.original_graph()
     assert original is not None
     return measured_power(maker.reference_run(judging), original, "fp16")
 
 
 def as_file(subject: Subject, folder: Path) -> tuple[Subject, Maker]:
     """The same model as an ONNX file."""
-    write_onnx(subject.exported, subject.spec, folder / "whole.onnx", {})
-    asked = ModelFolder(folder, "whole.onnx", (), None, None, subject.spec, subject.precision)
+    write_onnx(subject.exported, subject.spec, folder / "original.onnx", {})
+    asked = ModelFolder(folder, "original.onnx", (), None, None, subject.spec, subject.precision)
     return foreign_subject(asked, subject.samples, {}, False, lambda _: None)
 
 
@@ -126,7 +126,7 @@ def test_a_file_is_asked_as_a_program_is(tmp_path: Path) -> None:
     as_file(blind, tmp_path)
     np.savez(tmp_path / "samples.npz", x=blind.samples.arrays["x"])
     words = ("--samples", tmp_path / "samples.npz", "--store", tmp_path / "store")
-    code, facts, said = run("convert", tmp_path / "whole.onnx", *words)
+    code, facts, said = run("convert", tmp_path / "original.onnx", *words)
     assert code == 0 and not facts["power"]["shown"] and facts["half"] is None, said
     assert "these samples cannot tell" in facts["reason"]
 
@@ -161,7 +161,7 @@ def sees(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pure", [False, True])
-def test_a_run_goes_on_from_a_changed_node_as_the_whole_graph_does(pure: bool) -> None:
+def test_a_run_goes_on_from_a_changed_node_as_the_original_graph_does(pure: bool) -> None:
     """Also where a later node writes into its input."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def test_a_run_goes_on_from_a_changed_node_as_the_whole_graph_does(pure: bool) -
         return self.two(twice * 3 if pure else twice.mul_(3.0)) + hidden
 
     subject = subject_of(net(forward, one=linear(32, 16), two=linear(16, 16)), usual(32))
-    original: Original = ProgramOriginal(runnable(subject.exported), subject.spec)
+    original: OriginalGraph = ProgramOriginal(runnable(subject.exported), subject.spec)
     inputs = {"x": torch.randn(4, 32).numpy()}
     answers = original.watched(inputs, lambda name, result, rest: None)
     seen = list[str]()

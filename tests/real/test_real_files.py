@@ -22,7 +22,7 @@ import pytest
 from halfeven.exporters.inputs.samples import Samples, checked_samples, stored_samples
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.batch_axis import array_batch_back
-from halfeven.models.engines.load import load_whole
+from halfeven.models.engines.load import load_original
 from halfeven.models.spec import UNIT_ROUNDOFF, ModelSpec
 from halfeven.models.store import Store
 from halfeven.serve.server import build
@@ -98,7 +98,7 @@ def asked_over_http(store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarr
 
 
 def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The file's own answers by ONNX Runtime; of what is no ONNX file, and of a map for each row, the whole's."""
+    """The file's own answers by ONNX Runtime; of what is no ONNX file, and of a map for each row, the original's."""
     plain = path.suffix == ".onnx"
     if plain:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -108,7 +108,7 @@ def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.
             return [np.asarray(found) for found in session.run([t.name for t in spec.outputs], dict(inputs))]
     version = store.version(spec.name, 1)
     form = "onnx" if path.suffix == ".onnx" else "torch"
-    engine = load_whole(version, form, device("cpu"))
+    engine = load_original(version, form, device("cpu"))
     answers = engine.run([[inputs[tensor.name]] for tensor in spec.inputs])
     engine.close()
     return answers
@@ -117,13 +117,13 @@ def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.
 def fresh_errors(store: Store, spec: ModelSpec, fresh: Samples) -> list[float]:
     """The half's error on inputs that chose and judged nothing, as a share of the allowed one."""
     folder = store.version(spec.name, 1).folder
-    whole, half = (onnxruntime.InferenceSession(folder / f"{form}.onnx") for form in ("whole", "half"))
+    original, half = (onnxruntime.InferenceSession(folder / f"{form}.onnx") for form in ("original", "half"))
     floats = [tensor for tensor in spec.outputs if tensor.type.is_float]
     names, answers = [tensor.name for tensor in floats], list[list[list[np.ndarray]]]()
     began = time.perf_counter()
     for _, rows in fresh.batches(1 if spec.batched else 0):
         inputs = {tensor.name: rows[tensor.name] for tensor in spec.inputs}  # the store's files have it first
-        answers.append([[*map(np.asarray, one.run(names, inputs))] for one in (whole, half)])
+        answers.append([[*map(np.asarray, one.run(names, inputs))] for one in (original, half)])
         if time.perf_counter() - began > FRESH_SECONDS:
             break
     u, most = UNIT_ROUNDOFF["fp16"], spec.parity.max_error_u
@@ -132,12 +132,12 @@ def fresh_errors(store: Store, spec: ModelSpec, fresh: Samples) -> list[float]:
     ]
     return [
         max(
-            float(np.abs(half[place] - whole[place]).max(initial=0.0)) / (most * u * scale or 1.0)
-            if half[place].shape == whole[place].shape
+            float(np.abs(half[place] - original[place]).max(initial=0.0)) / (most * u * scale or 1.0)
+            if half[place].shape == original[place].shape
             else np.inf
             for place, scale in enumerate(scales)
         )
-        for whole, half in answers
+        for original, half in answers
     ]
 
 

@@ -122,13 +122,13 @@ def test_one_output_with_columns_and_places_that_hold_no_thing() -> None:
         return np.concatenate([columns, np.zeros((10, 6))]).astype(np.float32)
 
     output = TensorSpec("found", "FP32", (Dim(), Dim(50, 50), Dim(6, 6)))
-    whole = np.stack([table(), table()])
-    half = np.stack([one[np.random.default_rng().permutation(50)] for one in whole])
+    original = np.stack([table(), table()])
+    half = np.stack([one[np.random.default_rng().permutation(50)] for one in original])
     for kind, passed in (("detections", True), ("tensor", False)):
         spec = spec_of(kind, output, rows=4)
-        assert judge(spec, "fp16", [Trial((0, 1), {"found": whole}, {"found": half})]).passed == passed
+        assert judge(spec, "fp16", [Trial((0, 1), {"found": original}, {"found": half})]).passed == passed
     half[1, :, 4] *= 1.5
-    trial = Trial((0, 1), {"found": whole}, {"found": half})
+    trial = Trial((0, 1), {"found": original}, {"found": half})
     assert not judge(spec_of("detections", output, rows=4), "fp16", [trial]).passed
 
 
