@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from .subject import FurtherVerdict, Subject
 
 SOURCE_SUFFIXES = (".py", ".toml", ".md", ".txt", ".json")
 SOURCE_MAX_BYTES = 2**20
-_EXHAUSTED = "the search for nodes that must stay in FP32 was exhausted before all was tried"
 
 
 @dataclass(slots=True)
@@ -91,17 +91,29 @@ class Evidence:
         if self.further is not None and not self.further.passed:
             refusals.append(self.further.reason)
         if refusals:
-            more = [self.nearest, _EXHAUSTED if self.exhausted else ""]
-            return "; ".join([*refusals, *filter(None, more)])
+            return "; ".join([*refusals, *filter(None, (self.nearest, self._not_all_tried))])
         if not self.half_nodes:
-            return f"nothing is half, it is served in FP32: {self._why_nothing_is_half}"
-        proven = "proven equal in every form asked for"
-        return f"{proven}; {_EXHAUSTED}, so more may be in FP32 than must be" if self.exhausted else proven
+            why = "; ".join(filter(None, (self._why_nothing_is_half, self._not_all_tried)))
+            return f"nothing is half, it is served in FP32: {why}"
+        return "; ".join(filter(None, ("proven equal in every form asked for", self._not_all_tried)))
 
     @property
     def exhausted(self) -> bool:
         """True where the search for kept nodes used up its budget before it had tried everything."""
         return self.maker.facts()["search"] == EXHAUSTED
+
+    @property
+    def _not_all_tried(self) -> str:
+        """Of an exhausted search: what lets it end, fewer nodes to try or trials that cost less. Empty of others."""
+        if not self.exhausted:
+            return ""
+        kept = Counter(one["op"] for one in self.maker.facts()["kept"])
+        name = f"--keep op:{kept.most_common(1)[0][0]}" if kept else "--keep PATTERN"
+        return (
+            "the search for nodes that must stay in FP32 was exhausted before all was tried, so more may be in FP32 "
+            f"than must be; what helps: {name} for nodes that need FP32 anyway, so that fewer are tried, or fewer, "
+            "shorter or smaller samples (--samples FILE), whose trials cost less"
+        )
 
     @property
     def _why_nothing_is_half(self) -> str:
@@ -113,7 +125,7 @@ class Evidence:
             choosing = self.maker.facts().get("choosing")
             return "; ".join(filter(None, (_every_half_misses(self.missed), choosing)))
         if self.exhausted:
-            return f"{_EXHAUSTED}, and says neither that a half is equal nor that none is"
+            return ""
         if self.maker.facts()["kept"]:
             return "every node that the policy would run in half is kept in FP32, each for its reason"
         wide = [

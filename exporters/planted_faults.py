@@ -4,13 +4,14 @@ A fault of known size is added to the result of a node in a run of the FP32 orig
 the gate's own rules (`gate.parity.judge`) say whether such a half would be refused. Mutation testing asks the same of a
 test suite (DeMillo, Lipton, Sayward, "Hints on test data selection", 1978).
 
-What is not noticed is explained by a second measurement. The result is made smaller, and the fault with it: a rest of
-the graph that then answers far more than before was saturated by these samples.
+What is not noticed is explained by more measurements. The result is made smaller, and the fault with it: a rest of the
+graph that then answers far more than before was saturated by these samples. The fault is made larger: where the answers
+err in proportion, the rest of the graph damps it. What neither explains counts as missed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +21,19 @@ from torch import Tensor
 from ..models.spec import UNIT_ROUNDOFF
 from .gate.divergence import SENTINEL
 from .gate.parity import judge
-from .gate.power import BYPASSED, DAMPED, DEAD, EXPONENT, FINE, SATURATED, SIGN, STEP, Planted, Power
+from .gate.power import (
+    BYPASSED,
+    DAMPED,
+    DEAD,
+    EXPONENT,
+    FINE,
+    SATURATED,
+    SIGN,
+    STEP,
+    UNEXPLAINED,
+    Planted,
+    Power,
+)
 from .gate.trial import Trial
 from .graph.backend import GraphNode
 from .graph.original_graph import OriginalGraph, Rest
@@ -41,8 +54,11 @@ RUNS = 2  # of the whole graph for each node: four faults, of which each runs ha
 FLIPPED = 0.01  # of the elements
 SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
 # Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
-# as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`.
+# as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`. What answers more than `LOUD`
+# may reach the limit on other samples: it is not called damped.
 NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
+LARGER = (4, 16, 64, 256)  # times the fine fault, up to the largest magnitude of the node's result
+IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fault, or as slowly, at most
 
 
 def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
@@ -150,10 +166,24 @@ class _Node:
         noticed = {kind for kind, faulty in large if self._error(answers, faulty)[1]} | (
             {FINE} if seen else set()
         )
-        why = "" if seen else self._why(loudest, response, frozenset(noticed))
-        return Planted(name, op, frozenset(noticed), response, why)
+        if seen:
+            return Planted(name, op, frozenset(noticed), response, seen_at_u=SIZE)
+        times, error, seen = self._larger(loudest, u)
+        why = self._why(loudest, response, frozenset(noticed), error / max(times * response, NOTHING**2))
+        return Planted(name, op, frozenset(noticed), response, why, SIZE * times if seen else np.inf)
 
-    def _why(self, fine: Tensor, response: float, noticed: frozenset[str]) -> str:
+    def _larger(self, fine: Tensor, u: float) -> tuple[float, float, bool]:
+        """The least of the larger faults that the gate notices, or the largest: as a multiple of the fine fault, with
+        the error of its answers and whether the gate notices it."""
+        times, error, seen = 1.0, 0.0, False
+        for times in takewhile(lambda times: times * SIZE * u <= 1, LARGER):
+            error, seen = self._error(self.question.reference, self.result + (fine - self.result) * times)
+            if seen:
+                break
+        return times, error, seen
+
+    def _why(self, fine: Tensor, response: float, noticed: frozenset[str], growth: float) -> str:
+        """``growth``: of the answers' error with a larger fault, where 1 is in proportion."""
         loud = SILENT if response <= NOTHING else LOUD
         if response < SILENT and any(self._when_smaller(fine, scale) >= loud for scale in SCALES):
             return SATURATED
@@ -161,7 +191,9 @@ class _Node:
             return DEAD if any(self.planting.alike) else BYPASSED
         if self.planting.is_constant:
             return DEAD
-        return DAMPED if response > NOTHING else STEP
+        if response <= LOUD and (response <= NOTHING or growth > IN_PROPORTION):
+            return STEP
+        return DAMPED if response <= LOUD and growth >= 1 / IN_PROPORTION else UNEXPLAINED
 
     def _when_smaller(self, fine: Tensor, scale: float) -> float:
         held = self.result.abs() < SENTINEL

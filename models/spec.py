@@ -18,7 +18,8 @@ from .errors import BadFolder, BadInput, BadRequest
 from .value_range import ValueRange
 from .wire import Wire
 
-KINDS = ("tensor", "logits", "probabilities", "score", "indices", "embedding", "image")
+DETECTIONS = "detections"
+KINDS = ("tensor", "logits", "probabilities", "score", "indices", "embedding", "image", DETECTIONS)
 FORMS = ("auto", "torch", "onnx", "live")
 _FREE = re.compile(
     r"(?P<name>[A-Za-z_]\w*)(?:=(?P<low1>\d+)\.\.(?P<high1>\d*))?|(?P<low2>\d+)\.\.(?P<high2>\d*)"

@@ -30,6 +30,7 @@ from ...models.spec import UNIT_ROUNDOFF, ModelSpec, ParityLimits, TensorSpec
 from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
+from .found_sets import matched
 from .limits import decision_faults, error_faults, min_sqnr_db, order_faults, step_faults, under_limits
 from .measured import Measured, in_units, thinned
 from .noise import Noise, with_room
@@ -68,6 +69,9 @@ def judge(
     rows = [len(trial.samples) for trial in real]
     failures = [] if any(rows) else [refusals.nothing_judged()]
     failures += _unanswered(spec, (*real, *adversarial))
+    real, other = matched(spec, dtype, real)
+    adversarial, _ = matched(spec, dtype, adversarial)
+    failures += other
     named = () if failures else spec.outputs
     judged, dropped = _with_finite_reference(adversarial)
     return ParityReport(
@@ -119,6 +123,7 @@ def noise_of(spec: ModelSpec, itself: Sequence[Trial]) -> dict[str, Noise]:
     An output that then has other NaN, infinities or integers is left out: its rules are not for FP32 to widen.
     """
     found = dict[str, Noise]()
+    itself, _ = matched(spec, "fp16", itself)
     for tensor in spec.outputs if itself else ():
         pairs = pairs_of(spec, tensor, itself)
         if not tensor.type.is_float or _misshapen(tensor, pairs):

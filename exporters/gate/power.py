@@ -1,6 +1,7 @@
 """The power of a proof: which of the faults that were planted in the original (`exporters/planted_faults.py`) the gate
 noticed on the judged samples, and whether these samples can tell a wrong half from an equal one."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,15 +11,17 @@ from .rule_verdicts import finite
 
 FINE, SIGN, EXPONENT = "8u", "sign", "exponent"
 FAULTS = (FINE, SIGN, EXPONENT)
-# Why a fine fault at a node is not noticed. The first three are no fault of the samples.
-DAMPED, STEP, BYPASSED, SATURATED, DEAD = "damped", "step", "bypassed", "saturated", "dead"
+# Why a fine fault at a node is not noticed. No samples show a damped one; the last two are hidden by these samples.
+UNEXPLAINED, STEP, DAMPED, BYPASSED = "unexplained", "step", "damped", "bypassed"
+SATURATED, DEAD = "saturated", "dead"
 MOST_BLIND = 0.5  # of the nodes
 
 _NOT_SHOWN = "not shown: these samples cannot tell"
 _HOW = "(samples.safetensors in the model's folder, or --samples FILE)"
-EXPLAINED: Mapping[str, str] = {
-    DAMPED: "the rest of the graph makes the fault smaller than the limit, whatever the sample",
+EXPLAINED: Mapping[str, str] = {  # of a node that has several on different samples the first counts
+    UNEXPLAINED: "no measurement explains it, so it may reach the limit on other samples",
     STEP: "the answers change in steps, and no judged sample lies near one",
+    DAMPED: "the rest of the graph makes the fault smaller than the limit; larger ones grow in proportion",
     BYPASSED: "the answers depend on the samples, but not on this node",
     SATURATED: "the rest of the graph is saturated by these samples: with smaller signals it shows the fault",
     DEAD: "the answers to these samples depend neither on the samples nor on this node",
@@ -28,13 +31,15 @@ EXPLAINED: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True)
 class Planted:
     """One node. ``noticed``: the kinds of fault that the gate refuses; ``response``: the error of the answers that the
-    fine fault makes, as a share of the allowed one; ``why``: of a fine fault that is not noticed."""
+    fine fault makes, as a share of the allowed one; ``why``: of a fine fault that is not noticed; ``seen_at_u``: the
+    least planted size at which the gate notices such a fault, infinite where it notices none."""
 
     node: str
     op: str
     noticed: frozenset[str]
     response: float
     why: str = ""
+    seen_at_u: float = math.inf
 
     @property
     def is_blind(self) -> bool:
@@ -44,7 +49,8 @@ class Planted:
         """One result for this node on all samples of both. A fault counts as noticed if some samples show it."""
         why = "" if not (self.why and other.why) else min(self.why, other.why, key=list(EXPLAINED).index)
         noticed = self.noticed | other.noticed
-        return Planted(self.node, self.op, noticed, max(self.response, other.response), why)
+        response, seen = max(self.response, other.response), min(self.seen_at_u, other.seen_at_u)
+        return Planted(self.node, self.op, noticed, response, why, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +64,23 @@ class Power:
     samples_alike: bool = False
 
     def noticed(self, kind: str) -> float:
-        """The share of the faults of this kind that the gate notices; 1 where none was planted."""
+        """The share of all faults of this kind that the gate notices; 0 where none was planted."""
         return sum(kind in one.noticed for one in self.planted) / max(len(self.planted), 1)
 
     @property
+    def undamped(self) -> tuple[Planted, ...]:
+        """The nodes but those whose fine fault is measured to be damped below the limit."""
+        return tuple(one for one in self.planted if one.why != DAMPED)
+
+    @property
+    def share(self) -> float:
+        """The share of the undamped fine faults that the gate notices; 1 where there is none."""
+        return 1.0 - sum(FINE not in one.noticed for one in self.undamped) / max(len(self.undamped), 1)
+
+    @property
     def hidden(self) -> float:
-        """The share of the nodes whose fine faults these samples hide; 0 where none was planted."""
-        return sum(one.is_blind for one in self.planted) / max(len(self.planted), 1)
+        """The share of the undamped fine faults that these samples hide; 0 where there is none."""
+        return sum(one.is_blind for one in self.undamped) / max(len(self.undamped), 1)
 
     @property
     def is_shown(self) -> bool:
@@ -78,6 +94,8 @@ class Power:
         return {
             "shown": self.is_shown,
             "samples": self.samples,
+            "share": round(self.share, 4),
+            "damped": len(self.planted) - len(self.undamped),
             "noticed": {kind: round(self.noticed(kind), 4) for kind in FAULTS},
             "hidden": round(self.hidden, 4),
         }
@@ -92,6 +110,7 @@ class Power:
                     "op": one.op,
                     "noticed": [kind for kind in FAULTS if kind in one.noticed],
                     "response": finite(one.response),
+                    "seen_at_u": finite(one.seen_at_u),
                     "why": one.why,
                 }
                 for one in self.planted

@@ -140,6 +140,23 @@ def steps(spec: TensorSpec, tied: int, elements: int, allowed: float) -> Failure
     )
 
 
+def other_things(name: str, sample: int, score: float) -> Failure:
+    return Failure(
+        "things",
+        f"output '{name}': the half finds other things than the original: of sample {sample} one side alone has a "
+        f"thing of score {score:.4g}, and the other none of its class that overlaps it by half or more; {_KEEP}",
+    )
+
+
+def many_near_ties(name: str, free: int, things: int, allowed: float) -> Failure:
+    accept = _accept("max_flips", free / max(things, 1))
+    return Failure(
+        "flips",
+        f"output '{name}': {free} of {things} things are found by one side alone, with scores close to the least: "
+        f"expected at most {allowed:.3g} of them; give out more things, or {_KEEP}{accept}",
+    )
+
+
 def error(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> Failure:
     came = measured.error_u(u)
     accept = _accept("max_error_u", came) if came * u <= MAX_TOLERABLE_SHARE else ""

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import ModelProto
 
+from ..onnx.reading.large_files import weights_as_inputs
+
 # Of the largest value in a batch. A conversion was seen to need twelve times as much.
 BATCH_BYTES = 1 << 28
 _FP32_BYTES = 4
+_LISTS_OF_TREES = ("nodes_", "target_", "class_")
 
 
 def fitting_rows(row_bytes: int, most: int) -> tuple[int, str]:
@@ -33,8 +36,12 @@ def row_bytes_of_file(model: ModelProto, inputs: Mapping[str, Sequence[int]]) ->
     ``inputs``: the shape of each input for one row, as the file has it. Sizes that shape inference does not find count
     as 1. Source: onnx.shape_inference.
     """
-    fixed = ModelProto()
-    fixed.CopyFrom(model)
+    fixed = weights_as_inputs(model)
+    for node in fixed.graph.node:
+        if node.domain == "ai.onnx.ml":  # trees are lists in attributes, which no shape depends on
+            kept = [one for one in node.attribute if not one.name.startswith(_LISTS_OF_TREES)]
+            del node.attribute[:]
+            node.attribute.extend(kept)
     for value in fixed.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, inputs.get(value.name, ()), strict=False):
             dim.dim_value = size

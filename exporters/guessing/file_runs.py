@@ -20,9 +20,10 @@ from .run_child import read_message, write_message
 
 _CHILD = "halfeven.exporters.guessing.run_child"
 MOST_WITHOUT_MEMORY = 8  # runs
-# Bytes that the process may have beside four times the file, where the order's memory was not set: a graph may make
+# Bytes that the process may have beside `TIMES_ITS_FILE`, where the order's memory was not set: a graph may make
 # anything as large as it likes.
 RUN_BYTES = 4 * 2**30
+TIMES_ITS_FILE = 12  # of a file of trees ONNX Runtime takes eight times the size, and it is sent to the child
 _INSTEAD = "give inputs with which it runs (halfeven init FILE --samples INPUTS), or write a model.toml"
 
 
@@ -52,7 +53,9 @@ class FileRuns:
         self._model = {} if beside else {"model": np.frombuffer(model.SerializeToString(), np.uint8)}
         self._process: subprocess.Popen[bytes] | None = None
         size = sum(file.stat().st_size for file in (path, *beside.values()))
-        self._most_bytes = order.bounds.memory_bytes or min(RUN_BYTES + 4 * size, order.memory_bytes)
+        self._most_bytes = order.bounds.memory_bytes or min(
+            RUN_BYTES + TIMES_ITS_FILE * size, order.memory_bytes
+        )
         self._runs = self._without_memory = 0
 
     def start(self) -> None:

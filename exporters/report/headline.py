@@ -30,7 +30,9 @@ def _power(power: Mapping[str, Any]) -> str:
     """The part of the headline about planted errors (`gate/power.py`); empty where none were planted."""
     if not power:
         return ""
-    return f"; of planted errors they show {power['noticed']['8u']:.0%} and hide {power['hidden']:.0%}"
+    damped = f" ({power['damped']} more are damped below the limit)" if power.get("damped") else ""
+    share = power.get("share", power["noticed"]["8u"])
+    return f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{damped}"
 
 
 def may_differ(count: int) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,8 +131,10 @@ def test_an_exhausted_search_says_so_and_blames_no_policy(
     assert version.json("parity.json")["search"]["outcome"] == "exhausted"
     reason = version.manifest["reason"]
     assert "search for nodes that must stay in FP32 was exhausted" in reason and "policy" not in reason
+    kept = Counter(one["op"] for one in facts_of(version)["forms"]["torch"]["kept"])
+    assert f"--keep op:{kept.most_common(1)[0][0]} for nodes" in reason and "--samples FILE" in reason
     for text in shown(version):
-        assert "exhausted before all was tried" in text
+        assert "exhausted before all was tried" in text and "--samples FILE" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

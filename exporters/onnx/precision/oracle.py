@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from ....models.errors import ExportFailed
 from ..reading.graph import BODIES, FLOAT, HALVES, attribute, bodies, read_by
-from ..reading.one_node import Key, key_of, session
+from ..reading.one_node import Key, key_of, results_of
 from ..reading.typing import value_types
 from ..reading.widening import widen_attributes
 from .weights import TORCH
@@ -171,7 +171,7 @@ class Oracle:
         assert step.key is not None
         feed = {f"i{slot}": values[name] for slot, name in enumerate(step.node.input) if name}
         try:
-            found = iter(session(step.key).run(None, feed))
+            found = iter(results_of(step.key, feed))
         except Exception as error:
             raise ExportFailed(
                 f"ONNX Runtime cannot run node '{step.node.name}' ({step.node.op_type}): {str(error)[:300]}"

@@ -1,8 +1,10 @@
 """One node as a model of its own: whether ONNX Runtime takes it, the types of its outputs, and a way to run it."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnxruntime
 import torch
 from onnx import (
@@ -33,6 +35,10 @@ _ORT_TYPES = {
         for bits in (8, 16, 32, 64)
     },
 }
+
+_FP8 = {type_ for name, type_ in TensorProto.DataType.items() if name.startswith("FLOAT8")}
+_EIGHT_BITS: dict[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
+_READ_AS_EIGHT_BITS = ("DequantizeLinear", "Cast")  # they answer the same
 
 Key = tuple[bytes, tuple[int, ...], tuple[tuple[str, int], ...], int]
 
@@ -83,6 +89,29 @@ def _session(key: Key, threads: int) -> onnxruntime.InferenceSession:
     # A pool of threads for each of a thousand nodes is too many.
     options.intra_op_num_threads = threads if _is_heavy(NodeProto.FromString(key[0]).op_type) else 1
     return onnxruntime.InferenceSession(_model(key).SerializeToString(), options, providers=list(PROVIDERS))
+
+
+def results_of(key: Key, feed: Mapping[str, Any]) -> Sequence[Any]:
+    """The results of the node. ``feed``: its inputs, by ``i`` and their place.
+
+    ONNX Runtime takes no NumPy array of FP8 or of four bits: FP8 is given as its own kind of value, four bits as eight.
+    """
+    if not any(type_ in _FP8 or type_ in _EIGHT_BITS for type_ in key[1]):
+        return session(key).run(None, dict(feed))
+    types = key[1]
+    if NodeProto.FromString(key[0]).op_type in _READ_AS_EIGHT_BITS:
+        types = tuple(_EIGHT_BITS.get(type_, type_) for type_ in types)
+    given = {name: _held(array, types[int(name[1:])]) for name, array in feed.items()}
+    found = session((key[0], types, *key[2:])).run_with_ort_values(None, given)
+    return [value.numpy() for value in found]
+
+
+def _held(array: np.ndarray, type_: int) -> onnxruntime.OrtValue:
+    if type_ in _FP8:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint8), type_)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(
+        array.astype(helper.tensor_dtype_to_np_dtype(type_), copy=False)
+    )
 
 
 def _is_heavy(op: str) -> bool:

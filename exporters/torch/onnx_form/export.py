@@ -25,6 +25,7 @@ from .names import name_as
 from .ops import written_out
 
 OPSET = 20
+_TAKE_INT64_ALONE = ("ScatterND", "GatherND")  # as indices; torch writes others of INT32 (in `istft`)
 BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
@@ -77,8 +78,20 @@ def _exported(program: ExportedProgram, spec: ModelSpec) -> ir.Model:
     model = exported.model
     for change in (InlinePass(), RemoveUnusedOpsetsPass(), ClearMetadataAndDocStringPass()):
         change(model)  # what is cleared are the source lines of each node, paths of this machine
-    fold_known(model)
+    fold_known(model)  # and infers the types that are asked for next
+    _widen_indices(model)
     return model
+
+
+def _widen_indices(model: ir.Model) -> None:
+    for node in list(model.graph.all_nodes()):
+        indices = node.inputs[1] if node.op_type in _TAKE_INT64_ALONE else None
+        if indices is not None and indices.dtype is ir.DataType.INT32:
+            cast = ir.node("Cast", [indices], {"to": ir.DataType.INT64})
+            cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.INT64, indices.shape
+            assert node.graph is not None
+            node.graph.insert_before(node, cast)
+            node.replace_input_with(1, cast.outputs[0])
 
 
 def _save(model: ir.Model, path: Path, data: Path) -> None:

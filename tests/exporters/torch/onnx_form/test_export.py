@@ -478,3 +478,19 @@ def test_a_tied_table_is_not_stored_a_second_time_turned(tmp_path: Path) -> None
     model = original(Tied(), {"x": torch.randint(0, 4096, (8, 3))})
     file = written(model, tmp_path / "m.onnx")
     assert sum(np.prod(tensor.dims) for tensor in file.graph.initializer) < 1.5 * 4096 * 16
+
+
+def test_an_inverse_spectrogram_whose_places_torch_counts_in_int32_is_written(tmp_path: Path) -> None:
+    """ONNX takes places of INT64 alone."""
+
+    class Denoised(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            window = torch.hann_window(32)
+            found = torch.stft(x, 32, 8, window=window, return_complex=True)
+            return torch.istft(found * 0.5, 32, 8, window=window, length=256)
+
+    model = original(Denoised(), {"x": torch.randn(4, 256)})
+    written(model, tmp_path / "net.onnx")
+    x = torch.randn(3, 256)
+    expected = model.run(x)[0].numpy()
+    np.testing.assert_allclose(answers(tmp_path / "net.onnx", x)[0], expected, atol=1e-4)

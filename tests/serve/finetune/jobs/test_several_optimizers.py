@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from halfeven.exporters import convert as convert_module
 from halfeven.exporters.convert import Options, convert
+from halfeven.models.manifest import sha256_of
 from halfeven.models.package import read_folder
-from halfeven.models.store import Store, Version, sha256_of
+from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.jobs.choices.bad_hyperparameter import BadHyperparameter
 from halfeven.serve.finetune.jobs.choices.declared_steps import check_settings
 from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters
