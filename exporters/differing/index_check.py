@@ -1,7 +1,7 @@
 """What a half does to a search: its query vectors against an index that FP32 made.
 
 For each query the k nearest vectors of the index are found by FP32's query vector and by the half's. Reported are the
-share that both find (recall), the pairs of neighbours that change places although FP32 tells them apart, and, with
+share that both find (recall), the pairs of nearest vectors that change places although FP32 tells them apart, and, with
 judgements, the loss of nDCG.
 """
 
@@ -23,13 +23,13 @@ from ..prove import answers_of
 from ..subject import CPU
 
 BLOCK = 1 << 16  # vectors of the index that are compared at a time
-TOLD_APART = 4.0  # u of the scores' spread, as rule 5 of the gate has it
+APART_U = 4.0  # u of the scores' spread, as rule 5 of the gate has it
 METRICS = ("cosine", "dot")
 Relevance = Mapping[int, Mapping[int, float]]  # query → vector → how relevant
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class Nearest:
     """The nearest vectors of each query and their scores, the best first."""
 
     places: np.ndarray  # [queries, k] INT64
@@ -38,9 +38,9 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class IndexVerdict:
-    """``recall``: the mean over the queries, ``worst_recall``: of the worst query. ``swapped`` of ``pairs``: neighbours
-    in FP32's order, further apart than 4u of the spread, that the half has the other way round. ``ndcg``: FP32's and
-    the half's; None without judgements."""
+    """``recall``: the mean over the queries, ``worst_recall``: of the worst query. ``swapped`` of ``pairs``: the
+    nearest vectors in FP32's order, further apart than 4u of the spread, that the half has the other way round.
+    ``ndcg``: FP32's and the half's; None without judgements."""
 
     queries: int
     vectors: int
@@ -56,7 +56,7 @@ class IndexVerdict:
         return asdict(self)
 
 
-def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Neighbours:
+def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Nearest:
     """``queries`` [queries, d], ``index`` [vectors, d], both floating; equal scores keep the order of the index."""
     queries = _unit(queries) if metric == "cosine" else queries.astype(np.float64)
     best, places = np.zeros((len(queries), 0)), np.zeros((len(queries), 0), np.int64)
@@ -67,11 +67,11 @@ def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosin
         places = np.concatenate([places, np.broadcast_to(start + np.arange(len(block)), scores.shape)], 1)
         order = np.argsort(-best, axis=1, kind="stable")[:, :k]
         best, places = np.take_along_axis(best, order, 1), np.take_along_axis(places, order, 1)
-    return Neighbours(places, best)
+    return Nearest(places, best)
 
 
-def compare_neighbours(
-    fp32: Neighbours, half: Neighbours, vectors: int, u: float, relevance: Relevance | None = None
+def compare_nearest(
+    fp32: Nearest, half: Nearest, vectors: int, u: float, relevance: Relevance | None = None
 ) -> IndexVerdict:
     """``u``: the half's unit roundoff."""
     shares = [
@@ -128,7 +128,7 @@ def check_index(
                 f"the index has the shape {list(index.shape)}: expected [vectors, {vectors[0].shape[1]}]"
             )
         fp32, half = (nearest(one, index, min(k, len(index)), metric) for one in vectors)
-        verdict = compare_neighbours(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
+        verdict = compare_nearest(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
         found[form] = verdict.to_json()
     return found
 
@@ -171,15 +171,15 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.where(lengths > 0, lengths, 1.0)
 
 
-def _swaps(fp32: Neighbours, half: Neighbours, u: float) -> Iterator[tuple[int, int]]:
-    """Of each query: the pairs of neighbours that FP32 tells apart, and how many of them change places."""
+def _swaps(fp32: Nearest, half: Nearest, u: float) -> Iterator[tuple[int, int]]:
+    """Of each query: the pairs of nearest vectors that FP32 tells apart, and how many of them change places."""
     for places, scores, theirs in zip(fp32.places, fp32.scores, half.places, strict=True):
         rank = {int(place): at for at, place in enumerate(theirs)}
-        apart = -np.diff(scores) > TOLD_APART * u * max(float(scores[0] - scores[-1]), 0.0)
+        apart = -np.diff(scores) > APART_U * u * max(float(scores[0] - scores[-1]), 0.0)
         known = [
             (rank.get(int(first), len(theirs)), rank.get(int(second), len(theirs)))
-            for first, second, told in zip(places, places[1:], apart, strict=False)
-            if told
+            for first, second, distinct in zip(places, places[1:], apart, strict=False)
+            if distinct
         ]
         yield len(known), sum(first > second for first, second in known)
 

@@ -8,9 +8,9 @@ import pytest
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.differing.index_check import (
     BLOCK,
-    Neighbours,
+    Nearest,
     check_index,
-    compare_neighbours,
+    compare_nearest,
     index_file,
     nearest,
 )
@@ -32,7 +32,7 @@ def embedded(seed: int, rows: int) -> np.ndarray:
 
 def recall_of(index: np.ndarray, queries: np.ndarray, half: np.ndarray, metric: str = "cosine") -> float:
     found = [nearest(one, index, 10, metric) for one in (queries, half)]
-    return compare_neighbours(found[0], found[1], len(index), U).recall
+    return compare_nearest(found[0], found[1], len(index), U).recall
 
 
 def block_scaled(vectors: np.ndarray) -> np.ndarray:
@@ -50,7 +50,7 @@ def saturated(vectors: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rounded_vectors_find_the_same_neighbours(seed: int) -> None:
+def test_rounded_vectors_find_the_same_vectors(seed: int) -> None:
     index, queries = embedded(seed, VECTORS), embedded(seed + 100, QUERIES)
     assert recall_of(index, queries, queries.astype(np.float16).astype(np.float32)) >= 0.99
 
@@ -71,18 +71,18 @@ def test_the_nearest_of_a_large_index_are_those_of_one_comparison() -> None:
 
 
 def test_near_duplicates_that_fp32_does_not_tell_apart_may_change_places() -> None:
-    fp32 = Neighbours(np.array([[0, 1, 2]]), np.array([[1.0, 0.9999999, 0.5]]))
-    swapped = Neighbours(np.array([[1, 0, 2]]), fp32.scores)
-    assert compare_neighbours(fp32, swapped, 3, U).swapped == 0
-    far = Neighbours(np.array([[0, 2, 1]]), fp32.scores)
-    verdict = compare_neighbours(fp32, far, 3, U)
+    fp32 = Nearest(np.array([[0, 1, 2]]), np.array([[1.0, 0.9999999, 0.5]]))
+    swapped = Nearest(np.array([[1, 0, 2]]), fp32.scores)
+    assert compare_nearest(fp32, swapped, 3, U).swapped == 0
+    far = Nearest(np.array([[0, 2, 1]]), fp32.scores)
+    verdict = compare_nearest(fp32, far, 3, U)
     assert (verdict.pairs, verdict.swapped, verdict.recall) == (1, 1, 1.0)
 
 
 def test_ndcg_is_one_for_the_ideal_order_and_less_for_another() -> None:
     scores = np.array([[3.0, 2.0, 1.0]])
-    fp32, half = Neighbours(np.array([[0, 1, 2]]), scores), Neighbours(np.array([[2, 1, 0]]), scores)
-    verdict = compare_neighbours(fp32, half, 3, U, {0: {0: 3.0, 1: 2.0, 2: 1.0}})
+    fp32, half = Nearest(np.array([[0, 1, 2]]), scores), Nearest(np.array([[2, 1, 0]]), scores)
+    verdict = compare_nearest(fp32, half, 3, U, {0: {0: 3.0, 1: 2.0, 2: 1.0}})
     assert (
         verdict.ndcg is not None
         and verdict.ndcg[0] == 1.0
