@@ -1,8 +1,8 @@
 """The loaded versions by name: follows the store, loads and unloads, and swaps versions with requests in flight.
 
-One thread looks at the aliases twice a second. A version that was made active in the store is made ready beside
-the one that serves, with a queue of its own, and takes over between two requests. Requests that wait at the old version
-are answered by the old version, which is closed when it is no longer needed.
+One thread looks at the aliases twice a second, less often where there are many. A version that was made active in the
+store is made ready beside the one that serves, with a queue of its own, and takes over between two requests. Requests
+that wait at the old version are answered by the old version, which is closed when it is no longer needed.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
+from .pace import LOOK_EVERY_S, Pace
 from .readiness import Readiness, reasons_of
 from .retiring import drain, retire
 from .store_writer import OwnStore, StoreWriter
@@ -35,7 +36,6 @@ from .traffic.served import ServedModel
 from .wanted import wanted_version
 
 logger = logging.getLogger("halfeven.roster")
-LOOK_EVERY_S = 0.5
 State = tuple[int | None, int]  # of a name in the store: the alias's version, the newest version
 
 
@@ -63,10 +63,8 @@ class Roster:
         self._stopping, self.leaving = threading.Event(), False
         self._first_look: Future[None] = Future()
         self._choices = Remeasuring(place, self.all, self.decisions.record, lambda: bool(self._loading))
-        self._threads = [
-            threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),
-            threading.Thread(target=self._watch, name="halfeven-watch", daemon=True),
-        ]
+        work = {"halfeven-roster": self._follow, "halfeven-watch": self._watch}
+        self._threads = [threading.Thread(target=one, name=name, daemon=True) for name, one in work.items()]
 
     def start(self) -> None:
         """Start the device and follow the store; versions become ready one after another."""
@@ -315,8 +313,9 @@ class Roster:
         finally:
             self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
             self._first_look.set_result(None)
-        while not self._stopping.wait(LOOK_EVERY_S):
-            self.look()
+        pace, pause_s = Pace(), LOOK_EVERY_S
+        while not self._stopping.wait(pause_s):
+            pause_s = pace.pause_after(self.look)
 
     def _watch(self) -> None:
         """Watch the versions on trial, on a thread of its own: following may prove a version for minutes."""

@@ -20,7 +20,7 @@ from ...batching.ceiling import Ceiling
 from ...batching.core_wait import seconds_on_core
 from ...batching.place import Place
 from ...batching.warming import warm
-from .release import give_back
+from .release import give_back, give_back_tried
 from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
@@ -182,7 +182,7 @@ def anew(
     """Load the chosen engine again, as if it were the only one: memory that the other engines left behind, and its own
     for batches larger than the useful one, can be half of its memory."""
     place.call(chosen.engine.close)
-    give_back()
+    give_back_tried()  # the engines that were compared are this version's: a thousand models are started in linear time
     chosen.engine = place.call(load)
     warm_useful(spec, samples, chosen, place)
     return chosen
