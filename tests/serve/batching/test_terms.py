@@ -198,7 +198,7 @@ async def test_urgent_shapes_go_before_other_shapes() -> None:
 @async_test
 async def test_of_a_full_queue_of_mixed_shapes_urgent_requests_are_let_in_and_go_first() -> None:
     engine, order, random = Fake(), [], Random(SEED)
-    async with serving(engine, spec(rows=2, width=-1, max_queue_size=24), Clock()) as (batcher, device):
+    async with serving(engine, spec(rows=2, width=-1, queue=24), Clock()) as (batcher, device):
         device.hold()
 
         def send(width: int, terms: Terms) -> None:
