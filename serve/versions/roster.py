@@ -58,6 +58,7 @@ class Roster:
         self._seen, self._loading = dict[str, State](), dict[str, int]()
         self._faults, self._unloaded = Faults(store.root / "models"), set[str]()
         self._readiness, self._missed = Readiness(required), set[str]()
+        self._names = list[str]()  # in the store, at the last look
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping, self.leaving = threading.Event(), False
@@ -151,7 +152,7 @@ class Roster:
         Where that fails, the version that served goes on serving. ``config`` holds until the next load or version.
         Raises UnknownName, BadInput (a config that asks for more than there is), NotReady, DamagedFile or EngineFailed.
         """
-        if name not in self.store.names():
+        if not self.store.numbers(name):
             raise self._absent(name)
         with self.working(name):
             state = self._state(name)
@@ -178,7 +179,7 @@ class Roster:
 
         It lasts until `load`, until a version is published or the alias moved, or until the next start.
         """
-        if name not in self._served and name not in self.store.names():
+        if name not in self._served and not self.store.numbers(name):
             raise self._absent(name)
         with self.working(name):
             self._unloaded.add(name)
@@ -207,7 +208,7 @@ class Roster:
 
     def working(self, name: str) -> threading.RLock:
         """The lock for work on a name. Only locks of known models are kept: callers may send any other name."""
-        known = name in self._served or name in self.store.names()
+        known = name in self._served or bool(self.store.numbers(name))
         return self._working[name] if known else threading.RLock()
 
     def loaded_version_for(
@@ -280,7 +281,7 @@ class Roster:
     def look(self) -> None:
         """Follow the store once: versions that became active since the last look are made ready and swapped in."""
         try:
-            names = self.store.names()
+            names = self._names = self.store.names()
         except OSError as error:
             logger.error("the store cannot be listed; looking again: %s", error)
             return
@@ -394,6 +395,6 @@ class Roster:
         if (fault := self._faults.of(name)) is not None:
             return NotReady(f"model '{name}' is not ready: {fault}")
         followed = name in self._seen or not self._first_look.done()
-        if name in self.store.names() and (followed or self._state(name)[0]):
+        if self.store.numbers(name) and (followed or self._state(name)[0]):
             return NotReady(f"model '{name}' is being made ready; ask again in a moment")
-        return UnknownName.of_model(name, self.store.names(), "Request for unknown model: '{}' is not found")
+        return UnknownName.of_model(name, self._names, "Request for unknown model: '{}' is not found")

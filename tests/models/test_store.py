@@ -361,8 +361,9 @@ def test_unknown_versions_and_impossible_names_are_refused(store: Store) -> None
     with pytest.raises(UnknownName, match=r"no version 7: it has \[1\]"):
         store.version("net", 7)
     for name in ("", "..", "../net", "a/b", ".hidden", "net\n"):
+        assert store.numbers(name) == []
         with pytest.raises(BadInput, match="not a model name"):
-            store.numbers(name)
+            store.live_number(name)
 
 
 @pytest.mark.parametrize("file", ["spec.json", "samples.safetensors", "source/model.py"])
