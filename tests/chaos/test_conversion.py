@@ -30,7 +30,7 @@ class Converting:
         outputs = [tensor("y", "FP32", [-1, 3], kind="logits")]
         samples = samples_of({"x": (4,)}, 32)
         write_folder(self._folder, outputs=outputs, samples=samples, max_batch_size=8, source="net.onnx")
-        shutil.copy(self.store.version("net", 1).file("whole.onnx"), self._folder / "net.onnx")
+        shutil.copy(self.store.version("net", 1).file("original.onnx"), self._folder / "net.onnx")
 
     def go(self, at: int = 0) -> int:
         """Convert; gives the exit code, -9 where it killed itself before the change of this number."""

@@ -25,7 +25,7 @@ from .release import free_bytes, give_back, give_back_tried
 from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
-HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
+HALF_MUST_GAIN = 1.1  # times as fast as the best original, or the original serves
 LONG_SECONDS = 0.5  # of a batch that is measured on a CPU
 _LOADING_NEEDS = 2  # times the bytes of a version's files: as they are read, and as engines lay them out
 NEAR = 10.0  # times the shortest measurement: no disturbance makes more of it

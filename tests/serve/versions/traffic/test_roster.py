@@ -39,7 +39,7 @@ def test_what_was_unloaded_refuses_with_words_and_comes_back_when_loaded(
     with serving(store) as (address, roster):
         assert infer(address) == "1"
         roster.unload("net")
-        assert versions.halves[1].closed and versions.wholes[1].closed
+        assert versions.halves[1].closed and versions.originals[1].closed
         with pytest.raises(UnknownName, match="has no available versions: it was unloaded"):
             roster.find("net")
         assert roster.index() == [("net", "1", "UNAVAILABLE", "unloaded")]
@@ -101,7 +101,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(store: Store
 
 
 @pytest.mark.slow
-def test_where_every_half_was_refused_the_whole_of_a_version_that_waits_for_its_promotion_does_not_serve(
+def test_where_every_half_was_refused_the_original_of_a_version_that_waits_for_its_promotion_does_not_serve(
     tmp_path: Path, versions: Versions
 ) -> None:
     """Version 2 was learnt from version 1: nobody promoted it, and a restart does not either."""
@@ -251,7 +251,7 @@ def test_sources_that_torch_keeps_of_closed_programs_are_forgotten() -> None:
     assert graph(torch.tensor(-1.0)) == 0.0, "what is still loaded runs on"
 
 
-def test_no_request_lists_the_whole_store(
+def test_no_request_lists_the_original_store(
     store: Store, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store may have a thousand models: the thread that follows it visits each of their folders, requests do not."""
