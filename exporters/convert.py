@@ -28,8 +28,9 @@ from ..models.manifest import sha256_of
 from ..models.model_keys import LEVELS
 from ..models.order.one_order import one_order
 from ..models.package import ModelFolder, Precision, check_program
+from ..models.promotions import was_cut_off
 from ..models.spec import ModelSpec
-from ..models.store import Store, Version
+from ..models.store import LIVE, Store, Version
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, files_of
 from .guessing.bare import folder_at
@@ -122,6 +123,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
     converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
+        _make_active_if_cut_off(converted, store, notify)
         return Conversion(converted, facts_of(converted), unchanged=True)
     asked, samples = _samples(_with_source_noted(asked, newest), options)
     origin = _origin(asked, fingerprint)
@@ -152,6 +154,15 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     )
     version = travel(subject, ProgramForms(subject), store, notify, known)
     return Conversion(version, facts_of(version))
+
+
+def _make_active_if_cut_off(version: Version, store: Store, notify: Notify) -> None:
+    """A conversion that was killed, or had no room on the disk, may have published the version and no more."""
+    if version.status != LIVE or version.awaits_promotion:
+        return
+    if was_cut_off(store.promotions(version.name), version.number, store.live_number(version.name)):
+        store.promote_published(version, by="conversion")
+        notify(f"{version} is made active: its conversion ended before it was")
 
 
 def _origin(folder: ModelFolder, fingerprint: str) -> dict[str, Any]:

@@ -69,10 +69,12 @@ class UnknownName(BadInput):
     @classmethod
     def of_model(cls, name: str, known: Iterable[str], said: str = said) -> "UnknownName":
         """No model of that name in a store that has the ``known`` ones. ``said``: the sentence; {} is the name."""
-        found = tuple(known)
-        error = cls(_unknown_model(name, found, said))
-        error.model, error.known, error.said = name, found, said
+        error = cls()
+        error.model, error.known, error.said = name, tuple(known), said
         return error
+
+    def __str__(self) -> str:  # of a thousand names the nearest one takes milliseconds: only where it is read
+        return super().__str__() if self.model is None else self.words_for(lambda _: True)
 
     def words_for(self, reaches: Callable[[str], bool]) -> str:
         """The message for a reader who may know of the models for which ``reaches`` is true."""

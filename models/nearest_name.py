@@ -8,4 +8,19 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     """A known name with these initials ("lr": learning_rate), or else the most similar one. ``known`` is not empty."""
     known = list(known)
     initials = [one for one in known if "_" in one and name == "".join(word[:1] for word in one.split("_"))]
-    return initials[0] if initials else difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return initials[0] if initials else _most_similar(name, known)
+
+
+def _most_similar(name: str, known: list[str]) -> str:
+    """As `difflib.get_close_matches` finds it, which compares all names in full."""
+    compared, nearest, best = difflib.SequenceMatcher(), known[0], -1.0
+    compared.set_seq2(name)
+    for one in known:
+        compared.set_seq1(one)
+        if (
+            compared.real_quick_ratio() > best
+            and compared.quick_ratio() > best
+            and (ratio := compared.ratio()) > best
+        ):
+            nearest, best = one, ratio
+    return nearest

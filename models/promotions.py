@@ -67,3 +67,17 @@ def record_promotion(folder: Path, number: int, over: int | None, by: str) -> No
     found[number] = {"first": entry, **found.get(number, {}), "last": entry}
     text = json.dumps({str(key): found[key] for key in sorted(found)}, indent=2) + "\n"
     replace_text(folder / "promotions.json", text)
+
+
+def was_cut_off(promotions: Promotions, number: int, live: int | None) -> bool:
+    """Whether the process that published the newest version ended before the version was active: the promotion was not
+    recorded, or it was and no other one followed."""
+    if number <= (live or 0):
+        return False
+    if (own := promotions.get(number)) is None:
+        return True
+    other = promotions.get(live or 0)
+    followed = other is not None and (
+        other["last"]["over"] == number or other["last"]["at"] > own["last"]["at"]
+    )
+    return own["last"]["over"] == live and not followed

@@ -175,14 +175,11 @@ class Store:
         """Every model that has at least one version, in order."""
         if not self._models.is_dir():
             return []
-        return sorted(
-            p.name for p in self._models.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name)
-        )
+        return sorted(p.name for p in self._models.iterdir() if self.numbers(p.name))
 
     def numbers(self, name: str) -> list[int]:
-        """The version numbers of a model, rising; empty where there is no such model."""
-        folder = self._folder(name)
-        if not folder.is_dir():
+        """The version numbers of a model, rising; empty where there is no such model, also for what is no name."""
+        if NAME.fullmatch(name) is None or not (folder := self._folder(name)).is_dir():
             return []
         return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.fullmatch(p.name) and p.is_dir())
 

@@ -161,8 +161,10 @@ class Admission:
                     self.urgent_rows -= request.rows
 
     def _hold_against_limits(self, nbytes: int, now_ns: int, urgent: bool, timeout_ns: int) -> None:
-        """A request that finds the queue empty is admitted whatever its bytes: it would be no smaller later."""
-        if self.waiting >= self._max_requests:
+        """A request that finds the queue empty is admitted whatever its bytes: it would be no smaller later. Ordinary
+        requests that wait do not keep an urgent one out; of urgent ones rows are counted."""
+        waiting = self.urgent_rows - self._queue.taken_urgent_rows if urgent else self.waiting
+        if waiting >= self._max_requests:
             raise self._full(now_ns)
         waiting_bytes = self._waiting_bytes
         if waiting_bytes and waiting_bytes + nbytes > self._max_bytes:

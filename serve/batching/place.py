@@ -14,12 +14,18 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where versions serve; ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``: the original
-    stays loaded beside an active half."""
+    stays loaded beside an active half; ``scarce``: there is no memory for all forms of a version together."""
 
     device: torch.device
     thread: DeviceThread
     fallback: bool = True
     rescue: bool = True
+    scarce: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether the forms that are compared are loaded one at a time, as on a device with memory of its own."""
+        return self.scarce or self.device.type != "cpu"
 
     def call(self, fn: Callable[[], T]) -> T:
         """Run ``fn`` on the device thread, between two batches, and wait for it."""

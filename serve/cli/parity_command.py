@@ -79,7 +79,7 @@ def _limit(word: str) -> tuple[str, float]:
 def version_called(target: str, store: Store) -> Version:
     """The version that NAME (the live one) or NAME@VERSION means. Raises UnknownName."""
     name, _, number = target.partition("@")
-    if name not in store.names():
+    if not store.numbers(name):
         raise UnknownName(
             f"{target!r} is neither a model folder nor a model of the store: it has {store.names()}"
         )

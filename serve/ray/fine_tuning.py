@@ -83,7 +83,7 @@ def own_server(writer: RemoteWriter, model: str) -> Iterator["OwnServer"]:
             "train with `halfeven serve` and a store of its own, and copy the version into this one"
         )
     store = Store(Path(path))
-    if name not in store.names():
+    if not store.numbers(name):
         raise UnknownName(f"no model '{name[:80]}' in the store {path} as this node sees it: {store.names()}")
     with tempfile.TemporaryDirectory(prefix="halfeven-finetune-") as folder:
         copy = StoreCopy(url, Path(folder), only=name)

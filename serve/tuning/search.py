@@ -98,7 +98,7 @@ def _handicapped(one: Measured) -> float:
 
 def _version(name: str, store: Store) -> Version:
     model, _, number = name.partition("@")
-    if model not in store.names():
+    if not store.numbers(model):
         raise UnknownName.of_model(model, store.names())
     if number:
         return store.numbered(model, number)

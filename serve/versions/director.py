@@ -71,7 +71,7 @@ class Director:
     def describe(self, name: str) -> dict[str, Any]:
         """The loaded versions with label, share and figures, as JSON; none where the name is not loaded."""
         served = self._roster.served(name)
-        if served is None and name not in self._store.names():
+        if served is None and not self._store.numbers(name):
             raise UnknownName.of_model(name, self._store.names())
         described = {"name": name, "live": self._store.live_number(name)}
         fault = self._roster.fault(name)
@@ -80,7 +80,7 @@ class Director:
 
     def created(self, name: str) -> int:
         """When the version that the store names was made, in seconds since 1970; 0 where nothing says so."""
-        number = self._store.live_number(name) if name in self._store.names() else None
+        number = self._store.live_number(name) if self._store.numbers(name) else None
         with suppress(HalfevenError, KeyError, ValueError, TypeError):
             if number is not None:
                 made = self._store.version(name, number).manifest["created"]
@@ -142,7 +142,7 @@ class Director:
         return wanted
 
     def _live(self, name: str, version: int) -> Version:
-        if name not in self._store.names():
+        if not self._store.numbers(name):
             raise UnknownName.of_model(name, self._store.names())
         wanted = self._store.version(name, version)
         if wanted.status != LIVE:

@@ -1,8 +1,8 @@
 """The loaded versions by name: follows the store, loads and unloads, and swaps versions with requests in flight.
 
-One thread looks at the aliases twice a second. A version that was made active in the store is made ready beside
-the one that serves, with a queue of its own, and takes over between two requests. Requests that wait at the old version
-are answered by the old version, which is closed when it is no longer needed.
+One thread looks at the aliases twice a second, less often where there are many. A version that was made active in the
+store is made ready beside the one that serves, with a queue of its own, and takes over between two requests. Requests
+that wait at the old version are answered by the old version, which is closed when it is no longer needed.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
+from .pace import LOOK_EVERY_S, Pace
 from .readiness import Readiness, reasons_of
 from .retiring import drain, retire
 from .store_writer import OwnStore, StoreWriter
@@ -35,7 +36,6 @@ from .traffic.served import ServedModel
 from .wanted import wanted_version
 
 logger = logging.getLogger("halfeven.roster")
-LOOK_EVERY_S = 0.5
 State = tuple[int | None, int]  # of a name in the store: the alias's version, the newest version
 
 
@@ -58,15 +58,14 @@ class Roster:
         self._seen, self._loading = dict[str, State](), dict[str, int]()
         self._faults, self._unloaded = Faults(store.root / "models"), set[str]()
         self._readiness, self._missed = Readiness(required), set[str]()
+        self._names = list[str]()  # in the store, at the last look
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping, self.leaving = threading.Event(), False
         self._first_look: Future[None] = Future()
         self._choices = Remeasuring(place, self.all, self.decisions.record, lambda: bool(self._loading))
-        self._threads = [
-            threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),
-            threading.Thread(target=self._watch, name="halfeven-watch", daemon=True),
-        ]
+        work = {"halfeven-roster": self._follow, "halfeven-watch": self._watch}
+        self._threads = [threading.Thread(target=one, name=name, daemon=True) for name, one in work.items()]
 
     def start(self) -> None:
         """Start the device and follow the store; versions become ready one after another."""
@@ -153,7 +152,7 @@ class Roster:
         Where that fails, the version that served goes on serving. ``config`` holds until the next load or version.
         Raises UnknownName, BadInput (a config that asks for more than there is), NotReady, DamagedFile or EngineFailed.
         """
-        if name not in self.store.names():
+        if not self.store.numbers(name):
             raise self._absent(name)
         with self.working(name):
             state = self._state(name)
@@ -180,7 +179,7 @@ class Roster:
 
         It lasts until `load`, until a version is published or the alias moved, or until the next start.
         """
-        if name not in self._served and name not in self.store.names():
+        if name not in self._served and not self.store.numbers(name):
             raise self._absent(name)
         with self.working(name):
             self._unloaded.add(name)
@@ -209,7 +208,7 @@ class Roster:
 
     def working(self, name: str) -> threading.RLock:
         """The lock for work on a name. Only locks of known models are kept: callers may send any other name."""
-        known = name in self._served or name in self.store.names()
+        known = name in self._served or bool(self.store.numbers(name))
         return self._working[name] if known else threading.RLock()
 
     def loaded_version_for(
@@ -282,7 +281,7 @@ class Roster:
     def look(self) -> None:
         """Follow the store once: versions that became active since the last look are made ready and swapped in."""
         try:
-            names = self.store.names()
+            names = self._names = self.store.names()
         except OSError as error:
             logger.error("the store cannot be listed; looking again: %s", error)
             return
@@ -315,8 +314,9 @@ class Roster:
         finally:
             self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
             self._first_look.set_result(None)
-        while not self._stopping.wait(LOOK_EVERY_S):
-            self.look()
+        pace, pause_s = Pace(), LOOK_EVERY_S
+        while not self._stopping.wait(pause_s):
+            pause_s = pace.pause_after(self.look)
 
     def _watch(self) -> None:
         """Watch the versions on trial, on a thread of its own: following may prove a version for minutes."""
@@ -395,6 +395,6 @@ class Roster:
         if (fault := self._faults.of(name)) is not None:
             return NotReady(f"model '{name}' is not ready: {fault}")
         followed = name in self._seen or not self._first_look.done()
-        if name in self.store.names() and (followed or self._state(name)[0]):
+        if self.store.numbers(name) and (followed or self._state(name)[0]):
             return NotReady(f"model '{name}' is being made ready; ask again in a moment")
-        return UnknownName.of_model(name, self.store.names(), "Request for unknown model: '{}' is not found")
+        return UnknownName.of_model(name, self._names, "Request for unknown model: '{}' is not found")

@@ -10,7 +10,7 @@ from ...models.store import Store, Version
 
 def versions_of(store: Store, model: str) -> list[dict[str, Any]]:
     """The facts of each version of a model; ``live`` of the active one is true. Raises UnknownName, DamagedFile."""
-    if model not in store.names():
+    if not store.numbers(model):
         raise UnknownName.of_model(model, store.names())
     live = store.live_number(model)
     return [_listed(store, model, number) | {"live": number == live} for number in store.numbers(model)]
@@ -71,7 +71,7 @@ def damaged_files(store: Store, model: str, every_byte: bool) -> list[str]:
 
 def version_of(store: Store, model: str, number: str) -> Version:
     """A version by model and number. Raises UnknownName, whose message lists the models or versions that there are."""
-    if model not in store.names():
+    if not store.numbers(model):
         raise UnknownName.of_model(model, store.names())
     return store.numbered(model, number)
 

@@ -19,18 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halfeven.exporters.convert import Options, convert
 from halfeven.models.control_groups import groups_of
-from halfeven.models.store import Store
 from halfeven.serve.bench.command import Plan, bench
 
-from tests.benchmarks.server_process import free_port
+from tests.benchmarks.server_process import convert_by, engine_of, free_port, is_ready, of_checkout
 from tests.benchmarks.workloads import write_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -75,9 +72,7 @@ def group_with(cores: float) -> Iterator[Path]:
 @contextmanager
 def server_in(group: Path, checkout: Path, store: Path, links: Path) -> Iterator[tuple[int, int]]:
     """``halfeven serve`` of a checkout: its process and its port, once its models are ready."""
-    package = links / "halfeven"
-    package.unlink(missing_ok=True)
-    package.symlink_to(checkout)
+    environment = of_checkout(checkout, links)
     port = free_port()
     serve = [
         sys.executable,
@@ -91,7 +86,6 @@ def server_in(group: Path, checkout: Path, store: Path, links: Path) -> Iterator
     ]
     serve += ["--port", str(port), "--drain-seconds", "0"]
     enter = f"echo $$ > '{group}/cgroup.procs'; exec \"$@\""
-    environment = {**os.environ, "PYTHONPATH": str(links)}
     environment.pop("OMP_NUM_THREADS", None)
     process = subprocess.Popen(["sh", "-c", enter, "sh", *serve], env=environment, cwd=store.parent)
     try:
@@ -105,14 +99,6 @@ def server_in(group: Path, checkout: Path, store: Path, links: Path) -> Iterator
         process.wait(60)
 
 
-def is_ready(port: int) -> bool:
-    try:
-        url = f"http://127.0.0.1:{port}/v2/health/ready"
-        return urllib.request.urlopen(url, timeout=5).status == 200
-    except OSError:
-        return False
-
-
 def stopped(group: Path) -> tuple[int, int]:
     """Periods in which the group ran, and in which it was stopped."""
     lines = (line.split() for line in (group / "cpu.stat").read_text().splitlines())
@@ -124,18 +110,10 @@ def threads_of(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
-def engine_of(port: int, model: str) -> str:
-    """Threads and passes of the active version."""
-    listed = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=20))
-    (setup,) = (one["cpu"] for one in listed["models"] if one["name"] == model)
-    return ", ".join([f"{setup['threads']} threads", *setup["passes"]])
-
-
 def measured(
     checkout: Path, quota: float, model: str, store: Path, where: Path, seconds: float, rate: float
 ) -> Iterator[dict[str, Any]]:
     links = where / "links"
-    links.mkdir(exist_ok=True)
     with group_with(quota) as group, server_in(group, checkout, store, links) as (pid, port):
         steady = Plan(seconds=seconds, rates=(rate * quota,))
         for load, plan in (
@@ -168,7 +146,7 @@ def main() -> None:
         for quota in map(float, asked.quotas.split(",")):
             for checkout in checkouts:
                 store = where / f"store-{quota}-{checkout.name}"
-                convert(folder, Store(store), Options(forms=("torch",)), lambda _: None)
+                convert_by(of_checkout(checkout, where / "links"), folder, store)
                 for row in measured(checkout, quota, asked.model, store, where, asked.seconds, asked.rate):
                     rows.append(row)
                     print(" | ".join(map(str, row.values())), flush=True)

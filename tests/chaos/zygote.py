@@ -3,6 +3,9 @@
     python -m tests.chaos.zygote        a JSON line in, a JSON line out
     {"start": {"store": …, "log": …, "clock": …, "keys": …}}  → the process id
     {"publish": …}              → the id of a process that publishes a version more in that store
+    {"convert": {"folder": …, "store": …, "log": …, "at": 7}}  → that of a conversion, which kills itself before its 7th
+                                           change of a file or folder of the store; 0: never, and the log ends with how
+                                           many changes there were
     {"wait": 123}                       → how it ended: -9 for SIGKILL
 
 ``clock``: a file with the seconds that the server's wall clock is off; the system's own clock is shared with others and
@@ -11,6 +14,7 @@ is not touched.
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,6 +42,33 @@ def run(asked: dict[str, Any]) -> None:
     main.main()
 
 
+CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.truncate", "os.link"}
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def convert(asked: dict[str, Any]) -> None:
+    log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    count = 0
+
+    def look(event: str, facts: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event not in CHANGES or not str(facts[0]).startswith(asked["store"]):
+            return
+        if event != "open" or (facts[2] or 0) & WRITES:
+            count += 1
+            if count == asked["at"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+    sys.argv = ["halfeven", "convert", asked["folder"], "--store", asked["store"]]
+    try:
+        main.main()
+    finally:
+        print(f"\n{count}", file=sys.stderr)
+
+
 def wait() -> None:
     assert halfeven.serve.server
     for line in sys.stdin:
@@ -52,6 +83,8 @@ def wait() -> None:
             try:
                 if "publish" in asked:
                     publish_again(Store(Path(asked["publish"])), "net", "net")
+                elif "convert" in asked:
+                    convert(asked["convert"])
                 else:
                     run(asked["start"])
                 code = 0

@@ -19,6 +19,7 @@ import pytest
 from halfeven.models.durable import _locked_file
 from halfeven.models.errors import BadInput, Conflict, DamagedFile, HalfevenError, UnknownName
 from halfeven.models.manifest import sha256_of
+from halfeven.models.promotions import was_cut_off
 from halfeven.models.store import LIVE, REFUSED, Store, Version
 from safetensors.numpy import save_file
 
@@ -361,8 +362,9 @@ def test_unknown_versions_and_impossible_names_are_refused(store: Store) -> None
     with pytest.raises(UnknownName, match=r"no version 7: it has \[1\]"):
         store.version("net", 7)
     for name in ("", "..", "../net", "a/b", ".hidden", "net\n"):
+        assert store.numbers(name) == []
         with pytest.raises(BadInput, match="not a model name"):
-            store.numbers(name)
+            store.live_number(name)
 
 
 @pytest.mark.parametrize("file", ["spec.json", "samples.safetensors", "source/model.py"])
@@ -511,3 +513,22 @@ def test_a_pipe_in_the_store_is_not_waited_for(file: str, store: Store) -> None:
     for ask in (store.live, store.promotions, store.rollback, lambda name: store.version(name, 1).spec()):
         with suppress(HalfevenError):
             ask("net")
+
+
+def test_a_version_whose_publisher_ended_is_told_from_one_that_was_taken_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(number: int) -> bool:
+        return was_cut_off(store.promotions("net"), number, store.live_number("net"))
+
+    versions = [publish(store, text=str(number)) for number in range(3)]
+    assert cut_off(1), "nothing was recorded"
+    store.promote(versions[0])
+    assert not cut_off(1) and cut_off(2)
+    with monkeypatch.context() as patch:
+        patch.setattr("halfeven.models.store.replace_text", lambda *_: None)  # recorded, and no more
+        store.promote(versions[1])
+    assert cut_off(2)
+    store.promote(versions[1])
+    store.rollback("net")
+    assert store.live_number("net") == 1 and not cut_off(2), "taken back by its operator"

@@ -121,10 +121,7 @@ class GuardedProtocol(PoliteProtocol):
         return None
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The caller has sent its last byte: the connection stays where requests are to be answered on it.
-
-        Over TLS it always ends: asyncio has no half-closed connections there.
-        """
+        """The caller has sent its last byte: the connection stays where requests are to be answered on it."""
         asked: list[Any] = [cycle for cycle, _ in self.pipeline]  # the newest first
         if (running := self.under_way()) is not None:
             asked.append(running)
@@ -135,7 +132,7 @@ class GuardedProtocol(PoliteProtocol):
                 self.pipeline.popleft()
             asked.pop(0)
             self.cycle = asked[0] if asked else self.cycle
-        if not asked or self.scheme == "https" or getattr(asked[0], "chunked_encoding", False):
+        if not asked or self.transport.is_closing() or getattr(asked[0], "chunked_encoding", False):
             return False  # a stream that has begun goes on for as long as its reader wishes, who has left
         asked[0].keep_alive = False
         self._half_closed = HalfClosed(self.transport, self.loop, self._may_send_interim)

@@ -23,6 +23,7 @@ from ....models.errors import HalfevenError
 from ..error_mapping import NoDescriptor, TooManyConnections
 from ..limits.bounds import Bounds
 from .refusal import refusal_of
+from .tls import set_up_tls
 
 _LOG = logging.getLogger("halfeven")
 _KEPT_BACK = 4  # descriptors
@@ -155,7 +156,10 @@ class Listening:
 
     async def _set_up(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._made, connection, ssl=self._tls)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._made, connection)
+            else:
+                await set_up_tls(connection, self._tls, self._made)
         except OSError as error:  # also what is wrong with a TLS handshake
             _LOG.debug("a connection was not set up: %s", error)
             connection.close()

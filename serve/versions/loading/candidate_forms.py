@@ -16,16 +16,18 @@ from ....models.engines.engine import Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.errors import EngineFailed, NotReady
 from ....models.spec import ModelSpec
+from ....models.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.core_wait import seconds_on_core
 from ...batching.place import Place
 from ...batching.warming import warm
-from .release import give_back
+from .release import free_bytes, give_back, give_back_tried
 from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 HALF_MUST_GAIN = 1.1  # times as fast as the best original, or the original serves
 LONG_SECONDS = 0.5  # of a batch that is measured on a CPU
+_LOADING_NEEDS = 2  # times the bytes of a version's files: as they are read, and as engines lay them out
 NEAR = 10.0  # times the shortest measurement: no disturbance makes more of it
 
 
@@ -54,11 +56,11 @@ def fastest(
     EngineFailed where no candidate runs.
     """
     rows = max(spec.max_batch_size, 1)
-    if place.device.type == "cpu" and len(candidates := list(candidates)) > 1:
+    if not place.apart and len(candidates := list(candidates)) > 1:
         running, rows = _measured_on_cpu(spec, samples, candidates, place)
         best = _warm_best(spec, samples, running, place)
     else:
-        several = several and place.device.type != "cpu"
+        several = several and place.apart
         running = _running(spec, candidates, place, partial(_try_alone, spec, samples, place, several))
         best = min(running, key=_handicapped)
     for other in running:
@@ -182,7 +184,7 @@ def anew(
     """Load the chosen engine again, as if it were the only one: memory that the other engines left behind, and its own
     for batches larger than the useful one, can be half of its memory."""
     place.call(chosen.engine.close)
-    give_back()
+    give_back_tried()  # the engines that were compared are this version's: a thousand models are started in linear time
     chosen.engine = place.call(load)
     warm_useful(spec, samples, chosen, place)
     return chosen
@@ -195,6 +197,21 @@ def warm_useful(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Pla
     warm(chosen.engine, few, batches, chosen.ceiling, place.call)
 
 
+def is_scarce(version: Version, place: Place) -> bool:
+    """Whether a processor has no memory for all forms of the version together, as far as their files tell."""
+    files = sum(path.stat().st_size for path in version.folder.iterdir() if path.is_file())
+    needed, free = _LOADING_NEEDS * files, free_bytes()
+    if place.device.type != "cpu" or needed <= free:
+        return False
+    mib = 1 << 20
+    logger.warning(
+        "%s: its forms need about %d MiB together and %d MiB are free, so they are compared one at a time; where the "
+        "process is ended for its memory (exit code 137), raise the limit of its container or name one form in "
+        "model.toml", version, needed // mib, free // mib,
+    )  # fmt: skip
+    return True
+
+
 def free_memory() -> None:
     give_back()
     give_back_cached_memory()
@@ -202,7 +219,7 @@ def free_memory() -> None:
 
 def put_away(candidate: Candidate, place: Place) -> None:
     """Close the engine until it is needed, where another one is to have its memory."""
-    if place.device.type != "cpu" and candidate.load is not None and not candidate.away:
+    if place.apart and candidate.load is not None and not candidate.away:
         place.call(candidate.engine.close)
         place.call(free_memory)
         candidate.away = True

@@ -1,12 +1,13 @@
 """Make a version ready to serve: load it, prove its half on this device, choose a form, warm it up.
 
 Everything that touches the device runs on the device thread, one short call after another, so that the active
-version goes on answering requests between them. On a device with memory of its own the forms that are compared are
-loaded one at a time.
+version goes on answering requests between them. On a device with memory of its own, and where memory is scarce, the
+forms that are compared are loaded one at a time.
 """
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -34,6 +35,7 @@ from .candidate_forms import (
     close,
     fastest,
     free_memory,
+    is_scarce,
     load_again,
     put_away,
     warm_candidate,
@@ -67,6 +69,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     """
     obey_selftest(version, place.device)
     refuse_where_off(version, place.device)
+    place = replace(place, scarce=is_scarce(version, place))
     spec = version.spec()
     samples = stored_samples(version)
     drift = drifted(version, str(place.device)) or halves_off(version, spec, place.device)

@@ -102,9 +102,11 @@ def give_back() -> None:
 
 
 def give_back_tried() -> None:
-    """After an engine was closed that was loaded since the last `give_back`: no other object is visited."""
+    """After an engine was closed that was loaded since the last `give_back`: no object of another model is visited, now
+    or by the next call."""
     _forget_sources()
     gc.collect()
+    gc.freeze()
     give_back_freed()
 
 

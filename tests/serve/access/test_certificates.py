@@ -54,6 +54,12 @@ def test_every_route_answers_over_tls_and_nothing_over_plain_http(pair: Pair) ->
             answer = client.post(f"{url}/v2/models/double/infer", json=infer)
             assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
         assert client.get(f"{url}/v1/models").status_code == 200
+        large = {
+            "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}],
+            "id": "7" * 3_000_000,
+        }
+        answer = client.post(f"{url}/v2/models/double/infer", json=large)
+        assert answer.json()["id"] == large["id"], "many records of TLS, there and back"
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE_S)
         with pytest.raises(httpx.ConnectError):

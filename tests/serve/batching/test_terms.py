@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from random import Random
 
 import pytest
 from halfeven.models.errors import Overloaded, TimedOut
@@ -9,6 +10,7 @@ from halfeven.serve.batching.interface import Terms
 from halfeven.serve.batching.request_queue import HEAD_START_NS
 from halfeven.serve.http.error_mapping import status_of
 
+from tests.conftest import SEED
 from tests.serve.batching.stage import (
     Clock,
     Fake,
@@ -191,6 +193,32 @@ async def test_urgent_shapes_go_before_other_shapes() -> None:
         device.release()
         await asyncio.gather(*futures)
     assert engine.batches == [[(1, 5)], [(1, 3), (1, 3)]]
+
+
+@async_test
+async def test_of_a_full_queue_of_mixed_shapes_urgent_requests_are_let_in_and_go_first() -> None:
+    engine, order, random = Fake(), [], Random(SEED)
+    async with serving(engine, spec(rows=2, width=-1, queue=24), Clock()) as (batcher, device):
+        device.hold()
+
+        def send(width: int, terms: Terms) -> None:
+            future = batcher.submit(rows_of(0, width=width), 1, terms)
+            future.add_done_callback(lambda _: order.append(terms.priority))
+
+        for _ in range(24):
+            send(random.randint(1, 6), Terms(priority=random.choice((0, 2))))
+        with pytest.raises(Overloaded):
+            send(1, Terms())
+        for _ in range(24):
+            send(random.randint(1, 9), URGENT)
+        with pytest.raises(Overloaded):
+            send(1, URGENT)
+        device.release()
+        await batcher.drain()
+    await asyncio.sleep(0)
+    last = max(place for place, level in enumerate(order) if level == 1)
+    beside = sum(level != 1 for level in order[:last])
+    assert len(order) == 48 and beside <= 9, "one ordinary request fills up the last batch of each shape"
 
 
 @async_test

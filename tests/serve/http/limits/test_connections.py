@@ -123,7 +123,9 @@ def test_a_newcomer_costs_a_few_looks_and_all_are_looked_at_in_turn() -> None:
 
 def test_names_that_callers_make_up_leave_no_locks_behind() -> None:
     roster: Any = SimpleNamespace(
-        _served={}, store=SimpleNamespace(names=lambda: ["a"]), _working=defaultdict(threading.RLock)
+        _served={},
+        store=SimpleNamespace(numbers=lambda name: [1] * (name == "a")),
+        _working=defaultdict(threading.RLock),
     )
     for name in ("a", "b", "c" * 60_000, "a"):
         with Roster.working(cast(Roster, roster), name):

@@ -118,6 +118,7 @@ class World:
 
     device = CPU
     rescue = True
+    apart = False
 
     def clock(self) -> float:
         return self.now

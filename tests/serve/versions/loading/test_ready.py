@@ -104,6 +104,45 @@ def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
     assert best.engine.form == "torch" and best.seconds == 10.0
 
 
+def test_where_memory_is_scarce_the_forms_are_loaded_one_at_a_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "shortest_seconds", lambda run: run.func.__self__.seconds)
+    monkeypatch.setattr(measuring, "give_back", lambda: None)
+    opened = list[Timed]()
+
+    def load(form: str, seconds: float) -> Timed:
+        assert all(engine.closed for engine in opened), "two at once"
+        opened.append(Timed(form, "fp32", seconds))
+        return opened[-1]
+
+    def candidates() -> Iterator[Candidate]:
+        for form, seconds in {"torch": 3.0, "onnx": 1.0, "live": 2.0}.items():
+            load_again = partial(load, form, seconds)
+            yield Candidate(load_again(), "file", load=load_again)
+
+    best, _ = fastest(SPEC, SAMPLES, candidates(), replace(place, scarce=True))
+    assert best.engine.form == "onnx" and best.away and all(engine.closed for engine in opened)
+
+
+@pytest.mark.parametrize(("free", "scarce"), [(2000, False), (1999, True)])
+def test_memory_is_scarce_where_the_forms_do_not_fit_beside_one_another(
+    free: int,
+    scarce: bool,
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Store(tmp_path).draft("net") as draft:
+        (draft.folder / "original.onnx").write_bytes(bytes(1000))
+        version = draft.publish(LIVE, {})
+    size = (version.folder / "manifest.json").stat().st_size
+    monkeypatch.setattr(measuring, "free_bytes", lambda: free + 2 * size)
+    assert measuring.is_scarce(version, place) is scarce
+    assert ("raise the limit of its container" in caplog.text) is scarce
+
+
 class Lasting(Timed):
     """An engine whose rows take a given time each. ``ran``: the rows of each batch, in order."""
 

@@ -249,3 +249,23 @@ def test_sources_that_torch_keeps_of_closed_programs_are_forgotten() -> None:
     give_back()
     assert not kept
     assert graph(torch.tensor(-1.0)) == 0.0, "what is still loaded runs on"
+
+
+def test_no_request_lists_the_original_store(
+    store: Store, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may have a thousand models: the thread that follows it visits each of their folders, requests do not."""
+    listed, names = list[str](), Store.names
+
+    def counted(of: Store) -> list[str]:
+        listed.append(threading.current_thread().name)
+        return names(of)
+
+    monkeypatch.setattr(Store, "names", counted)
+    with serving(store) as (address, _):
+        for path in ("infer", "ready", "config"):
+            status, answer = call(address, f"/v2/models/nett/{path}", {} if path == "infer" else None)
+            assert status == 404 and "it has ['net']" in answer["error"], answer
+        assert [one["id"] for one in call(address, "/v1/models", None)[1]["data"]] == ["net"]
+        assert call(address, "/v1/models/net/versions/1/lineage", None)[0] == 200
+        assert {*listed} <= {"halfeven-roster"}, listed

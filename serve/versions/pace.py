@@ -1,0 +1,22 @@
+"""How often the store is looked at: twice a second; where it has a thousand models, as often as 2 % of a core allow."""
+
+import time
+from collections.abc import Callable
+
+LOOK_EVERY_S, LONGEST_PAUSE_S = 0.5, 5.0
+SHARE = 0.02  # of a core
+
+
+class Pace:
+    """``clock`` gives processor seconds of the thread that looks."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock, self._before_s = clock, 0.0
+
+    def pause_after(self, look: Callable[[], object]) -> float:
+        """Look, and give the seconds to wait until the next look. One look that made a version ready does not count."""
+        began_s = self._clock()
+        look()
+        spent_s = self._clock() - began_s
+        steady_s, self._before_s = min(spent_s, self._before_s), spent_s
+        return min(max(LOOK_EVERY_S, steady_s / SHARE), LONGEST_PAUSE_S)
