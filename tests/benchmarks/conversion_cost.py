@@ -2,10 +2,11 @@
 
     python -m tests.benchmarks.conversion_cost [NET …] [--level O1] [--form both] [--limit 240] [--out FILE.json]
 
-Nets: ``bert-base`` (109 M parameters, 2 to 128 ids), ``vit-b`` (86 M), both of `transformers` with random weights of
-seed 0 and generated samples, ``bert-4`` (four blocks), and any name of `tests/corpus`. Each is converted in a process
-of its own. Seconds of the processor are those of the process and its children. The exit code is 1 where a net takes more
-than ``--limit`` of them: 240, which is two minutes of two cores.
+Nets: ``bert-base`` (109 M parameters, 128 ids), ``bert-base-free`` (2 to 128 ids), ``vit-b`` (86 M), all of
+`transformers` with random weights of seed 0 and generated samples; ``bert-4``, ``bert-4-free`` (four blocks); ``small``
+(ten models of the corpus), and any name of `tests/corpus`. Each is converted in a process of its own. Seconds of the
+processor are those of that process and its children. The exit code is 1 where a net takes more than ``--limit`` of
+them: 240, which is two minutes of two cores.
 """
 
 import argparse
@@ -42,15 +43,15 @@ max_batch_size = 32
 [[inputs]]
 name = "input_ids"
 datatype = "INT64"
-shape = [-1, "length=2..128"]
+shape = [-1, {length}]
 [[inputs]]
 name = "attention_mask"
 datatype = "INT64"
-shape = [-1, "length=2..128"]
+shape = [-1, {length}]
 [[outputs]]
 name = "last_hidden_state"
 datatype = "FP32"
-shape = [-1, -1, 768]
+shape = [-1, {length}, 768]
 [[outputs]]
 name = "pooler_output"
 datatype = "FP32"
@@ -79,8 +80,10 @@ shape = [-1, 1000]
 kind = "logits"
 """
 NETS: dict[str, tuple[str, str]] = {
-    "bert-base": (_TEXT.format(blocks=12), _TEXT_TOML),
-    "bert-4": (_TEXT.format(blocks=4), _TEXT_TOML),
+    "bert-base": (_TEXT.format(blocks=12), _TEXT_TOML.format(length=128)),
+    "bert-base-free": (_TEXT.format(blocks=12), _TEXT_TOML.format(length='"length=2..128"')),
+    "bert-4": (_TEXT.format(blocks=4), _TEXT_TOML.format(length=128)),
+    "bert-4-free": (_TEXT.format(blocks=4), _TEXT_TOML.format(length='"length=2..128"')),
     "vit-b": (_PICTURES, _PICTURES_TOML),
 }
 
