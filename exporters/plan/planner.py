@@ -50,15 +50,15 @@ class CandidatePlan(Generic[G]):
 class Planner(Generic[G]):
     """Settles the plan of one graph; may be asked again, under stricter limits.
 
-    ``search``: look for kept nodes at O3 too, which otherwise means exactly what was asked.
+    ``search``: look for kept nodes at O3 too, which otherwise means exactly what was asked; None: at no level.
     """
 
-    def __init__(self, graph: G, planning: Samples, search: bool) -> None:
+    def __init__(self, graph: G, planning: Samples, search: bool | None) -> None:
         self.graph, self._planning = graph, planning
         self.plan = CandidatePlan(graph)
         self.search = NOT_ASKED
         level = graph.precision.level
-        self._searches = level in ("O1", "O2") or (level == "O3" and search)
+        self._searches = search is not None and (level in ("O1", "O2") or (level == "O3" and search))
         self._settled = False
 
     def settle(self, share: float, notify: Notify) -> bool:

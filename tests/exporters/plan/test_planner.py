@@ -88,14 +88,14 @@ def graph_of(model: Whole, samples: Samples, precision: Precision) -> tuple[Prog
 
 
 def planner(
-    module: nn.Module, precision: Precision | None = None, search: bool = False
+    module: nn.Module, precision: Precision | None = None, search: bool | None = False
 ) -> Planner[ProgramGraph]:
     graph, planning, _ = prepared(module, precision)
     return Planner(graph, planning, search)
 
 
 def settled(
-    module: nn.Module, precision: Precision | None = None, search: bool = False
+    module: nn.Module, precision: Precision | None = None, search: bool | None = False
 ) -> Planner[ProgramGraph]:
     made = planner(module, precision, search)
     assert made.settle(SHARES[0], lambda _: None)
@@ -108,6 +108,11 @@ def kept(made: Planner[ProgramGraph]) -> Sequence[str]:
 
 def questions(rehearsal: Rehearsal) -> list[Question]:
     return [one for batch in rehearsal.samples for one in batch.questions]
+
+
+def test_without_any_search_the_lists_alone_decide() -> None:
+    made = settled(Gate(), search=None)
+    assert kept(made) == [] and made.search == "not asked"
 
 
 def test_a_healthy_model_keeps_nothing() -> None:
