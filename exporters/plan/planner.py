@@ -5,7 +5,7 @@ FP32, each with a reason and evidence.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -137,13 +137,17 @@ class Planner(Generic[G]):
             asked = set(names)
             return [name for name in rehearsal.most_costly_first if name in asked]
 
+        def fails_unseen(names: Collection[str]) -> bool:
+            notify("trying the plan on unseen samples")
+            return rehearsal.find_counterexamples(names)
+
         rehearsal.leave_room_for(BUDGET.operations // 2)
         found = refined(
             [one.node for one in candidates],
             lambda names: rehearsal.score(
                 names, limits.searched if names else limits.as_it_is, limits.largest
             ),
-            rehearsal.find_counterexamples,
+            fails_unseen,
             budget=BUDGET,
             notify=notify,
             spent=rehearsal.meter.spent,
