@@ -100,7 +100,7 @@ def convert(
     ] = False,
     search: Annotated[
         bool | None,
-        typer.Option(help="Look for nodes to keep at O3 too, or at no level (default: O1 and O2)."),
+        typer.Option(help="Look for nodes to keep at O3 too, or at no level."),
     ] = None,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     name: Annotated[
