@@ -99,8 +99,7 @@ def convert(
         bool, typer.Option("--new-signature", help="Inputs or outputs changed.")
     ] = False,
     search: Annotated[
-        bool | None,
-        typer.Option(help="Look for nodes to keep at O3 too, or at no level."),
+        bool | None, typer.Option(help="Look for nodes to keep at O3 too, or at no level.")
     ] = None,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     name: Annotated[
