@@ -1,4 +1,4 @@
-"""The whole evaluated another way: what it then answers otherwise is FP32's own noise (`gate/noise.py`)."""
+"""The original evaluated another way: what it then answers otherwise is FP32's own noise (`gate/noise.py`)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -17,20 +17,20 @@ OPERATIONS = 1 << 34  # for each way; FP64 takes several times as long as FP32 f
 def noise_among(
     spec: ModelSpec,
     questions: Iterable[Question],
-    whole: Answers,
+    original: Answers,
     exact: Answers | None = None,
     row_operations: int = 0,
 ) -> Mapping[str, Noise]:
-    """FP32's noise by output, on the first rows of the questions, which ``whole`` has answered.
+    """FP32's noise by output, on the first rows of the questions, which ``original`` has answered.
 
-    ``exact``: the whole in FP64, or with its sums in another order; None where there is none. Its rows one at a time
+    ``exact``: the original in FP64, or with its sums in another order; None where there is none. Its rows one at a time
     are another way for every model that takes several.
     """
     rows = min(ROWS, max(1, OPERATIONS // max(row_operations, 1)))
     some = list(_first(spec, questions, rows))
     ways = [] if exact is None else [exact]
     if any(len(one.samples) > 1 for one in some):
-        ways.append(one_at_a_time(whole))
+        ways.append(one_at_a_time(original))
     return noise_of(
         spec, [Trial(one.samples, one.reference, way(one.inputs)) for way in ways for one in some]
     )

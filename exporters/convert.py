@@ -184,16 +184,16 @@ def _foreign(
     """Convert an ONNX file. It has one form: itself."""
     notify(f"reading {asked.source}")
     if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
-        with suppress(NotPlanned):  # then it is served whole, with the ranges that model.toml says
+        with suppress(NotPlanned):  # then it is served in FP32, with the ranges that model.toml says
             exact = read_foreign(asked.folder / asked.source, asked)[1]
             samples = _in_range(samples, asked.spec, exact)
 
-    def made(whole_because: str | None) -> Version:
+    def made(original_because: str | None) -> Version:
         def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
             why = "the file does not run with larger ones; give samples"
             note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
             noted = replace(asked, notes=(*asked.notes, *note))
-            return foreign_subject(noted, tried, origin, options.search, notify, whole_because)
+            return foreign_subject(noted, tried, origin, options.search, notify, original_because)
 
         subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
         check_signature(subject.spec, newest, options.new_signature)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..models.spec import ModelSpec, TensorSpec
 from .gate.power import FINE
-from .graph.original import Original
+from .graph.original_graph import OriginalGraph
 from .inputs.said_by_name import is_mask
 from .inputs.samples import Samples
 from .planted_faults import measured_power
@@ -28,7 +28,7 @@ ASKED = 4  # samples
 CLEARLY, TIMES = 0.2, 4.0  # more of the planted faults noticed, or answers so many times as different
 
 
-def with_pixels(subject: Subject, original: Original | None, row_operations: int) -> Subject:
+def with_pixels(subject: Subject, original: OriginalGraph | None, row_operations: int) -> Subject:
     """The subject with pixels in its generated pictures, and a note that says which; itself where it has none."""
     spec, samples = subject.spec, subject.samples
     if samples.source != "generated" or original is None:
@@ -86,7 +86,7 @@ def _pixels(shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
 
 
 def _shown(
-    spec: ModelSpec, samples: Samples, original: Original, row_operations: int, dtype: str
+    spec: ModelSpec, samples: Samples, original: OriginalGraph, row_operations: int, dtype: str
 ) -> tuple[float, float] | None:
     """The share of the planted faults that these samples show, 0 where they cannot tell, and how much the answers
     differ from sample to sample, as a share of the largest; None where the model does not run with them."""

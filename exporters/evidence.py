@@ -105,7 +105,7 @@ class Evidence:
 
     @property
     def _why_nothing_is_half(self) -> str:
-        if why := self.maker.facts().get("whole_because"):
+        if why := self.maker.facts().get("original_because"):
             return str(why)
         if self.subject.precision.level == "O0":
             return "that was asked for (level O0)"

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ..models.store import Draft
 from .gate.verdict import ParityReport
-from .graph.original import Original
+from .graph.original_graph import OriginalGraph
 from .inputs.samples import Samples
 from .no_reference import Operation
 from .prove import Answers, ReferenceRun, Taken
@@ -32,18 +32,18 @@ class Maker(Protocol):
 
     @property
     def row_operations(self) -> int:
-        """An estimate of the operations for one row of the whole (`operations.py`)."""
+        """An estimate of the operations for one row of the original (`operations.py`)."""
         ...
 
-    def whole(self) -> Answers:
+    def original(self) -> Answers:
         """The FP32 original."""
         ...
 
     def operations_by_name(self) -> Sequence[Operation]:
-        """The name and the operation of each node of the whole; none where it has no graph."""
+        """The name and the operation of each node of the original; none where it has no graph."""
         ...
 
-    def original(self) -> Original | None:
+    def original_graph(self) -> OriginalGraph | None:
         """The FP32 original as a graph whose run can be changed at a node; None where it has no graph."""
         ...
 
@@ -56,7 +56,7 @@ class Maker(Protocol):
         changed."""
         ...
 
-    def serve_whole(self, because: str) -> None:
+    def serve_original(self, because: str) -> None:
         """Make nothing half, whatever the level that was asked for and what was planned before."""
         ...
 
@@ -79,7 +79,7 @@ class Maker(Protocol):
     def facts(self) -> dict[str, Any]:
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
-        ``search``: `delta_debugging.outcome`. ``whole_because``, where the maker decides to serve the whole: why.
+        ``search``: `delta_debugging.outcome`. ``original_because``, where the maker decides to serve the original: why.
         ``choosing``, where a node chooses by comparing: a sentence about it (`onnx/reading/choosing.py`).
         """
         ...

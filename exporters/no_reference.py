@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..models.spec import UNIT_ROUNDOFF
 from .gate.curve import divergence_curve
-from .graph.original import Original
+from .graph.original_graph import OriginalGraph
 from .prove import SAME_IN_FP32, ReferenceRun, gap
 from .question import Answers
 
@@ -25,12 +25,12 @@ _DRAWN = (
 )
 
 
-def why_it_does_not_repeat(run: ReferenceRun, whole: Answers, operations: Iterable[Operation]) -> str:
+def why_it_does_not_repeat(run: ReferenceRun, original: Answers, operations: Iterable[Operation]) -> str:
     """A reason where the model answers the same input otherwise each time; empty where it does not."""
     asked = next(iter((*run.small, *run.bulk)), None)
     if asked is None:
         return ""
-    again = whole(asked.inputs)
+    again = original(asked.inputs)
     changed = [name for name, array in asked.reference.items() if not gap(array, again[name]) <= SAME_IN_FP32]
     if not changed:
         return ""
@@ -39,7 +39,7 @@ def why_it_does_not_repeat(run: ReferenceRun, whole: Answers, operations: Iterab
 
 
 def why_unstable(
-    run: ReferenceRun, dtype: str, original: Original | None, operations: Sequence[Operation]
+    run: ReferenceRun, dtype: str, original: OriginalGraph | None, operations: Sequence[Operation]
 ) -> str:
     """A reason where FP32's own noise in an output is so large (`UNSTABLE_U`) that nothing of a half can be promised,
     unless the model's folder accepts it; empty otherwise."""
@@ -57,14 +57,14 @@ def why_unstable(
     )
 
 
-def where_noise_is_born(run: ReferenceRun, original: Original | None, u: float) -> str:
+def where_noise_is_born(run: ReferenceRun, original: OriginalGraph | None, u: float) -> str:
     """The node at which FP32's noise grows beyond what its inputs have; empty where no node does so alone."""
     if original is None:
         return ""
     asked = run.bulk[0].first(1).inputs if run.spec.batched else run.bulk[0].inputs
     curve = divergence_curve(
         original.nodes(),
-        lambda tap: original.whole(tap)(asked),
+        lambda tap: original.as_served(tap)(asked),
         lambda tap: original.otherwise(tap)(asked),
         u,
     )

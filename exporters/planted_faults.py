@@ -23,7 +23,7 @@ from .gate.parity import judge
 from .gate.power import BYPASSED, DAMPED, DEAD, EXPONENT, FINE, SATURATED, SIGN, STEP, Planted, Power
 from .gate.trial import Trial
 from .graph.backend import GraphNode
-from .graph.original import Original, Rest
+from .graph.original_graph import OriginalGraph, Rest
 from .policy.classes import Trait, has
 from .prove import ReferenceRun, tried
 from .question import Arrays, Question, answers_or_refusal
@@ -45,7 +45,7 @@ SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
 NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
 
 
-def measured_power(run: ReferenceRun, original: Original, dtype: str) -> Power:
+def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
     """Plant faults at a seeded choice of nodes. Where the first few samples notice too little, more of them are asked
     before the proof is called blind."""
     plan = _Planting(run, original, dtype)
@@ -66,7 +66,7 @@ def measured_power(run: ReferenceRun, original: Original, dtype: str) -> Power:
 @dataclass(slots=True)
 class _Planting:
     run: ReferenceRun
-    original: Original
+    original: OriginalGraph
     dtype: str
     alike: list[bool] = field(init=False)
 
@@ -165,8 +165,8 @@ class _Node:
 
     def _when_smaller(self, fine: Tensor, scale: float) -> float:
         held = self.result.abs() < SENTINEL
-        whole, half = (torch.where(held, one * scale, one) for one in (self.result, fine))
-        before = answers_or_refusal(lambda _: dict(self.rest(whole)), {})
+        original, half = (torch.where(held, one * scale, one) for one in (self.result, fine))
+        before = answers_or_refusal(lambda _: dict(self.rest(original)), {})
         if isinstance(before, Exception):
             return 0.0
         error, refused = self._error(before, half)

@@ -1,4 +1,4 @@
-"""Run the whole and the half on the same inputs and let the gate judge.
+"""Run the original and the half on the same inputs and let the gate judge.
 
 On a CPU most samples may be judged by half-rounding emulation where true half kernels would take too long; the small
 batch sizes are answered by true kernels always. ONNX Runtime's CPU provider computes FP16 chains in FP32, so there an
@@ -48,13 +48,13 @@ SAME_IN_FP32 = (
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """The questions of one proof with the whole's answers; every form is then asked the same questions.
+    """The questions of one proof with the original's answers; every form is then asked the same questions.
 
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
     (`operations.py`; 0: unknown). ``is_slow``: that is so many, or the answers are so large, that every sample is asked
-    as seldom as the gate allows. ``noise``: what the whole answers otherwise when it is evaluated another way, by
+    as seldom as the gate allows. ``noise``: what the original answers otherwise when it is evaluated another way, by
     output. ``perturbed``: inputs made of few judging samples, judged apart. ``invented``: of these how many were made,
-    and how many the whole refused.
+    and how many the original refused.
     """
 
     spec: ModelSpec
@@ -71,7 +71,7 @@ class ReferenceRun:
 
     @property
     def left_out(self) -> str:
-        """A sentence about perturbed inputs that the whole refuses; empty where there are none."""
+        """A sentence about perturbed inputs that the original refuses; empty where there are none."""
         found = self.invented
         if found is None or not found.refused:
             return ""
@@ -105,7 +105,7 @@ def emulated(spec: ModelSpec, emulation: Interpreter) -> Answers:
 
 
 def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
-    """The tie tolerance of a whole program (`models.program.runnable`); None where no scores can tie."""
+    """The tie tolerance of an original program (`models.program.runnable`); None where no scores can tie."""
     if all(tensor.type.is_float for tensor in spec.outputs):
         return None
     inputs, outputs = ([tensor.name for tensor in side] for side in (spec.inputs, spec.outputs))
@@ -130,7 +130,7 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
 def ask_reference(
     spec: ModelSpec,
     judging: Samples,
-    whole: Answers,
+    original: Answers,
     tie_tolerance: TieTolerance | None = None,
     row_operations: int = 0,
     exact: Answers | None = None,
@@ -140,13 +140,13 @@ def ask_reference(
 
     Where batches are filled up to fixed sizes on ``device``, also at each of those: they are what is served.
 
-    ``exact``: the whole evaluated another way (`another_way.py`), where there is one.
+    ``exact``: the original evaluated another way (`another_way.py`), where there is one.
     """
     use_true_fp32()  # a live model's own code may have set it otherwise since
     judging = judging.take(slice(0, MAX_JUDGED))
 
     def ask(samples: tuple[int, ...], inputs: Arrays, name: str = "") -> Question:
-        return Question(samples, inputs, whole(inputs), name)
+        return Question(samples, inputs, original(inputs), name)
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
     sizes = [rows for rows in sorted({1, 2, 3, *buckets_of(spec, device)}) if rows < largest]
@@ -159,18 +159,18 @@ def ask_reference(
         Question(tuple(range(_rows(spec, inputs))), inputs, {}, name)
         for name, inputs in adversarial(spec, judging)
     ]
-    invented = Invented(whole)
+    invented = Invented(original)
     perturbed = [question for question in _perturbed(spec, judging, invented) if question.samples]
     return ReferenceRun(
         spec,
         small=[ask(*batch) for rows in sizes for batch in judging.batches(rows, batches)],
         bulk=bulk,
-        adversarial=list(Invented(whole).answered(odd)),
+        adversarial=list(Invented(original).answered(odd)),
         targets=judging.targets,
         is_slow=is_slow,
         tie_tolerance=tie_tolerance,
         row_operations=row_operations,
-        noise=noise_among(spec, bulk, whole, exact, row_operations),
+        noise=noise_among(spec, bulk, original, exact, row_operations),
         perturbed=perturbed if invented.is_used else [],
         invented=invented,
     )
@@ -229,8 +229,8 @@ def floor_report(reference_run: ReferenceRun, dtype: str, floor: Answers) -> Par
     return judged(questions, dtype, [(_answered(questions, bulk, floor), [], [])])
 
 
-def check_whole_form(reference_run: ReferenceRun, answers: Answers) -> None:
-    """Check that the FP32 program in another form answers as the whole does, so that a fault of the exporter does not
+def check_original_form(reference_run: ReferenceRun, answers: Answers) -> None:
+    """Check that the FP32 program in another form answers as the original does, so that a fault of the exporter does not
     count as half's. Raises ExportFailed naming the output."""
     for question in (*reference_run.small, *reference_run.bulk[:1]):
         came = answers(question.inputs)

@@ -1,4 +1,4 @@
-"""A question to the whole and to its halves: inputs by name, with the whole's answer to them."""
+"""A question to the original and to its halves: inputs by name, with the original's answer to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ REFUSALS = (CannotConvert, EngineFailed, BadRequest, NotRun, IndexError, Runtime
 SAME_AMONG_OTHERS, SAME_AMONG_OTHERS_IN_HALF = 1e-4, 1e-2
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
-# Inputs, the whole's answers, a half's answers → for each output the integers that may differ: their scores tie.
+# Inputs, the original's answers, a half's answers → for each output the integers that may differ: their scores tie.
 TieTolerance = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
 
 
@@ -31,7 +31,7 @@ class Question:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the inputs and of the whole's answers."""
+        """The bytes of the inputs and of the original's answers."""
         return sum(array.nbytes for side in (self.inputs, self.reference) for array in side.values())
 
     def first(self, rows: int) -> "Question":
@@ -80,12 +80,12 @@ def largest_of(output: np.ndarray) -> float:
 
 @dataclass(slots=True)
 class Invented:
-    """Asks the FP32 model ``whole`` inputs that the conversion made itself. An input that it refuses is left out.
+    """Asks the FP32 model ``original`` inputs that the conversion made itself. An input that it refuses is left out.
 
     ``made`` and ``refused`` count the rows so far.
     """
 
-    whole: Answers
+    original: Answers
     made: int = 0
     refused: int = 0
 
@@ -98,7 +98,7 @@ class Invented:
         """The questions with the model's answers. Of several rows those that are refused are left out."""
         for one in questions:
             try:
-                answered = replace(one, reference=self.whole(one.inputs))
+                answered = replace(one, reference=self.original(one.inputs))
             except OrderEnded:
                 raise
             except REFUSALS:

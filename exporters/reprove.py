@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..models.engines.engine import Engine
-from ..models.engines.load import load_whole, whole_module
+from ..models.engines.load import load_original, original_module
 from ..models.store import Version
 from .environment import environment
 from .gate.verdict import ParityReport
@@ -43,7 +43,7 @@ def holds_here(version: Version, device: torch.device) -> bool:
 def reprove(
     version: Version, half: Engine, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
 ) -> ParityReport:
-    """Judge ``half``, loaded on ``device``, against the version's whole on the same device.
+    """Judge ``half``, loaded on ``device``, against the version's original on the same device.
 
     ``samples`` are divided as at conversion: the part that chose the plan does not judge.
     """
@@ -54,50 +54,50 @@ def reprove(
 def reference_run_of(
     version: Version, dtype: str, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
 ) -> ReferenceRun:
-    """The answers of the version's whole on ``device`` to every question of a proof. ``dtype`` is the half's."""
-    spec, form = version.spec(), _whole_form(version)
+    """The answers of the version's original on ``device`` to every question of a proof. ``dtype`` is the half's."""
+    spec, form = version.spec(), _original_form(version)
     _, judging = samples.split()
-    whole = on_device(partial(load_whole, version, form, device))
+    original = on_device(partial(load_original, version, form, device))
     try:
         return ask_reference(
             spec,
             judging,
-            _on(on_device, answers_of(spec, whole)),
+            _on(on_device, answers_of(spec, original)),
             _tie_tolerance(version, dtype, judging),
             version.manifest.get("row_operations", 0),
             _exact(version, form),
             str(device),
         )
     finally:
-        on_device(whole.close)
+        on_device(original.close)
 
 
-def _whole_form(version: Version) -> str:
+def _original_form(version: Version) -> str:
     """The reference: the program, or what a version has instead (an ONNX file, a live module)."""
-    return "torch" if version.has("whole.pt2") else "onnx" if version.has("whole.onnx") else "live"
+    return "torch" if version.has("original.pt2") else "onnx" if version.has("original.onnx") else "live"
 
 
 def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
-    if not version.has("whole.pt2") and version.has("whole.onnx"):
+    if not version.has("original.pt2") and version.has("original.onnx"):
         from .onnx.stored import stored_ties  # brings onnx, which no other form needs here
 
         return stored_ties(version, dtype, judging)
-    if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
+    if not version.has("original.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
         return None
-    return ties_of(whole_module(version), version.spec(), dtype, judging)
+    return ties_of(original_module(version), version.spec(), dtype, judging)
 
 
 def _exact(version: Version, form: str) -> Answers | None:
-    """The whole evaluated another way; None for a live module."""
+    """The original evaluated another way; None for a live module."""
     if form == "live":
         return None
     if form == "torch":
         from .torch.autocast.in_double import InDouble
 
-        return emulated(version.spec(), InDouble(whole_module(version)))
-    from .onnx.stored import stored_whole
+        return emulated(version.spec(), InDouble(original_module(version)))
+    from .onnx.stored import stored_original
 
-    return stored_whole(version)
+    return stored_original(version)
 
 
 def _takes(

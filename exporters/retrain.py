@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.export import ExportedProgram
 
-from ..models.engines.load import whole_program
+from ..models.engines.load import original_program
 from ..models.errors import BadInput, CannotConvert
 from ..models.order.one_order import one_order
 from ..models.package import Precision
@@ -33,7 +33,7 @@ def with_new_weights(
     ``awaits_promotion``), or kept as refused.
 
     ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest
-    (parent, lineage). ``further`` judges the proven forms and ``whole``, the FP32 program, which serves where no half
+    (parent, lineage). ``further`` judges the proven forms and ``original``, the FP32 program, which serves where no half
     is faster. ``samples``: the version's, where they are not its parent's. Raises BadInput naming the tensor that does
     not fit or is not finite, OrderEnded.
     """
@@ -52,7 +52,7 @@ def _retrained(
     asked = {**kept, "fingerprint": None, **origin}
     maker = ProgramForms(subject)
     subject = replace(
-        subject, origin=asked, further=lambda proven: further({**proven, "whole": maker.whole()})
+        subject, origin=asked, further=lambda proven: further({**proven, "original": maker.original()})
     )
     return travel(subject, maker, store, notify)
 
@@ -63,7 +63,7 @@ def subject_of(version: Version) -> Subject:
     plan = version.json("precision.json")
     precision = Precision(plan["level"], plan["dtype"], tuple(plan["keep"]), plan["embeddings"])
     return Subject(
-        program=whole_program(version),
+        program=original_program(version),
         spec=spec,
         samples=stored_samples(version),
         precision=precision,

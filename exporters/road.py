@@ -45,7 +45,7 @@ def travel(
     """
     use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
-        subject = with_pixels(subject, maker.original(), maker.row_operations)
+        subject = with_pixels(subject, maker.original_graph(), maker.row_operations)
         version = _Conversion(subject, maker, draft, notify, twins_after).go()
     promotes = version.status == LIVE and not version.awaits_promotion
     if promotes and not store.promote_published(version, by="conversion"):
@@ -72,14 +72,14 @@ class _Conversion:
         self.notify("answering the judging samples in FP32")
         reference_run = maker.reference_run(judging)
         if why := self._why_no_half(reference_run):
-            maker.serve_whole(why)
+            maker.serve_original(why)
         planning = planning if planning.count else judging
         self._write()
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]
         if why := why_noise_proves_nothing(reports, subject.spec.parity, maker.operations_by_name()):
             self._remove_halves(forms)
-            maker.serve_whole(why)
+            maker.serve_original(why)
             forms = self._proven(planning, reference_run)
         errors = [form.error for form in forms.values() if form.error]
         if len(errors) == len(forms):
@@ -101,10 +101,10 @@ class _Conversion:
         """A reason to make no half, found before one is planned; empty where there is none."""
         dtype, original, operations = (
             self.subject.precision.dtype,
-            self.maker.original(),
+            self.maker.original_graph(),
             self.maker.operations_by_name(),
         )
-        why = why_it_does_not_repeat(run, self.maker.whole(), operations)
+        why = why_it_does_not_repeat(run, self.maker.original(), operations)
         why = why or why_nothing_is_proven(run) or why_unstable(run, dtype, original, operations)
         if why or original is None or self.subject.precision.level == "O0":
             return why

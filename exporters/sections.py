@@ -61,16 +61,16 @@ def recommendation_section(
 ) -> dict[str, Any] | None:
     """``recommendation``: why not to convert, or None where half is worth it.
 
-    ``milliseconds``: ``whole`` and ``half`` as measured on this device, where they were.
+    ``milliseconds``: ``original`` and ``half`` as measured on this device, where they were.
     """
     if not worth.pays:
         return {"convert": False, "message": worth.reason}
-    if milliseconds is None or milliseconds["half"] <= milliseconds["whole"]:
+    if milliseconds is None or milliseconds["half"] <= milliseconds["original"]:
         return None
-    half, whole = milliseconds["half"], milliseconds["whole"]
+    half, original = milliseconds["half"], milliseconds["original"]
     return {
         "convert": False,
-        "message": f"half is slower on this device: {half:.3g} ms against {whole:.3g} ms; serve the FP32 form here",
+        "message": f"half is slower on this device: {half:.3g} ms against {original:.3g} ms; serve the FP32 form here",
     }
 
 

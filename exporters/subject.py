@@ -36,7 +36,7 @@ class Subject:
     ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
     (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
     for kept nodes at O3 too, which otherwise means exactly what was asked; None: at no level. ``device``: the plan asks
-    its kernels, and the proof runs on it. ``whole_because``: why nothing is made half although it was asked for; empty
+    its kernels, and the proof runs on it. ``original_because``: why nothing is made half although it was asked for; empty
     otherwise.
     """
 
@@ -51,11 +51,11 @@ class Subject:
     further: Further | None = None
     search: bool | None = False
     device: torch.device = CPU
-    whole_because: str = ""
+    original_because: str = ""
 
-    def served_whole(self, because: str) -> "Subject":
+    def served_original(self, because: str) -> "Subject":
         """The same subject with no node in half, for this reason."""
-        return replace(self, precision=replace(self.precision, level="O0"), whole_because=because)
+        return replace(self, precision=replace(self.precision, level="O0"), original_because=because)
 
     @property
     def exported(self) -> ExportedProgram:

@@ -76,10 +76,10 @@ def refused_on_unseen(name: str) -> list[str]:
     if not maker.half.half_nodes:
         return []
     spec, samples = maker.subject.spec, samples_of(name, DRAWS * DRAWN, seed=3)
-    whole, half = maker.whole(), maker.settled.half()
+    original, half = maker.original(), maker.settled.half()
     tie_tolerance = ties_of(runnable(maker.subject.exported), spec, "fp16", samples)
     trials = [
-        tried(numbers, inputs, whole(inputs), half(inputs), tie_tolerance)
+        tried(numbers, inputs, original(inputs), half(inputs), tie_tolerance)
         for numbers, inputs in samples.batches(rows)
     ]
     each = DRAWN // rows

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 
 class Table(nn.Module):
@@ -153,7 +153,7 @@ GUARDED: dict[str, Callable[[], nn.Module]] = {
 
 
 @cache
-def captured(name: str) -> Whole:
+def captured(name: str) -> Original:
     """One of the nets above, with ids [rows, 5]."""
     build = {**RANGED, **COLUMNS, **PROVEN, **GUARDED}[name]
-    return whole(build(), {"ids": torch.ones(4, 5, dtype=torch.int64)})
+    return original(build(), {"ids": torch.ones(4, 5, dtype=torch.int64)})

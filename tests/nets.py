@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from halfeven.models.zoo.digits.model import build as digits
 from torch import Tensor, nn
 
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ NETS: dict[str, Net] = {
 
 
 @cache
-def captured_net(name: str) -> Whole:
+def captured_net(name: str) -> Original:
     """A net of `NETS`, captured once in a process; its weights follow the session's seed."""
     with torch.random.fork_rng():
         torch.manual_seed(zlib.crc32(f"{name} {os.environ['HALFEVEN_TEST_SEED']}".encode()))
-        return whole(NETS[name].build(), NETS[name].inputs(8))
+        return original(NETS[name].build(), NETS[name].inputs(8))

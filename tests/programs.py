@@ -1,4 +1,4 @@
-"""Whole programs for tests, captured as the child captures them, but here: no process, no folder."""
+"""Original programs for tests, captured as the child captures them, but here: no process, no folder."""
 
 import warnings
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from halfeven.models.capture import child as capture_child
-from halfeven.models.capture.autocast import see_transformers, whole_in_fp32
+from halfeven.models.capture.autocast import original_in_fp32, see_transformers
 from halfeven.models.capture.capture import normalise
 from halfeven.models.datatypes import DATATYPES
 from halfeven.models.program import runnable
@@ -20,7 +20,7 @@ _NAMES = {datatype.torch: name for name, datatype in DATATYPES.items()}
 
 
 @dataclass(frozen=True)
-class Whole:
+class Original:
     """A captured FP32 program with its spec, and ``example``: one batch of samples, an input each."""
 
     program: ExportedProgram
@@ -32,17 +32,17 @@ class Whole:
             return tuple(runnable(self.program)(*tensors))
 
 
-def whole(
+def original(
     module: nn.Module,
     inputs: Mapping[str, Tensor],
     free: Mapping[int, Dim] | None = None,
     max_batch_size: int = 64,
-) -> Whole:
+) -> Original:
     """Capture ``module`` on ``inputs`` (samples first) with a free batch; ``free``: further free axes of all."""
     return described(exported(module, inputs, free, max_batch_size), inputs, free, max_batch_size)
 
 
-def exported_as_it_is(module: nn.Module, inputs: Mapping[str, Tensor], max_batch_size: int = 64) -> Whole:
+def exported_as_it_is(module: nn.Module, inputs: Mapping[str, Tensor], max_batch_size: int = 64) -> Original:
     """A program that an operator exported without us: one that writes over its inputs does so still."""
     batch = {0: torch.export.Dim("batch", max=max_batch_size)}
     shapes, module = [batch for _ in inputs], module.eval().requires_grad_(False)
@@ -58,7 +58,7 @@ def exported(
     torch.backends.mha.set_fastpath_enabled(False)  # as the child does
     see_transformers()
     module = module.eval().requires_grad_(False)
-    with torch.no_grad(), warnings.catch_warnings(), whole_in_fp32():
+    with torch.no_grad(), warnings.catch_warnings(), original_in_fp32():
         warnings.simplefilter("ignore")  # torch warns of the weights of recurrent nets
         answer = module(**inputs)
         request = _request(inputs, free, max_batch_size, len(answer) if isinstance(answer, tuple) else 1)
@@ -72,7 +72,7 @@ def described(
     inputs: Mapping[str, Tensor],
     free: Mapping[int, Dim] | None,
     max_batch_size: int,
-) -> Whole:
+) -> Original:
     """The program as the parent takes it from the child, with its spec."""
     nodes = {node.name: node for node in program.graph.nodes}
     values = [nodes[str(name)].meta["val"] for name in program.graph_signature.user_outputs]
@@ -84,7 +84,7 @@ def described(
     ]
     example = capture_child.rows_of(list(inputs.values()), min(3, max_batch_size), request)
     spec = ModelSpec("net", specs, tuple(outputs), max_batch_size=max_batch_size)
-    return Whole(normalise(program), spec, example)
+    return Original(normalise(program), spec, example)
 
 
 def _request(

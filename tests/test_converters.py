@@ -24,7 +24,7 @@ from tests.benchmarks.converter_judge import (
 from tests.benchmarks.converters import MISSING, Row, Worker, converted, pairs, summary
 from tests.exporters.onnx.onnx_files import parsed, spec_of
 
-WHOLE = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = Relu(h) }"
+ORIGINAL = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = Relu(h) }"
 HALF = """g (float[n,8] x) => (float[n,8] y) {
     a = Cast<to=10>(x) b = MatMul(a, w) c = Relu(b) y = Cast<to=1>(c)
 }"""
@@ -38,33 +38,33 @@ def weights(dtype: type = np.float32, seed: int = 0) -> dict[str, np.ndarray]:
     return {"w": np.random.default_rng(seed).standard_normal((8, 8)).astype(dtype)}
 
 
-def verdict(folder: Path, whole: ModelProto, half: ModelProto, *gains: float) -> Judgement:
+def verdict(folder: Path, original: ModelProto, half: ModelProto, *gains: float) -> Judgement:
     """What the judge says of ``half``, on a draw of normal inputs for each of ``gains``, so many times as large."""
-    original, candidate = folder / "whole.onnx", folder / "half.onnx"
-    onnx.save(whole, original)
+    path, candidate = folder / "original.onnx", folder / "half.onnx"
+    onnx.save(original, path)
     onnx.save(half, candidate)
     inputs = np.random.default_rng(1).standard_normal((8, 8))
     draws = [[(tuple(range(8)), {"x": (gain * inputs).astype(np.float32)})] for gain in gains or (1.0,)]
-    questions = Questions(spec_of(whole), draws, answers_of(session_of(original)))
-    return judged(questions, original, candidate)
+    questions = Questions(spec_of(original), draws, answers_of(session_of(path)))
+    return judged(questions, path, candidate)
 
 
 def test_a_faithful_half_is_good_and_what_it_computes_is_counted(tmp_path: Path) -> None:
-    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(HALF, weights(np.float16)))
+    found = verdict(tmp_path, parsed(ORIGINAL, weights()), parsed(HALF, weights(np.float16)))
     assert found.verdict == GOOD, found
     assert (found.size.floats, found.size.fp32, found.size.casts) == (2, 0, 2)
 
 
-def test_the_whole_itself_is_good_but_all_of_it_is_fp32(tmp_path: Path) -> None:
-    whole = parsed(WHOLE, weights())
-    found = verdict(tmp_path, whole, whole)
+def test_the_original_itself_is_good_but_all_of_it_is_fp32(tmp_path: Path) -> None:
+    original = parsed(ORIGINAL, weights())
+    found = verdict(tmp_path, original, original)
     assert found.verdict == GOOD and found.error_u == 0
     assert (found.size.floats, found.size.fp32, found.size.casts) == (2, 2, 0)
 
 
 def test_what_is_computed_of_constants_alone_is_not_counted(tmp_path: Path) -> None:
     text = HALF.replace("{", "{ v = Cast<to=10>(u)").replace("w)", "v)")
-    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(text, {"u": weights()["w"]}))
+    found = verdict(tmp_path, parsed(ORIGINAL, weights()), parsed(text, {"u": weights()["w"]}))
     assert found.verdict == GOOD, found
     assert (found.size.floats, found.size.fp32, found.size.casts) == (2, 0, 2)
 
@@ -76,25 +76,25 @@ def test_an_overflow_that_the_runtime_hides_is_silently_wrong(tmp_path: Path) ->
 
 
 def test_a_file_that_one_draw_of_several_refuses_is_not_good(tmp_path: Path) -> None:
-    whole, half = parsed(NORM), parsed(HALF_NORM)
-    assert verdict(tmp_path, whole, half, 1.0, 2.0, 3.0).verdict == GOOD
-    assert verdict(tmp_path, whole, half, 1.0, 1000.0, 3.0).verdict == SILENT
+    original, half = parsed(NORM), parsed(HALF_NORM)
+    assert verdict(tmp_path, original, half, 1.0, 2.0, 3.0).verdict == GOOD
+    assert verdict(tmp_path, original, half, 1.0, 1000.0, 3.0).verdict == SILENT
 
 
 def test_other_weights_are_wrong_everywhere(tmp_path: Path) -> None:
-    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(HALF, weights(np.float16, seed=2)))
+    found = verdict(tmp_path, parsed(ORIGINAL, weights()), parsed(HALF, weights(np.float16, seed=2)))
     assert found.verdict == WRONG, found
 
 
 def test_an_output_that_became_half_is_a_broken_promise(tmp_path: Path) -> None:
     text = HALF.replace("(float[n,8] y)", "(float16[n,8] y)").replace("<to=1>", "<to=10>")
-    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(text, weights(np.float16)))
+    found = verdict(tmp_path, parsed(ORIGINAL, weights()), parsed(text, weights(np.float16)))
     assert found.verdict == IO and "outputs" in found.reason
 
 
-@pytest.mark.parametrize("text", [HALF.replace("<to=1>", "<to=10>"), WHOLE])
+@pytest.mark.parametrize("text", [HALF.replace("<to=1>", "<to=10>"), ORIGINAL])
 def test_a_file_whose_types_do_not_agree_is_not_loaded(tmp_path: Path, text: str) -> None:
-    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(text, weights(np.float16)))
+    found = verdict(tmp_path, parsed(ORIGINAL, weights()), parsed(text, weights(np.float16)))
     assert found.verdict == LOAD and found.checker
 
 
@@ -103,7 +103,7 @@ def test_an_unsorted_file_is_judged_by_its_answers_and_the_checker_is_noted(tmp_
     nodes = list(half.graph.node)
     del half.graph.node[:]
     half.graph.node.extend(reversed(nodes))
-    found = verdict(tmp_path, parsed(WHOLE, weights()), half)
+    found = verdict(tmp_path, parsed(ORIGINAL, weights()), half)
     assert found.verdict == GOOD and "sorted" in found.checker
 
 

@@ -99,10 +99,10 @@ def test_a_phase_without_time_is_not_begun_and_is_named_as_left(tmp_path: Path) 
 
 
 def test_a_line_that_is_being_written_is_no_fact(tmp_path: Path) -> None:
-    Facts(tmp_path, "speed", 0.0).add("whole", ms=1.23456789)
+    Facts(tmp_path, "speed", 0.0).add("original", ms=1.23456789)
     with (tmp_path / NAME).open("a") as file:
         file.write('{"what": "ha')
-    assert [(fact["what"], fact["ms"]) for fact in read(tmp_path)] == [("whole", 1.2346)]
+    assert [(fact["what"], fact["ms"]) for fact in read(tmp_path)] == [("original", 1.2346)]
 
 
 @pytest.mark.slow

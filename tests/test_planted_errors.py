@@ -37,7 +37,7 @@ from tests.models.engines import test_onnx_on_simulated_gpu as onnx_on_gpu
 from tests.models.engines import test_recorded_races as races
 from tests.patience import PATIENCE_S
 from tests.planting import broken, plant
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.serve.batching import test_memory_in_flight as in_memory
 from tests.serve.batching import test_on_late_device as on_late_device
 from tests.serve.batching.by_hand import ByHand
@@ -68,8 +68,8 @@ class Looked(nn.Module):
 
 
 @cache
-def program(net: type[nn.Module]) -> Whole:
-    return whole(net(), {"x": torch.rand(8, 4)})
+def program(net: type[nn.Module]) -> Original:
+    return original(net(), {"x": torch.rand(8, 4)})
 
 
 @cache
@@ -81,13 +81,13 @@ def onnx_file() -> Path:
 
 
 def torch_engines_answer_right() -> None:
-    net = whole_net()
+    net = original_net()
     assert [fault for seed in SEEDS for fault in on_gpu.problems(net, seed)] == []
 
 
 @cache
-def whole_net() -> Whole:
-    return whole(on_gpu.Net(), {"x": torch.randn(8, on_gpu.WIDTH)})
+def original_net() -> Original:
+    return original(on_gpu.Net(), {"x": torch.randn(8, on_gpu.WIDTH)})
 
 
 def onnx_engines_answer_right(**placed: Any) -> None:
@@ -111,7 +111,7 @@ def on_each_seed(claim: Callable[..., object], *arguments: Any) -> None:
 
 def recorded_batches_are_right() -> None:
     on_each_seed(
-        graphs.test_recorded_batches_two_in_flight_are_right_and_the_host_waits_for_nothing, whole_net()
+        graphs.test_recorded_batches_two_in_flight_are_right_and_the_host_waits_for_nothing, original_net()
     )
 
 
@@ -122,7 +122,7 @@ def recorded_batches_of_deep_nets_are_right() -> None:
 def recordings_of_memory_that_is_gone_are_not_replayed() -> None:
     on_each_seed(
         graphs.test_larger_batches_than_were_recorded_are_computed_and_the_recordings_are_not_mistaken_for_them,
-        whole_net(),
+        original_net(),
     )
 
 
@@ -133,22 +133,22 @@ def replays_keep_their_memory() -> None:
 def closed_engines_harm_no_recording() -> None:
     on_each_seed(
         graphs.test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_memory_back,
-        whole_net(),
+        original_net(),
     )
 
 
 def no_stream_is_lent_twice() -> None:
-    graphs.test_without_a_stream_of_its_own_nothing_is_recorded(whole_net())
+    graphs.test_without_a_stream_of_its_own_nothing_is_recorded(original_net())
 
 
 def recordings_leave_others_their_memory() -> None:
     on_each_seed(
-        graphs.test_a_recording_takes_no_cached_memory_of_others_unless_there_is_no_other, whole_net()
+        graphs.test_a_recording_takes_no_cached_memory_of_others_unless_there_is_no_other, original_net()
     )
 
 
 def a_failed_capture_harms_no_batch() -> None:
-    on_each_seed(graphs.test_what_a_device_cannot_record_is_computed_and_harms_no_batch, whole_net())
+    on_each_seed(graphs.test_what_a_device_cannot_record_is_computed_and_harms_no_batch, original_net())
 
 
 def a_failed_capture_does_not_fail_the_load() -> None:
@@ -161,12 +161,12 @@ def what_adds_in_any_order_is_recorded() -> None:
 
 
 def a_launch_that_fails_in_the_middle_harms_no_other() -> None:
-    assert [fault for seed in SEEDS for fault in on_gpu.short_of_memory(whole_net(), seed)] == []
+    assert [fault for seed in SEEDS for fault in on_gpu.short_of_memory(original_net(), seed)] == []
 
 
 def a_replay_that_differs_is_not_used() -> None:
     with SimulatedGpu(random.Random(0)) as gpu:
-        graphs.test_a_replay_that_differs_from_the_program_is_not_used(whole_net(), gpu)
+        graphs.test_a_replay_that_differs_from_the_program_is_not_used(original_net(), gpu)
 
 
 def what_needs_the_host_is_not_recorded() -> None:

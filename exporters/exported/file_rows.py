@@ -20,7 +20,7 @@ INPUTS, EXPECTED = "inputs.npz", "expected.npz"
 
 
 def write_rows(run: ReferenceRun, folder: Path) -> None:
-    """Write ``inputs.npz`` and ``expected.npz``: one array for each input and each output of the whole, axis 0 the rows
+    """Write ``inputs.npz`` and ``expected.npz``: one array for each input and each output of the original, axis 0 the rows
     (of a model that is not batched the rows are in front). Raises ExportFailed where answers differ in shape."""
     questions = [*_once(run.spec, run.bulk), *_once(run.spec, run.perturbed)]
     try:
@@ -36,7 +36,7 @@ def write_rows(run: ReferenceRun, folder: Path) -> None:
 
 
 def take_rows(run: ReferenceRun, answers: Arrays) -> Taken:
-    """The rows of a file of answers beside the whole's. Raises BadSamples where an output has not as many."""
+    """The rows of a file of answers beside the original's. Raises BadSamples where an output has not as many."""
     judging, perturbed = (_once(run.spec, questions) for questions in (run.bulk, run.perturbed))
     wanted = sum(len(question.samples) for question in (*judging, *perturbed))
     for name, array in answers.items():

@@ -1,8 +1,8 @@
-"""A folder for another engine: the proven half and its whole as ONNX, with all that is needed to prove the half again.
+"""A folder for another engine: the proven half and its original as ONNX, with all that is needed to prove the half again.
 
-    half.onnx whole.onnx           the proven half, its FP32 original (with weights beside them from 2 GB on)
+    half.onnx original.onnx           the proven half, its FP32 original (with weights beside them from 2 GB on)
     samples.safetensors            the samples: every second one judges
-    inputs.npz expected.npz        what the proof asks, as rows, and what the whole answers (`file_rows.py`)
+    inputs.npz expected.npz        what the proof asks, as rows, and what the original answers (`file_rows.py`)
     spec.json precision.json parity.json manifest.json      signature, plan, verdict, digests of all files
     README.md                      the build command of the engine
 
@@ -24,7 +24,7 @@ from ..subject import CPU
 from .build_commands import BY_ENGINE, TENSORRT, commands_for
 from .default_session import check_by_default, part_transposes
 from .file_rows import write_rows
-from .onnx_pair import HALF, WHOLE, check_exportable, put_pair
+from .onnx_pair import HALF, ORIGINAL, check_exportable, put_pair
 from .readme import readme
 from .tensorrt_operators import LackingOperation
 from .tensorrt_pair import suit_tensorrt
@@ -76,9 +76,9 @@ def export(
 def exported_version(folder: Path) -> Version:
     """The version that an exported folder holds. Raises BadInput for any other folder: none of its code is run."""
     version = Version.at(folder)
-    if "exported" not in version.manifest or version.has("whole.pt2") or not version.has(WHOLE):
+    if "exported" not in version.manifest or version.has("original.pt2") or not version.has(ORIGINAL):
         raise BadInput(
-            f"{folder} is not a folder that `halfeven export` wrote: expected its manifest.json, with {WHOLE} beside "
+            f"{folder} is not a folder that `halfeven export` wrote: expected its manifest.json, with {ORIGINAL} beside "
             "it; give such a folder, or NAME or NAME@VERSION of the store"
         )
     return version

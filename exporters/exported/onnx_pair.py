@@ -1,4 +1,4 @@
-"""The two ONNX files of a version, whole and half: those of the store, or written from its programs and proven now."""
+"""The two ONNX files of a version, original and half: those of the store, or written from its programs and proven now."""
 
 import shutil
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...models.engines.cpu.setup import CpuSetup
-from ...models.engines.load import half_program, whole_program
+from ...models.engines.load import half_program, original_program
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadInput, ExportFailed, ParityRefused
 from ...models.store import LIVE, Version
@@ -16,11 +16,11 @@ from ..environment import environment
 from ..gate.verdict import ParityReport
 from ..onnx.reading.large_files import DATA
 from ..onnx.stored import half_file_on_cpu
-from ..prove import ReferenceRun, answers_of, check_whole_form, judged
+from ..prove import ReferenceRun, answers_of, check_original_form, judged
 from ..subject import CPU
 from ..torch.onnx_form.export import write_onnx
 
-WHOLE, HALF = "whole.onnx", "half.onnx"
+ORIGINAL, HALF = "original.onnx", "half.onnx"
 Notify = Callable[[str], None]
 
 
@@ -51,7 +51,7 @@ def put_pair(version: Version, run: ReferenceRun, folder: Path, notify: Notify) 
     raises ExportFailed where its programs cannot be, ParityRefused where the half that was written is not equal.
     """
     if version.has(HALF) and version.manifest["forms"]["onnx"]["passed"]:
-        for name in (WHOLE, HALF, WHOLE + DATA, HALF + DATA):
+        for name in (ORIGINAL, HALF, ORIGINAL + DATA, HALF + DATA):
             if version.has(name):
                 with version.opened(name) as file:
                     shutil.copyfile(file.again, folder / name)
@@ -61,12 +61,12 @@ def put_pair(version: Version, run: ReferenceRun, folder: Path, notify: Notify) 
 
 
 def judge_pair(version: Version, run: ReferenceRun, folder: Path) -> ParityReport:
-    """The gate's report on the half in ``folder``. Raises ExportFailed where the whole there does not answer as the
+    """The gate's report on the half in ``folder``. Raises ExportFailed where the original there does not answer as the
     version's does."""
     spec, dtype = version.spec(), version.manifest["half"]
-    whole = OnnxEngine(folder / WHOLE, "fp32", CPU, CpuSetup(torch.get_num_threads()))
-    check_whole_form(run, answers_of(spec, whole))
-    del whole  # its weights need not lie beside the half's
+    original = OnnxEngine(folder / ORIGINAL, "fp32", CPU, CpuSetup(torch.get_num_threads()))
+    check_original_form(run, answers_of(spec, original))
+    del original  # its weights need not lie beside the half's
     _, taken = half_file_on_cpu(folder / HALF, spec, dtype, run)
     return judged(run, dtype, taken)
 
@@ -79,7 +79,7 @@ def proof_of(report: ParityReport) -> dict[str, Any]:
 def _written(version: Version, run: ReferenceRun, folder: Path, notify: Notify) -> dict[str, Any]:
     spec, dtype = version.spec(), version.manifest["half"]
     notify(f"{version} has the torch form alone: writing its programs as ONNX")
-    write_onnx(whole_program(version), spec, folder / WHOLE, {"model": spec.name, "precision": "fp32"})
+    write_onnx(original_program(version), spec, folder / ORIGINAL, {"model": spec.name, "precision": "fp32"})
     kept = ",".join(kept["node"] for kept in version.json("precision.json")["kept"])
     about = {"model": spec.name, "precision": dtype, "kept": kept}
     write_onnx(half_program(version), spec, folder / HALF, about)

@@ -23,7 +23,7 @@ kernels of its own: judge its answers, as below, before it serves.
 {digests}
 
 `half.onnx` has the precision of every node in its types; `precision.json` says which nodes stay in FP32 and why,
-`parity.json` has the whole verdict. `whole.onnx` is the FP32 original. `manifest.json` has the digests of all files.
+`parity.json` has the whole verdict. `original.onnx` is the FP32 original. `manifest.json` has the digests of all files.
 
 ## Build
 
@@ -51,8 +51,8 @@ equal, and the report says where.
 _OPERATIONS = """
 ## Operations that TensorRT lacks
 
-{engine} does not have these operations of ONNX. One that is rewritten is computed in `half.onnx` and `whole.onnx` by
-operations that it has: the half was proven again so, and the whole answers as before.{left}
+{engine} does not have these operations of ONNX. One that is rewritten is computed in `half.onnx` and `original.onnx` by
+operations that it has: the half was proven again so, and the original answers as before.{left}
 
 | value | operation | |
 |---|---|---|

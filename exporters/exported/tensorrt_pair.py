@@ -9,7 +9,7 @@ from ...models.errors import ExportFailed, ParityRefused
 from ...models.store import Version
 from ..inputs.samples import Samples
 from ..prove import ReferenceRun
-from .onnx_pair import HALF, WHOLE, Notify, judge_pair, proof_of
+from .onnx_pair import HALF, ORIGINAL, Notify, judge_pair, proof_of
 from .tensorrt_operators import LackingOperation, rewrite_for_tensorrt
 
 
@@ -20,16 +20,16 @@ def suit_tensorrt(
     rewritten, and its proof still holds.
 
     ``run``: the reference run of the version on a CPU; ``samples``: the version's. Raises ParityRefused where the half
-    is not equal any more, ExportFailed where the whole does not answer as the version's does.
+    is not equal any more, ExportFailed where the original does not answer as the version's does.
     """
     rows = version.spec().max_batch_size
-    of_whole = rewrite_for_tensorrt(folder / WHOLE, samples, rows)
+    of_original = rewrite_for_tensorrt(folder / ORIGINAL, samples, rows)
     found = rewrite_for_tensorrt(folder / HALF, samples, rows)
     for operation in found:
         if operation.left_because:
             notify(f"TensorRT lacks {operation.operation}, which stays as it is: {operation.left_because}")
     rewritten = _rewritten(found) or _rewritten(
-        of_whole
+        of_original
     )  # a value may be too large in one of the files alone
     if not rewritten:
         return found, None
@@ -43,13 +43,13 @@ def _proven_again(version: Version, run: ReferenceRun, folder: Path, named: str)
         report = judge_pair(version, run, folder)
     except ExportFailed as error:
         raise ExportFailed(
-            f"with {named} rewritten as operations that TensorRT has the whole of {version} was expected to answer as "
+            f"with {named} rewritten as operations that TensorRT has the original of {version} was expected to answer as "
             f"before: {error}; {way_out}"
         ) from error
     if not report.passed:
         raise ParityRefused(
             f"with {named} rewritten as operations that TensorRT has the half of {version} was expected to be equal to "
-            f"its whole, and it is not: {report.summary()}; {way_out}"
+            f"its original, and it is not: {report.summary()}; {way_out}"
         )
     return proof_of(report)
 

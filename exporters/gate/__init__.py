@@ -1,1 +1,1 @@
-"""The parity gate: may this half stand in for that whole? Arrays in, a verdict out."""
+"""The parity gate: may this half stand in for that original? Arrays in, a verdict out."""

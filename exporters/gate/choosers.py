@@ -91,7 +91,7 @@ def _takes_one(node: Node) -> bool:
 
 @dataclass(slots=True)
 class Choice:
-    """What one run of the whole tells of an output: the values compared, and where its elements come from.
+    """What one run of the original tells of an output: the values compared, and where its elements come from.
 
     ``values`` [lines, choices] FP64; element i of the flattened output is the index ``chosen[i]`` into line
     ``lines[i]``.
@@ -104,7 +104,7 @@ class Choice:
 
 
 def choices(module: GraphModule, tied: Sequence[Tied], inputs: Sequence[np.ndarray]) -> dict[str, Choice]:
-    """Run the whole once; what it compares for each tied output, by name."""
+    """Run the original once; what it compares for each tied output, by name."""
     watching = Watching(module, tied)
     with torch.inference_mode():
         watching.run(*[to_torch(array.copy()) for array in inputs])
@@ -112,7 +112,7 @@ def choices(module: GraphModule, tied: Sequence[Tied], inputs: Sequence[np.ndarr
 
 
 class Watching(Interpreter):
-    """The whole, noting at every chooser what it compares; places travel the output's own shape ops."""
+    """The original, noting at every chooser what it compares; places travel the output's own shape ops."""
 
     def __init__(self, module: GraphModule, tied: Sequence[Tied]) -> None:
         super().__init__(module)

@@ -1,6 +1,6 @@
-"""How a half drifts from the whole, node by node: the divergence curve and the first node that goes astray.
+"""How a half drifts from the original, node by node: the divergence curve and the first node that goes astray.
 
-Both programs answer one batch. Of every node at most 4,096 elements of the whole's result are held (fewer
+Both programs answer one batch. Of every node at most 4,096 elements of the original's result are held (fewer
 in a long graph: 64 MiB in all), at places drawn once; the half's are compared as they come. An error is in
 units of u times the largest magnitude of that node's result, sentinels left out.
 """
@@ -32,7 +32,7 @@ ASTRAY_U, CALM_U = 64.0, 16.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One node: its error in u (infinite where ``lost``: the half is not finite where the whole is)."""
+    """One node: its error in u (infinite where ``lost``: the half is not finite where the original is)."""
 
     node: str
     op: str
@@ -64,15 +64,15 @@ class Curve:
         }
 
 
-def divergence_curve(nodes: Sequence[GraphNode], whole: Run, half: Run, u: float) -> Curve:
-    """Run ``whole`` and then ``half``, each with a tap that sees (node name, floating result).
+def divergence_curve(nodes: Sequence[GraphNode], original: Run, half: Run, u: float) -> Curve:
+    """Run ``original`` and then ``half``, each with a tap that sees (node name, floating result).
 
     ``nodes``: in the order in which they run.
     """
     held = max(MIN_HELD, min(MAX_HELD, HELD_BYTES // (4 * max(len(nodes), 1))))
     notes = _Notes(held)
     with torch.inference_mode():
-        whole(notes.hold)
+        original(notes.hold)
         notes.times.clear()
         half(notes.compare)
     points = [
@@ -90,7 +90,7 @@ def divergence_curve(nodes: Sequence[GraphNode], whole: Run, half: Run, u: float
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Some elements of a result of the whole; ``scale`` and ``beyond`` are of all of them."""
+    """Some elements of a result of the original; ``scale`` and ``beyond`` are of all of them."""
 
     elements: Tensor
     scale: float
@@ -98,14 +98,14 @@ class _Held:
 
 
 class _Notes:
-    """What the whole answered, and how far the half was from it: relative errors by node."""
+    """What the original answered, and how far the half was from it: relative errors by node."""
 
     def __init__(self, held: int) -> None:
         self.errors: dict[str, float] = {}
         self.lost: set[str] = set()
         self.times: Counter[str] = Counter()
         self._held, self._free = held, HELD_BYTES
-        self._whole: dict[tuple[str, int], _Held] = {}
+        self._original: dict[tuple[str, int], _Held] = {}
         self._places: dict[int, Tensor] = {}
 
     def hold(self, name: str, result: Tensor) -> None:
@@ -116,19 +116,19 @@ class _Notes:
             some = self._some(result).clone()
             self._free -= some.nbytes
             if self._free >= 0:  # what comes when all is used up has no point on the curve
-                self._whole[key] = _Held(some, scale, int(beyond.sum()))
+                self._original[key] = _Held(some, scale, int(beyond.sum()))
 
     def compare(self, name: str, result: Tensor) -> None:
         key = self._key(name)
-        whole = None if key is None else self._whole.pop(key, None)
-        if whole is None or (half := self._some(result)).shape != whole.elements.shape:
+        original = None if key is None else self._original.pop(key, None)
+        if original is None or (half := self._some(result)).shape != original.elements.shape:
             return
-        judged = whole.elements.abs() < SENTINEL
-        error = (half.double() - whole.elements.double())[judged].abs()
+        judged = original.elements.abs() < SENTINEL
+        error = (half.double() - original.elements.double())[judged].abs()
         worst = float(error.nan_to_num(nan=math.inf).max()) if error.numel() else 0.0
-        relative = worst / whole.scale if whole.scale else (math.inf if worst else 0.0)
+        relative = worst / original.scale if original.scale else (math.inf if worst else 0.0)
         self.errors[name] = max(self.errors.get(name, 0.0), relative)
-        if int((~torch.isfinite(result)).sum()) > whole.beyond or not math.isfinite(worst):
+        if int((~torch.isfinite(result)).sum()) > original.beyond or not math.isfinite(worst):
             self.lost.add(name)
 
     def _key(self, name: str) -> tuple[str, int] | None:

@@ -1,6 +1,6 @@
 """What the numbers decide: distributions, first choices and accuracy over the last axis of an output.
 
-Kullback and Leibler (1951), in nats, of the half's distribution from the whole's. Of one sample it is the
+Kullback and Leibler (1951), in nats, of the half's distribution from the original's. Of one sample it is the
 mean over its positions; the worst sample counts.
 """
 
@@ -33,9 +33,9 @@ def divergence_nats(reference: np.ndarray, candidate: np.ndarray, kind: str) -> 
     """KL(reference ‖ candidate) over the last axis, for ``logits`` or ``probabilities``."""
     distribution = _log_softmax if kind == "logits" else _log_probabilities
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        whole, half = distribution(reference), distribution(candidate)
-        terms = np.exp(whole) * (whole - half)
-    return np.where(np.isneginf(whole), 0.0, terms).sum(axis=-1)
+        original, half = distribution(reference), distribution(candidate)
+        terms = np.exp(original) * (original - half)
+    return np.where(np.isneginf(original), 0.0, terms).sum(axis=-1)
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Decisions:
     flips: list[Flip] = field(default_factory=list)
     flipped: int = 0
     graded: int = 0
-    right_whole: int = 0
+    right_original: int = 0
     right_half: int = 0
 
     def add(
@@ -60,24 +60,24 @@ class Decisions:
     ) -> None:
         """Take in FP64 arrays [rows, …, classes] and targets [rows, …] (a negative target is not graded)."""
         masked = left_out(reference)  # a mask of −3.4e38 is a class of no probability; any other is no number
-        whole = np.where(masked, -np.inf, reference)
+        original = np.where(masked, -np.inf, reference)
         half = np.where(masked, -np.inf, candidate)
         usable = np.asarray(~(masked & ~(reference < 0)).any(axis=-1) & ~masked.all(axis=-1))
-        self._add_divergence(samples, whole, half, usable)
-        first, choice = whole.argmax(axis=-1), half.argmax(axis=-1)
-        self._add_flips(samples, whole, first, choice, usable)
+        self._add_divergence(samples, original, half, usable)
+        first, choice = original.argmax(axis=-1), half.argmax(axis=-1)
+        self._add_flips(samples, original, first, choice, usable)
         if targets is not None:
             self._grade(first, choice, targets, usable & (targets >= 0))
 
     def _add_divergence(
-        self, samples: Sequence[int], whole: np.ndarray, half: np.ndarray, usable: np.ndarray
+        self, samples: Sequence[int], original: np.ndarray, half: np.ndarray, usable: np.ndarray
     ) -> None:
-        together = divergence_nats(whole, half, self.kind) if usable.all() else None
+        together = divergence_nats(original, half, self.kind) if usable.all() else None
         for row, sample in enumerate(samples):
             if usable[row].any():
                 chosen = usable[row]
                 nats = (
-                    divergence_nats(whole[row][chosen], half[row][chosen], self.kind)
+                    divergence_nats(original[row][chosen], half[row][chosen], self.kind)
                     if together is None
                     else together[row]
                 ).mean()
@@ -86,15 +86,17 @@ class Decisions:
     def _add_flips(
         self,
         samples: Sequence[int],
-        whole: np.ndarray,
+        original: np.ndarray,
         first: np.ndarray,
         choice: np.ndarray,
         usable: np.ndarray,
     ) -> None:
         self.decisions += int(usable.sum())
-        best = np.take_along_axis(whole, first[..., None], axis=-1)[..., 0]
-        chosen = np.take_along_axis(whole, choice[..., None], axis=-1)[..., 0]
-        changed = usable & ~(chosen >= best)  # two classes that the whole itself holds equal are both right
+        best = np.take_along_axis(original, first[..., None], axis=-1)[..., 0]
+        chosen = np.take_along_axis(original, choice[..., None], axis=-1)[..., 0]
+        changed = usable & ~(
+            chosen >= best
+        )  # two classes that the original itself holds equal are both right
         self.flipped += int(changed.sum())
         for place in map(tuple, np.argwhere(changed)[: MAX_LISTED - len(self.flips)].tolist()):
             margin = float(best[place] - chosen[place])
@@ -104,7 +106,7 @@ class Decisions:
 
     def _grade(self, first: np.ndarray, choice: np.ndarray, targets: np.ndarray, graded: np.ndarray) -> None:
         self.graded += int(graded.sum())
-        self.right_whole += int((graded & (first == targets)).sum())
+        self.right_original += int((graded & (first == targets)).sum())
         self.right_half += int((graded & (choice == targets)).sum())
 
     def verdict(self) -> DecisionVerdict:
@@ -119,6 +121,6 @@ class Decisions:
             max_flips=math.inf,
             flips=tuple(self.flips),
             graded=self.graded,
-            accuracy_whole=self.right_whole / self.graded if self.graded else None,
+            accuracy_original=self.right_original / self.graded if self.graded else None,
             accuracy_half=self.right_half / self.graded if self.graded else None,
         )

@@ -71,7 +71,7 @@ def _decisions(found: Mapping[str, Any] | None, broken: Mapping[str, Any]) -> It
     asked = f"at most {100 * found['max_flips']:g} %"
     yield Row("first choices changed", flips, asked, "", "flips" not in broken)
     if found["accuracy_half"] is not None:
-        asked = f"as FP32: {100 * found['accuracy_whole']:.2f} %"
+        asked = f"as FP32: {100 * found['accuracy_original']:.2f} %"
         held = "accuracy" not in broken
         yield Row(f"accuracy of {found['graded']} graded", found["accuracy_half"], asked, "share", held)
 

@@ -38,10 +38,10 @@ def decision_faults(spec: TensorSpec, decisions: DecisionVerdict, samples: int) 
         yield refusals.divergence_nats(spec, decisions)
     if not (decisions.flipped / max(decisions.decisions, 1) <= decisions.max_flips):
         yield refusals.flips(spec, decisions)
-    if decisions.accuracy_whole is None or decisions.accuracy_half is None:
+    if decisions.accuracy_original is None or decisions.accuracy_half is None:
         return
     allowed = max(MAX_ACCURACY_LOSS, 1 / samples)
-    if not (abs(decisions.accuracy_half - decisions.accuracy_whole) <= allowed + 1e-12):
+    if not (abs(decisions.accuracy_half - decisions.accuracy_original) <= allowed + 1e-12):
         yield refusals.accuracy(spec, decisions, allowed)
 
 

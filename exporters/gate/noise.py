@@ -1,6 +1,6 @@
 """What FP32 itself answers otherwise: no rule asks more of a half than FP32 would reach when evaluated another way.
 
-The whole is evaluated again, in FP64 or with other sums (`exporters/another_way.py`), and measured as a half is. What
+The original is evaluated again, in FP64 or with other sums (`exporters/another_way.py`), and measured as a half is. What
 it differs by is noise: a slice that it does not tell apart is not judged, and no limit is narrower than twice the
 noise. The limits stay finite: where FP32 fails a rule, a half that is more than twice as bad still fails it.
 """

@@ -5,7 +5,7 @@ each class (and position), over the rows; of ``embedding`` the cosine similariti
 sample. An error that is small beside the largest score can still destroy a ranking: that lives in the *spread* of a
 list, from its 5th to its 95th percentile.
 
-Two values of the whole are distinct where they are further apart than the whole's own noise: twice what its answers to
+Two values of the original are distinct where they are further apart than the original's own noise: twice what its answers to
 the same sample differ by at other batch sizes, and at least two units in the last place of FP32. Only distinct pairs
 are judged. The allowed error is 4u of the spread. Of one class among more than two it is 4u of a value's distance from
 the median where that is larger: the few rows that have a rare class lie outside of the percentiles.
@@ -31,7 +31,7 @@ LAST_PLACES = 2.0**-22  # of the largest value of a list
 SMALLEST_NORMAL = 2.0**-14  # of FP16: a smaller probability of one class among many counts as this one
 SAME_COSINE = 12  # decimals: cosines of equal vectors may differ in the last place of FP64
 
-Run = Mapping[int, tuple[np.ndarray, np.ndarray]]  # sample → the whole's row, the half's row
+Run = Mapping[int, tuple[np.ndarray, np.ndarray]]  # sample → the original's row, the half's row
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ def measure_order(kind: str, pairs: Sequence[Pair], u: float) -> OrderVerdict | 
     """Ties, swaps and best ten of one output, without limits (`parity.py` adds them); None for a kind without order.
 
     The runs over all samples are judged each for itself (an ONNX half answers with its runtime and with its storage),
-    and the worst counts; what the whole answers in the others tells its noise. NaN, infinities and sentinels of the
-    whole are left out.
+    and the worst counts; what the original answers in the others tells its noise. NaN, infinities and sentinels of the
+    original are left out.
     """
     runs = _runs([pair for pair in pairs if pair.samples]) if kind in KINDS else []
     if not runs:
@@ -82,18 +82,18 @@ def _runs(pairs: Sequence[Pair]) -> list[Run]:
 
 def _columns(run: Run, others: Sequence[Run], kind: str) -> Iterator[_List]:
     """One list for each place of a row."""
-    whole, half = _stacked(run, 0), _stacked(run, 1)
-    classes = whole.shape[-1] if kind == "probabilities" and whole.ndim > 1 else 1
-    whole, half = (side.reshape(len(side), side[0].size) for side in (whole, half))
-    noise = np.zeros(whole.shape[1])
+    original, half = _stacked(run, 0), _stacked(run, 1)
+    classes = original.shape[-1] if kind == "probabilities" and original.ndim > 1 else 1
+    original, half = (side.reshape(len(side), side[0].size) for side in (original, half))
+    noise = np.zeros(original.shape[1])
     for other in others:
         mine, theirs = _both(run, other)
-        gap = _finite_gap(mine, theirs).reshape(len(mine), whole.shape[1])
+        gap = _finite_gap(mine, theirs).reshape(len(mine), original.shape[1])
         noise = np.maximum(noise, gap.max(axis=0, initial=0.0))
-    places = _evenly(whole.shape[1], MAX_LISTS)
-    rows = _evenly(len(whole), _rows_for(len(places)))
+    places = _evenly(original.shape[1], MAX_LISTS)
+    rows = _evenly(len(original), _rows_for(len(places)))
     for place in places:
-        pair = whole[rows, place], half[rows, place]
+        pair = original[rows, place], half[rows, place]
         if many := classes > 2:
             pair = np.maximum(pair[0], SMALLEST_NORMAL), np.maximum(pair[1], SMALLEST_NORMAL)
         yield _list(*pair, float(noise[place]), many)
@@ -101,17 +101,17 @@ def _columns(run: Run, others: Sequence[Run], kind: str) -> Iterator[_List]:
 
 def _similarities(run: Run, others: Sequence[Run], kind: str) -> Iterator[_List]:
     """One list for each anchor (and position): its similarities to the other samples."""
-    whole, half = _vectors(_stacked(run, 0)), _vectors(_stacked(run, 1))
-    positions = _evenly(whole.shape[1], MAX_POSITIONS)
-    anchors = _evenly(len(whole), MAX_LISTS // max(len(positions), 1))
-    rows = _evenly(len(whole), _rows_for(len(anchors) * len(positions)))
+    original, half = _vectors(_stacked(run, 0)), _vectors(_stacked(run, 1))
+    positions = _evenly(original.shape[1], MAX_POSITIONS)
+    anchors = _evenly(len(original), MAX_LISTS // max(len(positions), 1))
+    rows = _evenly(len(original), _rows_for(len(anchors) * len(positions)))
     for position in positions:
         noise = 0.0
         for other in others:
             mine, theirs = (_vectors(both)[:, position] for both in _both(run, other))
             gap = _finite_gap(_cosines(mine, mine), _cosines(theirs, theirs))
             noise = max(noise, float(gap.max(initial=0.0)))
-        left, right = whole[:, position], half[:, position]
+        left, right = original[:, position], half[:, position]
         ranked = _cosines(left[anchors], left[rows]), _cosines(right[anchors], right[rows])
         for anchor, one, other in zip(anchors, *ranked, strict=True):
             yield _list(one[rows != anchor], other[rows != anchor], noise)
@@ -135,7 +135,7 @@ def _stacked(run: Run, side: int) -> np.ndarray:
 
 
 def _both(run: Run, other: Run) -> tuple[np.ndarray, np.ndarray]:
-    """What the whole answers to the samples that both runs have."""
+    """What the original answers to the samples that both runs have."""
     shape = run[min(run)][0].shape
     common = [s for s in sorted(run.keys() & other.keys()) if run[s][0].shape == other[s][0].shape == shape]
     mine, theirs = ([np.asarray(one[s][0], np.float64) for s in common] for one in (run, other))
@@ -179,13 +179,13 @@ def _every_pair(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _compared(one: _List, u: float) -> OrderVerdict:
-    whole, half = one.reference, one.candidate
-    if len(whole) < 2:
+    original, half = one.reference, one.candidate
+    if len(original) < 2:
         return OrderVerdict()
-    low, median, high = np.percentile(whole, (5, 50, 95))
-    scale = np.maximum(high - low, np.abs(whole - median) if one.rare else 0.0) * np.ones(len(whole))
-    first, second = _every_pair(len(whole))
-    gap, came = whole[first] - whole[second], half[first] - half[second]
+    low, median, high = np.percentile(original, (5, 50, 95))
+    scale = np.maximum(high - low, np.abs(original - median) if one.rare else 0.0) * np.ones(len(original))
+    first, second = _every_pair(len(original))
+    gap, came = original[first] - original[second], half[first] - half[second]
     size = np.abs(gap)
     distinct = size > one.noise
     unit = np.maximum(scale[first], scale[second])
@@ -203,16 +203,16 @@ def _compared(one: _List, u: float) -> OrderVerdict:
 
 
 def _best_kept(one: _List, allowed: np.ndarray) -> float | None:
-    """The share of the half's ten best that are no further below the whole's tenth than allowed.
+    """The share of the half's ten best that are no further below the original's tenth than allowed.
 
-    Of values that tie in the half the whole's lesser ones count as ranked first: nothing says that they are not.
+    Of values that tie in the half the original's lesser ones count as ranked first: nothing says that they are not.
     """
-    whole = one.reference
-    if len(whole) <= BEST:
+    original = one.reference
+    if len(original) <= BEST:
         return None
-    tenth = np.argsort(-whole, kind="stable")[BEST - 1]
-    best = np.lexsort((whole, -one.candidate))[:BEST]
-    return int((whole[best] >= whole[tenth] - allowed[tenth]).sum()) / BEST
+    tenth = np.argsort(-original, kind="stable")[BEST - 1]
+    best = np.lexsort((original, -one.candidate))[:BEST]
+    return int((original[best] >= original[tenth] - allowed[tenth]).sum()) / BEST
 
 
 def _pooled(rows: int, lists: Sequence[OrderVerdict]) -> OrderVerdict:

@@ -1,4 +1,4 @@
-"""The parity gate: may this half stand in for that whole? Arrays in, numbers out.
+"""The parity gate: may this half stand in for that original? Arrays in, numbers out.
 
 The rules (design, §4), for every output over all real judged samples; u is the half's unit roundoff and S
 the largest |R| of that output:
@@ -56,11 +56,11 @@ def judge(
     unanswered: Sequence[str] = (),
     noise: Mapping[str, Noise] | None = None,
 ) -> ParityReport:
-    """Hold a half's answers against the whole's.
+    """Hold a half's answers against the original's.
 
     ``dtype`` is ``fp16`` or ``bf16``. ``real`` are the judging samples, at every batch size that was asked;
     ``targets`` maps an output to the right classes, axis 0 the samples that ``Trial.samples`` counts.
-    ``unanswered`` names adversarial inputs that the whole itself could not answer: they are dropped and listed.
+    ``unanswered`` names adversarial inputs that the original itself could not answer: they are dropped and listed.
     ``noise``, by output, is FP32's own (`noise_of`).
     Without a single real sample nothing is proven and the report is a refusal.
     """
@@ -113,7 +113,7 @@ def judge_output(
 
 
 def noise_of(spec: ModelSpec, itself: Sequence[Trial]) -> dict[str, Noise]:
-    """What FP32 answers otherwise, by output. ``itself``: trials whose candidate is the whole, evaluated another way.
+    """What FP32 answers otherwise, by output. ``itself``: trials whose candidate is the original, evaluated another way.
 
     An output that then has other NaN, infinities or integers is left out: its rules are not for FP32 to widen.
     """
@@ -218,18 +218,18 @@ def _misshapen(spec: TensorSpec, pairs: Sequence[Pair]) -> Failure | None:
 
 
 def _wrong_shape(spec: TensorSpec, expected: tuple[int, ...], pair: Pair) -> Failure:
-    whole, half = pair.reference.shape, pair.candidate.shape
+    original, half = pair.reference.shape, pair.candidate.shape
     axes = len(spec.shape)
-    free = {axis + len(whole) - axes for axis, dim in enumerate(spec.shape) if not dim.fixed} - {0}
-    if whole == expected and _only_there(whole, half, free):
-        return refusals.count(spec, whole, half)
-    return refusals.shape(spec, expected, whole, half)
+    free = {axis + len(original) - axes for axis, dim in enumerate(spec.shape) if not dim.fixed} - {0}
+    if original == expected and _only_there(original, half, free):
+        return refusals.count(spec, original, half)
+    return refusals.shape(spec, expected, original, half)
 
 
-def _only_there(whole: tuple[int, ...], half: tuple[int, ...], axes: Collection[int]) -> bool:
+def _only_there(original: tuple[int, ...], half: tuple[int, ...], axes: Collection[int]) -> bool:
     """Whether two shapes differ along these axes alone."""
-    return len(whole) == len(half) and all(
-        one == other or axis in axes for axis, (one, other) in enumerate(zip(whole, half, strict=True))
+    return len(original) == len(half) and all(
+        one == other or axis in axes for axis, (one, other) in enumerate(zip(original, half, strict=True))
     )
 
 

@@ -83,19 +83,19 @@ def datatype(spec: TensorSpec, came: str) -> Failure:
 
 
 def shape(
-    spec: TensorSpec, expected: tuple[int, ...], whole: tuple[int, ...], half: tuple[int, ...]
+    spec: TensorSpec, expected: tuple[int, ...], original: tuple[int, ...], half: tuple[int, ...]
 ) -> Failure:
     what = f"output '{spec.name}' has the wrong shape: expected {list(expected)}"
     return Failure(
-        "shape", f"{what}, got {list(half)} from the half and {list(whole)} from the whole; {_OURS}"
+        "shape", f"{what}, got {list(half)} from the half and {list(original)} from the original; {_OURS}"
     )
 
 
-def count(spec: TensorSpec, whole: tuple[int, ...], half: tuple[int, ...]) -> Failure:
+def count(spec: TensorSpec, original: tuple[int, ...], half: tuple[int, ...]) -> Failure:
     return Failure(
         "shape",
-        f"output '{spec.name}' has another number of elements, {list(half)} from the half where the whole gives "
-        f"{list(whole)}: where values decide how many there are, half decided otherwise; {_KEEP}",
+        f"output '{spec.name}' has another number of elements, {list(half)} from the half where the original gives "
+        f"{list(original)}: where values decide how many there are, half decided otherwise; {_KEEP}",
     )
 
 
@@ -185,7 +185,7 @@ def flips(spec: TensorSpec, decisions: DecisionVerdict) -> Failure:
         "flips",
         f"output '{spec.name}' changes its first choice in {decisions.flipped} of {decisions.decisions} "
         f"decisions: expected at most {decisions.max_flips:.3g} of them, got {share:.3g} (first at sample "
-        f"{first.sample}: {first.whole} became {first.half}, margin {first.margin:.3g}); {_KEEP}{accept}",
+        f"{first.sample}: {first.original} became {first.half}, margin {first.margin:.3g}); {_KEEP}{accept}",
     )
 
 
@@ -221,7 +221,7 @@ def accuracy(spec: TensorSpec, decisions: DecisionVerdict, allowed: float) -> Fa
     return Failure(
         "accuracy",
         f"output '{spec.name}' is right in {decisions.accuracy_half:.4f} of {decisions.graded} graded "
-        f"decisions where FP32 is in {decisions.accuracy_whole:.4f}: expected a difference of at most "
+        f"decisions where FP32 is in {decisions.accuracy_original:.4f}: expected a difference of at most "
         f"{allowed:.4f}; {_KEEP}",
     )
 

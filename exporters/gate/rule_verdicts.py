@@ -52,15 +52,15 @@ class AxisSlices:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One decision where the half's first choice is not the whole's.
+    """One decision where the half's first choice is not the original's.
 
     ``position`` is the place inside the sample (empty where a sample is one decision); ``margin`` is how
-    far the whole put its own choice above the half's, in the output's own units.
+    far the original put its own choice above the half's, in the output's own units.
     """
 
     sample: int
     position: tuple[int, ...]
-    whole: int
+    original: int
     half: int
     margin: float
 
@@ -79,7 +79,7 @@ class DecisionVerdict:
     max_flips: float
     flips: tuple[Flip, ...]
     graded: int = 0
-    accuracy_whole: float | None = None
+    accuracy_original: float | None = None
     accuracy_half: float | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _is_whole(node: Node) -> bool:
 def steps_of(
     module: GraphModule, stepped: Sequence[Stepped[Node]], inputs: Sequence[np.ndarray]
 ) -> dict[str, Step]:
-    """Run the whole once; how far the values of each of these outputs are from their step, by name."""
+    """Run the original once; how far the values of each of these outputs are from their step, by name."""
     watching = _Watching(module, stepped)
     with torch.inference_mode():
         watching.run(*[to_torch(array.copy()) for array in inputs])
@@ -62,7 +62,7 @@ def steps_of(
 
 
 class _Watching(Interpreter):
-    """The whole, noting at every step how far the values are from it; the distances travel the output's shape ops."""
+    """The original, noting at every step how far the values are from it; the distances travel the output's shape ops."""
 
     def __init__(self, module: GraphModule, stepped: Sequence[Stepped[Node]]) -> None:
         super().__init__(module)

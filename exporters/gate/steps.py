@@ -1,6 +1,6 @@
 """Integers and booleans that come from a step: a rounding, a cast to integers, a comparison with a threshold.
 
-Where the whole's own value lies within 4u·S of the step, another precision may land on its other side: a near tie, as
+Where the original's own value lies within 4u·S of the step, another precision may land on its other side: a near tie, as
 of argmax (`ties.py`). S is the largest magnitude of the values that are compared, over all real judged samples. Such
 elements are counted, and their share has a limit (``max_flips``).
 """
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(slots=True)
 class Steps:
-    """Finds near ties at steps by running the whole once more, only where integers or booleans differ.
+    """Finds near ties at steps by running the original once more, only where integers or booleans differ.
 
     ``outputs``: those that come from a step. ``steps`` gives the steps of some inputs, by output; ``judging`` the
     inputs of all real judged samples: S is asked of them at the first difference.

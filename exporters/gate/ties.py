@@ -1,7 +1,7 @@
 """Integer outputs that may differ because their scores tie (design, §4, rule 2).
 
 An index that comes out of topk, sort, argmax and their like, through shape and type ops alone, may be
-another one where the whole's own values at both indices are closer than 4u·S; S is the largest magnitude of
+another one where the original's own values at both indices are closer than 4u·S; S is the largest magnitude of
 those values over all real judged samples. Where somebody else's value is in the place, however near in the
 list, nothing is tolerated. Integers are compared with integers: only equal ones tie.
 """
@@ -20,9 +20,9 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(slots=True)
 class Ties:
-    """Finds the elements of a batch that tie by running the whole once more, only where integers differ.
+    """Finds the elements of a batch that tie by running the original once more, only where integers differ.
 
-    ``outputs``: those whose integers a comparison chose. ``choices`` gives what the whole compares on some inputs, by
+    ``outputs``: those whose integers a comparison chose. ``choices`` gives what the original compares on some inputs, by
     output; ``judging`` the inputs of all real judged samples: S is asked of them at the first difference.
     """
 
@@ -59,10 +59,10 @@ class Ties:
 
 
 def tolerated(choice: Choice, reference: np.ndarray, candidate: np.ndarray, margin: float) -> np.ndarray:
-    """Where the whole's values at the reference's and at the candidate's index are closer than ``margin``.
+    """Where the original's values at the reference's and at the candidate's index are closer than ``margin``.
 
-    An index that is none, or that the candidate gives twice in one line where the whole does not, is never
-    tolerated; neither is anything where the reference is not what the whole chooses now.
+    An index that is none, or that the candidate gives twice in one line where the original does not, is never
+    tolerated; neither is anything where the reference is not what the original chooses now.
     """
     mine, others = reference.reshape(-1).astype(np.int64), candidate.reshape(-1).astype(np.int64)
     lines, width = choice.lines, choice.values.shape[1]

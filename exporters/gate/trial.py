@@ -1,4 +1,4 @@
-"""What the gate is given: the answers of the whole and of the half to the same inputs."""
+"""What the gate is given: the answers of the original and of the half to the same inputs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ CHUNK_ELEMENTS = 1 << 22  # held in FP64 at a time
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One execution by the whole and by the half: the same inputs, answers by output name.
+    """One execution by the original and by the half: the same inputs, answers by output name.
 
     ``samples[i]`` is the sample in row i (a sample comes back at other batch sizes). A model that is not
     batched answers one sample without a batch axis. ``ties`` marks, by output, the integers that may
     differ because their scores tie. ``name`` is what an adversarial input is called. ``refused``: the error of a half
-    that does not run with what the whole takes; it has no answers then. ``stepped``: the outputs whose ties are near
+    that does not run with what the original takes; it has no answers then. ``stepped``: the outputs whose ties are near
     steps (`steps.py`), which have a limit.
     """
 

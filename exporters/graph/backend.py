@@ -66,7 +66,7 @@ class Graph(Protocol):
         """A batch of one to three samples."""
         ...
 
-    def whole(self, observe: Observe | None = None) -> Answers:
+    def original(self, observe: Observe | None = None) -> Answers:
         """The FP32 graph as a function. ``observe``: sees every floating result."""
         ...
 

@@ -51,7 +51,7 @@ class Worth:
 def worth(saved: int, cast: int) -> Worth:
     """Compare the bytes that half tensors save per run (``saved``) with the bytes that casts move per run (``cast``).
 
-    Where the casts move as many or more, half is unlikely to be faster on a device that memory limits, and the whole
+    Where the casts move as many or more, half is unlikely to be faster on a device that memory limits, and the original
     should be served as it is. Smaller weights in the store may still be a reason for half.
     """
     if saved == 0:
@@ -63,7 +63,7 @@ def worth(saved: int, cast: int) -> Worth:
 
 
 class Half(Protocol):
-    """``bytes``: of the half's constants, ``bytes_fp32``: of the whole's."""
+    """``bytes``: of the half's constants, ``bytes_fp32``: of the original's."""
 
     @property
     def nodes(self) -> int: ...
@@ -79,7 +79,7 @@ class Half(Protocol):
 
 
 def why_not_half(half: Half, traffic: Callable[[], Traffic]) -> str:
-    """The reason to serve the whole instead of this half; empty where the half is worth making, or there is none.
+    """The reason to serve the original instead of this half; empty where the half is worth making, or there is none.
 
     A half is not worth making where it saves less than `LEAST_SAVED` of the bytes of constants and its casts move more
     bytes per run than its half tensors save. Bytes moved stand for time: what is measured decides no plan. ``traffic``

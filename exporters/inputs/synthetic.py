@@ -17,7 +17,7 @@ from ...models.spec import Dim, ModelSpec, TensorSpec
 from .said_by_name import has_positions, has_types, is_mask
 from .samples import MAX_BYTES, Samples
 
-LARGEST = 4.0  # times a real sample, which no half may answer with another infinity than the whole
+LARGEST = 4.0  # times a real sample, which no half may answer with another infinity than the original
 USUAL_LENGTH = 16  # of a free dimension, where its bounds admit it
 LONGEST = 4096  # tried for a free dimension, whatever its bound
 SAFE_IDS = (0, 99)  # in most vocabularies, for inputs of which no range is known

@@ -81,9 +81,9 @@ class LiveForms:
     def operations(self) -> Operations:
         """The operations of one execution of the FP32 module; unknown where they cannot be counted."""
         if self._operations is None:
-            whole, row = self.whole(), self._row
+            original, row = self.original(), self._row
             try:
-                self._operations = module_operations(lambda: whole(row), row)
+                self._operations = module_operations(lambda: original(row), row)
             except CaptureFailed:
                 self._operations = UNKNOWN
         return self._operations
@@ -92,7 +92,7 @@ class LiveForms:
     def _row(self) -> Arrays:
         return next(self.subject.samples.batches(1 if self.subject.spec.batched else 0))[1]
 
-    def whole(self) -> Answers:
+    def original(self) -> Answers:
         answers = answers_of(self.subject.spec, LiveEngine(self.built.live, "fp32", CPU))
 
         def described(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -103,15 +103,15 @@ class LiveForms:
 
         return described
 
-    def original(self) -> None:
+    def original_graph(self) -> None:
         """None, because a live module has no graph that could be changed."""
 
     def operations_by_name(self) -> Sequence[Operation]:
         return ()
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
-        whole = self.whole()
-        return ask_reference(self.subject.spec, judging, whole, row_operations=self.row_operations)
+        original = self.original()
+        return ask_reference(self.subject.spec, judging, original, row_operations=self.row_operations)
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         """Plan; gives whether the plan differs from the one before. At O0 nothing is half, so nothing is searched."""
@@ -124,8 +124,8 @@ class LiveForms:
         self.counts = self._counted(inputs)
         return first or self.kept != before
 
-    def serve_whole(self, because: str) -> None:
-        self.subject, self.kept, self._planned = self.subject.served_whole(because), (), False
+    def serve_original(self, because: str) -> None:
+        self.subject, self.kept, self._planned = self.subject.served_original(because), (), False
 
     def nearest(self, notify: Notify) -> str:
         """Modules are not measured one by one."""
@@ -139,12 +139,12 @@ class LiveForms:
         return report
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
-        """Write ``live.json``, which serves the half and the whole. Raises CannotConvert where it cannot run."""
+        """Write ``live.json``, which serves the half and the original. Raises CannotConvert where it cannot run."""
         self._lower()
-        self._check_whole(reference_run)
+        self._check_original(reference_run)
         self._write(draft)
         if self.subject.precision.level == "O0":
-            return Made(LIVE_FILE, self.whole())
+            return Made(LIVE_FILE, self.original())
         self._half = LiveEngine(self.built.live, self.subject.precision.dtype, CPU, self.islands)
         answers = answers_of(self.subject.spec, self._half)
         try:
@@ -172,7 +172,7 @@ class LiveForms:
             "bytes": size,  # the FP32 weights stay in memory
             "bytes_fp32": size,
             "search": self._search,
-            **({"whole_because": self.subject.whole_because} if self.subject.whole_because else {}),
+            **({"original_because": self.subject.original_because} if self.subject.original_because else {}),
         }
 
     def plan_json(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class LiveForms:
         return {}
 
     def _lower(self) -> None:
-        """Remove the islands of the last half, so that the module is the whole again."""
+        """Remove the islands of the last half, so that the module is the original again."""
         if self._half is not None:
             self._half.close()
             self._half = None
@@ -204,7 +204,7 @@ class LiveForms:
     def _settled(self, planning: Samples, share: float, inputs: Arrays, notify: Notify) -> tuple[Kept, ...]:
         """The islands that were asked for, and the fewest more where these do not pass on the planning samples."""
         live, dtype = self.built.live, self.subject.precision.dtype
-        called = observed(live.module, lambda: self.whole()(inputs))
+        called = observed(live.module, lambda: self.original()(inputs))
         asked = asked_islands(live.module, called, self.subject.precision.keep)
         kept = [self._kept(path, f"asked for by keep = {pattern!r}") for path, pattern in asked.items()]
         rehearsal = LiveRehearsal(live, dtype, CPU, planning, share, self.operations)
@@ -243,7 +243,7 @@ class LiveForms:
         finally:
             half.close()
 
-    def _check_whole(self, reference_run: ReferenceRun) -> None:
+    def _check_original(self, reference_run: ReferenceRun) -> None:
         """The model's own fault, not half's, as a sentence: an answer that is not finite, or differs the second
         time."""
         for question in (*reference_run.small, *reference_run.bulk):
@@ -255,7 +255,7 @@ class LiveForms:
                         f"{_first_nan(self.built.live, question.inputs)}"
                     )
         question = (*reference_run.small, *reference_run.bulk)[0]
-        if (gap := largest_gap(question.reference, self.whole()(question.inputs))) > TOLERANCE:
+        if (gap := largest_gap(question.reference, self.original()(question.inputs))) > TOLERANCE:
             raise CaptureFailed(
                 f"the module of '{self.subject.spec.name}' answers the same input in FP32 differently by {gap:.3g} "
                 "of its largest value when it is asked again: is something in forward random, or does it keep state?"

@@ -108,9 +108,9 @@ class LiveRehearsal:
         self._live, self._dtype, self._device = live, dtype, device
         limits = stricter(live.spec.parity, dtype, share)
         self._spec = replace(live.spec, parity=limits)
-        whole = answers_of(live.spec, LiveEngine(live, "fp32", device))
+        original = answers_of(live.spec, LiveEngine(live, "fp32", device))
         self.meter = Meter(operations)
-        self._trials = list(_asked(live.spec, few(planning, operations), whole))
+        self._trials = list(_asked(live.spec, few(planning, operations), original))
         self._scores: dict[frozenset[str], Score] = {}
 
     def score(self, islands: Iterable[str]) -> Score:
@@ -129,10 +129,10 @@ class LiveRehearsal:
     def suspects(self) -> list[str]:
         """Every called module, the most suspicious first: where it raises or first is not finite, then by error."""
         inputs = self._trials[0][0]
-        whole, half = (self._observed(precision, inputs) for precision in ("fp32", self._dtype))
-        errors = {path: _gap(outputs, half.get(path)) for path, outputs in whole.items()}
+        original, half = (self._observed(precision, inputs) for precision in ("fp32", self._dtype))
+        errors = {path: _gap(outputs, half.get(path)) for path, outputs in original.items()}
         order = {path: position for position, path in enumerate(half)}
-        return sorted(whole, key=lambda path: (-errors[path], order.get(path, len(order))))
+        return sorted(original, key=lambda path: (-errors[path], order.get(path, len(order))))
 
     def _observed(self, precision: str, inputs: Arrays) -> Outputs:
         engine = LiveEngine(self._live, precision, self._device)
@@ -174,16 +174,16 @@ def find_islands(
     return None
 
 
-def _asked(spec: ModelSpec, planning: Samples, whole: Answers) -> Iterable[tuple[Arrays, Trial]]:
+def _asked(spec: ModelSpec, planning: Samples, original: Answers) -> Iterable[tuple[Arrays, Trial]]:
     rows = min(ROWS, spec.max_batch_size, max(planning.count, 1)) if spec.batched else 0
     # One row alone as well: PyTorch may have a half kernel for several rows only.
     alone = planning.batches(1, most=1) if rows > 1 else ()
     for samples, arrays in (*planning.batches(rows), *alone):
-        yield arrays, Trial(samples, whole(arrays), {})
+        yield arrays, Trial(samples, original(arrays), {})
     for name, arrays in adversarial(spec, planning):
         count = len(arrays[spec.inputs[0].name]) if spec.batched else 1
         try:
-            reference = whole(arrays)
+            reference = original(arrays)
         except EngineFailed:  # the operator's code refuses such an input
             continue
         yield arrays, Trial(tuple(range(count)), reference, {}, name=name)
@@ -202,12 +202,12 @@ def _within(path: str, others: Iterable[str]) -> bool:
     return any(path.startswith(f"{other}.") for other in others)
 
 
-def _gap(whole: Sequence[Tensor], half: Sequence[Tensor] | None) -> float:
+def _gap(original: Sequence[Tensor], half: Sequence[Tensor] | None) -> float:
     """The largest relative error of a module's outputs; infinite where there are none or not as many."""
-    if half is None or [t.shape for t in half] != [t.shape for t in whole]:
+    if half is None or [t.shape for t in half] != [t.shape for t in original]:
         return math.inf
     worst = 0.0
-    for expected, came in zip(whole, half, strict=True):
+    for expected, came in zip(original, half, strict=True):
         if not torch.equal(torch.isfinite(expected), torch.isfinite(came)):
             return math.inf
         one, other = (np.nan_to_num(t.cpu().numpy(), posinf=0, neginf=0) for t in (expected, came))

@@ -1,7 +1,7 @@
-"""Compares the FP32 model that was read from an ONNX file (the whole) with the file itself, as ONNX Runtime runs it.
+"""Compares the FP32 model that was read from an ONNX file (the original) with the file itself, as ONNX Runtime runs it.
 
 Reading a file inlines its functions, converts its opset and computes its constants. A fault of any of these would be in
-the whole and in the half alike, so that no comparison of those two would show it.
+the original and in the half alike, so that no comparison of those two would show it.
 """
 
 import numpy as np
@@ -19,11 +19,11 @@ ALIKE = 1e-3
 _HALF = frozenset(HALVES.values())
 
 
-def difference(given: ModelProto, spec: ModelSpec, whole: Answers, row: Arrays) -> str | None:
-    """How the whole answers the inputs ``row`` otherwise than the file ``given``, as a sentence; None where both answer
+def difference(given: ModelProto, spec: ModelSpec, original: Answers, row: Arrays) -> str | None:
+    """How the original answers the inputs ``row`` otherwise than the file ``given``, as a sentence; None where both answer
     alike.
 
-    Also None where the two cannot be compared: the file has values in half, which the whole has in FP32, it is random,
+    Also None where the two cannot be compared: the file has values in half, which the original has in FP32, it is random,
     or ONNX Runtime does not run it as it is.
     """
     if _has_half(given):
@@ -40,7 +40,7 @@ def difference(given: ModelProto, spec: ModelSpec, whole: Answers, row: Arrays) 
     if not all(_alike(asked[tensor.name], again[tensor.name]) for tensor in spec.outputs):
         return None
     try:
-        came = whole(row)
+        came = original(row)
     except Exception as error:
         return f"as it is read here it does not run ({str(error)[:200]})"
     for tensor in spec.outputs:

@@ -28,9 +28,9 @@ from .runtime import finished
 
 @dataclass(frozen=True, slots=True)
 class ForeignHalf:
-    """A foreign file and its half, ``half``: None where nothing in it is half; then the whole serves.
+    """A foreign file and its half, ``half``: None where nothing in it is half; then the original serves.
 
-    ``nodes`` counts the whole's that give floating results (casts between floating types do not count),
+    ``nodes`` counts the original's that give floating results (casts between floating types do not count),
     ``half_nodes`` those that compute in half, ``fp32_by_policy`` those in FP32 by list, by the file's own word or
     because half never reaches them; ``casts`` those of the half between floating types, the file's own too;
     ``bytes`` are those of the constants.
@@ -46,13 +46,13 @@ class ForeignHalf:
     casts: int
     bytes: int
     bytes_fp32: int
-    whole_info: tuple[ValueInfoProto, ...]
+    original_info: tuple[ValueInfoProto, ...]
     half_info: tuple[ValueInfoProto, ...]
 
     @property
-    def whole(self) -> ModelProto:
+    def original(self) -> ModelProto:
         """The FP32 file. Put together at every call: a model is not held in memory twice."""
-        return assembled(self.program.model, self.program.weights, self.whole_info)
+        return assembled(self.program.model, self.program.weights, self.original_info)
 
     @property
     def half(self) -> ModelProto | None:
@@ -120,7 +120,9 @@ def read_foreign(
     return program, with_ranges(spec, program), [*taken_out, *program.notes, *notes]
 
 
-def written(program: ForeignProgram, graph: FileGraph, whole_info: tuple[ValueInfoProto, ...]) -> ForeignHalf:
+def written(
+    program: ForeignProgram, graph: FileGraph, original_info: tuple[ValueInfoProto, ...]
+) -> ForeignHalf:
     """The conversion of a planned graph. ``program``: the file as read.
 
     Raises ExportFailed where ONNX Runtime cannot load the half.
@@ -145,7 +147,7 @@ def written(program: ForeignProgram, graph: FileGraph, whole_info: tuple[ValueIn
         casts=_casts(half_graph) if half_graph else 0,
         bytes=size_in_bytes(weights.values()),
         bytes_fp32=size_in_bytes(program.weights.values()),
-        whole_info=whole_info,
+        original_info=original_info,
         half_info=half_info,
     )
 

@@ -1,4 +1,4 @@
-"""An FP32 ONNX file whose run can be changed at a node (`graph.original.Original`)."""
+"""An FP32 ONNX file whose run can be changed at a node (`graph.original_graph.OriginalGraph`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..graph.backend import GraphNode, Observe
-from ..graph.original import Visit
+from ..graph.original_graph import Visit
 from ..question import Answers, Arrays
 from .precision.file_graph import by_node, nodes_of
 from .precision.oracle import Oracle
@@ -38,7 +38,7 @@ class FileOriginal:
 
         return Oracle(self.program.model, self.program.weights).run(inputs, see)
 
-    def whole(self, observe: Observe) -> Answers:
+    def as_served(self, observe: Observe) -> Answers:
         model = self.program.model
         return Oracle(model, self.program.weights, observe=by_node(model, observe)).run
 

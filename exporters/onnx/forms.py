@@ -17,7 +17,7 @@ from ...models.package import ModelFolder
 from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
-from ..graph.original import Original
+from ..graph.original_graph import OriginalGraph
 from ..graph.traffic import why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Maker, Notify
@@ -33,6 +33,7 @@ from .as_given import difference
 from .conversion import ForeignHalf, NotPlanned, read_selected, written
 from .file_original import FileOriginal
 from .freed import read_freed
+from .original_file import OriginalFile, why_original
 from .precision.file_graph import FileGraph, file_graph
 from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
@@ -43,7 +44,6 @@ from .reading.large_files import save
 from .reading.signature import hold
 from .runtime import answers_alone_differ, finished, refuse_paired_rows, runtime_answers
 from .stored import ties_of
-from .whole_file import WholeFile, why_whole
 
 CPU = torch.device("cpu")
 
@@ -54,16 +54,16 @@ def foreign_subject(
     origin: Mapping[str, Any],
     search: bool | None,
     notify: Notify,
-    whole_because: str | None = None,
+    original_because: str | None = None,
 ) -> tuple[Subject, Maker]:
     """A folder with an ONNX file ready for the road (`road.travel`): read, checked against model.toml, normalised.
 
-    What cannot be half, or cannot be planned although ONNX Runtime runs it, is served whole; so is what the caller has
-    a reason for (``whole_because``). Raises BadFolder, TooLarge, BadSetting for a fault that the operator can correct.
+    What cannot be half, or cannot be planned although ONNX Runtime runs it, is served in FP32; so is what the caller has
+    a reason for (``original_because``). Raises BadFolder, TooLarge, BadSetting for a fault that the operator can correct.
     """
     path = asked.folder / asked.source
     model, notes = read_selected(path, asked)
-    why = whole_because or why_whole(model)
+    why = original_because or why_original(model)
     if why is None:
         try:
             return _planned_subject(path, model, asked, samples, origin, search, notify)
@@ -80,9 +80,9 @@ def foreign_subject(
         raise refusal or error from error
     except Exception as error:  # ONNX Runtime has no narrower one
         raise refusal or NotPlanned(f"{path} is no model that can be run: {str(error)[:600]}") from error
-    notify(f"{path.name} is served whole: {why}")
+    notify(f"{path.name} is served in FP32: {why}")
     subject = _subject(asked, spec, samples, origin, search, [*notes, *more], answers)
-    return subject, WholeFile(subject, model, answers, why)
+    return subject, OriginalFile(subject, model, answers, why)
 
 
 def _planned_subject(
@@ -96,12 +96,12 @@ def _planned_subject(
 ) -> tuple[Subject, "FileForms"]:
     program, spec, notes = read_freed(path, asked, samples)
     notify(f"{path.name}: {len(program.nodes)} nodes at opset {program.opset}")
-    whole = assembled(program.model, program.weights)
-    info = finished(whole, f"{path}", NotPlanned)
+    original = assembled(program.model, program.weights)
+    info = finished(original, f"{path}", NotPlanned)
     _, row = next(samples.batches(1 if spec.batched else 0))
     operations = file_operations(program, row)
     with fixed_threads(operations.of(row)):
-        answers = runtime_answers(whole)
+        answers = runtime_answers(original)
         if wrong := difference(given, spec, answers, row):
             raise NotPlanned(f"{path}: {wrong}")
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
@@ -156,7 +156,7 @@ def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray], may_be_empty:
 class FileForms:
     """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution.
 
-    ``choosing``: of the file as it was given (`reading.choosing`). ``because``: why the whole serves although something
+    ``choosing``: of the file as it was given (`reading.choosing`). ``because``: why the original serves although something
     could be half.
     """
 
@@ -172,19 +172,19 @@ class FileForms:
     half: ForeignHalf = field(init=False)
     because: str = ""
 
-    def whole(self) -> Answers:
+    def original(self) -> Answers:
         return self.answers
 
     def operations_by_name(self) -> Sequence[Operation]:
         return operations_by_name(self.program.model.graph)
 
-    def original(self) -> Original:
+    def original_graph(self) -> OriginalGraph:
         return FileOriginal(self.program)
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         spec = self.subject.spec
-        whole = assembled(self.program.model, self.program.weights)
-        tie_tolerance = ties_of(whole, spec, self.subject.precision.dtype, judging)
+        original = assembled(self.program.model, self.program.weights)
+        tie_tolerance = ties_of(original, spec, self.subject.precision.dtype, judging)
         by_node = Oracle(self.program.model, self.program.weights).run
         return ask_reference(spec, judging, self.answers, tie_tolerance, self.row_operations, by_node)
 
@@ -221,21 +221,21 @@ class FileForms:
             self.settled = graph.settled(())
             self.half = written(self.program, self.settled, self.info)
 
-    def serve_whole(self, because: str) -> None:
-        self.subject, self.planner = self.subject.served_whole(because), None
+    def serve_original(self, because: str) -> None:
+        self.subject, self.planner = self.subject.served_original(because), None
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
 
     def write(self, draft: Draft) -> None:
-        """Nothing: `make` writes whole and half."""
+        """Nothing: `make` writes original and half."""
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         folder, half = draft.folder, self.half
-        self._save(half.whole, folder / "whole.onnx", "fp32")
+        self._save(half.original, folder / "original.onnx", "fp32")
         model = half.half
         if model is None:
-            return Made("whole.onnx", self._runtime(folder / "whole.onnx", "fp32"))
+            return Made("original.onnx", self._runtime(folder / "original.onnx", "fp32"))
         dtype = self.subject.precision.dtype
         self._save(model, folder / "half.onnx", dtype)
         del model
@@ -256,7 +256,7 @@ class FileForms:
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
             "search": self.planner.search if self.planner else NOT_ASKED,
-            **({"whole_because": why} if (why := self.subject.whole_because or self.because) else {}),
+            **({"original_because": why} if (why := self.subject.original_because or self.because) else {}),
             **({"choosing": self.choosing} if self.choosing else {}),
         }
 

@@ -39,7 +39,7 @@ def read_freed(path: Path, folder: ModelFolder, samples: Samples) -> Read:
 def _difference(fixed: ForeignProgram, free: ForeignProgram, spec: ModelSpec, samples: Samples) -> str | None:
     if samples.count < 2:
         return "one sample does not show whether rows are answered apart; give two or more"
-    whole = assembled(free.model, free.weights)
-    finished(whole, "the graph with a free batch")
+    original = assembled(free.model, free.weights)
+    finished(original, "the graph with a free batch")
     alone = runtime_answers(assembled(fixed.model, fixed.weights))
-    return answers_alone_differ(spec, samples, runtime_answers(whole), SIZES, alone)
+    return answers_alone_differ(spec, samples, runtime_answers(original), SIZES, alone)

@@ -126,13 +126,13 @@ def _loaded(source: str | bytes) -> onnxruntime.InferenceSession:
 def answers_alone_differ(
     spec: ModelSpec,
     planning: Samples,
-    whole: Answers,
+    original: Answers,
     sizes: Sequence[int] = (3,),
     alone: Answers | None = None,
 ) -> str | None:
     """Why rows must not be batched: they are answered otherwise among others, or the graph takes no more; else None.
 
-    Batches of ``sizes`` are compared, as far as ``max_batch_size`` admits them, with what ``alone`` (the whole itself)
+    Batches of ``sizes`` are compared, as far as ``max_batch_size`` admits them, with what ``alone`` (the original itself)
     answers to each of their rows.
     """
     if planning.count < 2:
@@ -140,12 +140,12 @@ def answers_alone_differ(
     for size in sorted({min(size, spec.max_batch_size) for size in sizes}):
         _, together = next(planning.batches(size))
         try:
-            joint = whole(together)
+            joint = original(together)
         except Exception as error:
             return f"the graph does not run with more than one row ({str(error)[:200]})"
         for row in range(size):
             try:
-                one = (alone or whole)({name: array[row : row + 1] for name, array in together.items()})
+                one = (alone or original)({name: array[row : row + 1] for name, array in together.items()})
             except Exception as error:
                 return f"the graph does not run with row {row} alone ({str(error)[:200]})"
             for tensor in spec.outputs:
@@ -154,16 +154,16 @@ def answers_alone_differ(
     return None
 
 
-def refuse_paired_rows(spec: ModelSpec, planning: Samples, whole: Answers) -> None:
+def refuse_paired_rows(spec: ModelSpec, planning: Samples, original: Answers) -> None:
     """Raises BadFolder for an output that grows with the batch along a second axis too (`axis_of_rows`)."""
     rows = min(3, spec.max_batch_size, planning.count)
     if rows < 2:
         return
     _, together = next(planning.batches(rows))
     try:
-        joint = whole(together)
+        joint = original(together)
         alone = [
-            whole({name: array[row : row + 1] for name, array in together.items()}) for row in range(rows)
+            original({name: array[row : row + 1] for name, array in together.items()}) for row in range(rows)
         ]
     except NotRun:
         return  # `answers_alone_differ` says so

@@ -26,8 +26,8 @@ from .reading.normalise import close_bodies, named_and_lifted
 
 
 def stored_ties(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
-    """The integers that may differ because their scores tie, found in the version's stored ``whole.onnx``."""
-    return ties_of(_stored(version, "whole.onnx"), version.spec(), dtype, judging)
+    """The integers that may differ because their scores tie, found in the version's stored ``original.onnx``."""
+    return ties_of(_stored(version, "original.onnx"), version.spec(), dtype, judging)
 
 
 def stored_oracle(version: Version) -> Answers:
@@ -53,9 +53,9 @@ def half_storage(model: ModelProto, spec: ModelSpec) -> Answers:
     return as_in_spec(spec, Oracle(*_bare(model), to_half_and_back).run)
 
 
-def stored_whole(version: Version) -> Answers:
+def stored_original(version: Version) -> Answers:
     """A version's FP32 file node by node: with its sums in another order than ONNX Runtime's."""
-    return as_in_spec(version.spec(), Oracle(*_bare(_stored(version, "whole.onnx"))).run)
+    return as_in_spec(version.spec(), Oracle(*_bare(_stored(version, "original.onnx"))).run)
 
 
 def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:

@@ -1,6 +1,6 @@
 """Batched evaluation: several executions are run as one, and each is judged by itself.
 
-What a node of a graph costs by itself is the same for eight rows and for hundreds. Done only where the whole gives a
+What a node of a graph costs by itself is the same for eight rows and for hundreds. Done only where the original gives a
 row the same answer among others.
 """
 
@@ -45,30 +45,30 @@ class Batch:
 
 
 def batches(
-    questions: Iterable[Question], whole: Answers, most: int = ELEMENTS, invented: Invented | None = None
+    questions: Iterable[Question], original: Answers, most: int = ELEMENTS, invented: Invented | None = None
 ) -> Iterator[Batch]:
-    """The questions with the whole's answers, in order, those alike in shape in batches of ``most`` elements of inputs;
+    """The questions with the original's answers, in order, those alike in shape in batches of ``most`` elements of inputs;
     a larger one is alone.
 
-    The first of each batch is run alone as well: where it is answered otherwise among others, or where the whole
+    The first of each batch is run alone as well: where it is answered otherwise among others, or where the original
     takes no more rows, all of that batch are answered and run alone. ``invented`` is given where the questions are:
-    what the whole refuses is left out.
+    what the original refuses is left out.
     """
     for group in _groups(questions, most):
-        if joined := _joined(group, whole) if len(group) > 1 else None:
+        if joined := _joined(group, original) if len(group) > 1 else None:
             yield joined
             if invented is not None:
                 invented.made += sum(len(one.samples) for one in group)
         elif invented is not None:
             yield from (Batch((one,)) for one in invented.answered(group))
         else:
-            yield from (Batch((replace(one, reference=whole(one.inputs)),)) for one in group)
+            yield from (Batch((replace(one, reference=original(one.inputs)),)) for one in group)
 
 
-def _joined(group: Sequence[Question], whole: Answers) -> Batch | None:
+def _joined(group: Sequence[Question], original: Answers) -> Batch | None:
     try:
-        answers = _run_as_one(group, whole)
-        if not _same(whole(group[0].inputs), answers[0]):
+        answers = _run_as_one(group, original)
+        if not _same(original(group[0].inputs), answers[0]):
             return None
     except Exception:  # whatever a runtime raises for more rows than the model was made for
         return None

@@ -14,8 +14,8 @@ from ..question import Question
 from ..search.ranking import RANKED, OrderJudge
 from .batched import Batch
 
-OPERATIONS = 1 << 36  # for the whole's answers: a large model is tried on fewer
-BYTES = 1 << 28  # of the unseen samples with the whole's answers to them
+OPERATIONS = 1 << 36  # for the original's answers: a large model is tried on fewer
+BYTES = 1 << 28  # of the unseen samples with the original's answers to them
 PART_OPERATIONS = (
     1 << 33
 )  # of the first part of a trial on unseen samples; each part is twice as large as the last
@@ -37,7 +37,7 @@ class Counterexamples:
 
     Each set is judged by itself, as a proof on as many samples would be. Held against the largest of all answers,
     errors of sets whose answers are small pass: the corpus' 'warp' then errs by 4.9u in one of 64 such proofs.
-    ``draw``: batches of unseen samples with the whole's answers, sets in order. ``join``: batches of known questions.
+    ``draw``: batches of unseen samples with the original's answers, sets in order. ``join``: batches of known questions.
     ``judge``: the gate's report at `SHARE` of its limit. ``rank``: the judge of the order (`search.ranking`); it
     asks for room for swaps until ``room_ends`` operations are spent. ``spent``: the operations so far
     (`operations.Meter`).

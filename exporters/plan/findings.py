@@ -37,15 +37,15 @@ def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str,
 
 
 def curve(settled: Graph) -> Curve:
-    """How far every node of the half is from the whole's, on the example."""
+    """How far every node of the half is from the original's, on the example."""
 
-    def whole(tap: Tap) -> object:
-        return settled.whole(tap)(settled.example)
+    def original(tap: Tap) -> object:
+        return settled.original(tap)(settled.example)
 
     def half(tap: Tap) -> object:
         return settled.half(observe=tap)(settled.example)
 
-    return divergence_curve(settled.nodes(), whole, half, UNIT_ROUNDOFF[settled.precision.dtype])
+    return divergence_curve(settled.nodes(), original, half, UNIT_ROUNDOFF[settled.precision.dtype])
 
 
 def with_diagnosis(settled: Graph, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:

@@ -14,7 +14,7 @@ from .batched import Batch
 
 
 def without_near_ties(several: Iterable[Batch], all_kept: Callable[[], Answers]) -> Iterator[Batch]:
-    """The batches without such questions: the program with every node kept in FP32 gives other integers than the whole.
+    """The batches without such questions: the program with every node kept in FP32 gives other integers than the original.
 
     ``all_kept`` makes that program. It is not called for a model without integer outputs.
     """
@@ -33,8 +33,8 @@ def without_near_ties(several: Iterable[Batch], all_kept: Callable[[], Answers])
             yield Batch(same)
 
 
-def _same_decisions(whole: Arrays, other: Arrays) -> bool:
-    return all(np.array_equal(array, other[name]) for name, array in whole.items() if _decided(array))
+def _same_decisions(original: Arrays, other: Arrays) -> bool:
+    return all(np.array_equal(array, other[name]) for name, array in original.items() if _decided(array))
 
 
 def _decided(array: np.ndarray) -> bool:

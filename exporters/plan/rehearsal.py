@@ -43,14 +43,14 @@ class Rehearsal:
     def __init__(self, graph: Graph, planning: Samples) -> None:
         self._graph, spec = graph, graph.spec
         self.meter = Meter(graph.operations())
-        self._whole = self.meter.on(graph.whole())
+        self._original = self.meter.on(graph.original())
         self._tie_tolerance = graph.tie_tolerance(planning)
         self._few = few(planning, graph.operations(), self._bytes_of_a_row(planning))
         self._rows = max(self._few.count, 1)
         joins = spec.batched and spec.max_batch_size > 1
         self._together = elements_together(graph.operations()) if joins else 0
         self.own = list(self._batches(self._questions([self._few], 0)))
-        self._perturbed = Invented(self._whole)
+        self._perturbed = Invented(self._original)
         moved = list(self._invented(self._questions(perturbed_if_small(spec, self._few), 1)))
         self.samples = [*self.own, *(moved if self._perturbed.is_used else [])]
         self._adversarial: dict[float, list[Batch]] = {}
@@ -60,7 +60,7 @@ class Rehearsal:
             (graph.operations().of(one.inputs) // len(one.samples) for one in own), default=0
         )
         self._noise = noise_among(
-            spec, own, self._whole, self.meter.on(graph.exact()), self._operations_of_a_row
+            spec, own, self._original, self.meter.on(graph.exact()), self._operations_of_a_row
         )
         limits = replace(spec, parity=stricter(spec.parity, graph.precision.dtype, SHARE))
         joined = -(-MAX_SAMPLES // self._rows)  # copies of few samples that are judged as one set
@@ -78,7 +78,7 @@ class Rehearsal:
 
     def _bytes_of_a_row(self, planning: Samples) -> int:
         numbers, inputs = next(planning.batches(1 if self._graph.spec.batched else 0))
-        return Question(numbers, inputs, self._graph.whole()(inputs)).nbytes  # no part of any budget
+        return Question(numbers, inputs, self._graph.original()(inputs)).nbytes  # no part of any budget
 
     def leave_room_for(self, operations: int) -> None:
         """For so many operations from now on a plan has to leave room for swaps of samples that are never tried.
@@ -156,14 +156,14 @@ class Rehearsal:
         return ask
 
     def _batches(self, questions: Iterable[Question]) -> Iterator[Batch]:
-        return batches(questions, self._whole, self._together)
+        return batches(questions, self._original, self._together)
 
     def _invented(self, questions: Iterable[Question]) -> Iterator[Batch]:
-        """The questions in batches, without the perturbed samples that the whole refuses."""
-        return batches(questions, self._whole, self._together, self._perturbed)
+        """The questions in batches, without the perturbed samples that the original refuses."""
+        return batches(questions, self._original, self._together, self._perturbed)
 
     def _unseen(self, planning: Samples) -> Iterator[Samples]:
-        """Planning samples that are not asked of every plan, then perturbed ones, unless the whole refuses most."""
+        """Planning samples that are not asked of every plan, then perturbed ones, unless the original refuses most."""
         spec, rows = self._graph.spec, self._rows
         more = range(rows, min(planning.count, RANKED), rows)
         copies = -(-(UNSEEN if self._together else UNSEEN_ALONE) // rows)
@@ -177,15 +177,15 @@ class Rehearsal:
                 yield Question(tuple(number * self._rows + sample for sample in samples), inputs, {})
 
     def adversarial(self, largest: float = LARGEST) -> list[Batch]:
-        """The whole's answers to adversarial inputs, without those that it refuses."""
+        """The original's answers to adversarial inputs, without those that it refuses."""
         if largest not in self._adversarial:
             spec = self._graph.spec
             questions = [
                 Question(_rows(spec, inputs), inputs, {}, name)
                 for name, inputs in adversarial(spec, self._few, largest)
             ]
-            odd = Invented(self._whole)
-            self._adversarial[largest] = list(batches(questions, self._whole, self._together, odd))
+            odd = Invented(self._original)
+            self._adversarial[largest] = list(batches(questions, self._original, self._together, odd))
         return self._adversarial[largest]
 
 

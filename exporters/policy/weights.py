@@ -85,13 +85,13 @@ def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:
         )
 
 
-def in_range(whole: Tensor, half: Tensor) -> Tensor:
-    """``half``, which is ``whole`` rounded, with half's smallest number where a number became 0, and its largest where
+def in_range(original: Tensor, half: Tensor) -> Tensor:
+    """``half``, which is ``original`` rounded, with half's smallest number where a number became 0, and its largest where
     a number became infinite."""
     limits = torch.finfo(half.dtype)
-    vanished, overflowed = (half == 0) & (whole != 0), half.isinf() & whole.isfinite()
-    half = torch.where(vanished, (whole.sign() * limits.smallest_normal * limits.eps).to(half.dtype), half)
-    return torch.where(overflowed, (whole.sign() * limits.max).to(half.dtype), half)
+    vanished, overflowed = (half == 0) & (original != 0), half.isinf() & original.isfinite()
+    half = torch.where(vanished, (original.sign() * limits.smallest_normal * limits.eps).to(half.dtype), half)
+    return torch.where(overflowed, (original.sign() * limits.max).to(half.dtype), half)
 
 
 def _norm(tensor: Tensor) -> float:

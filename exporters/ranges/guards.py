@@ -43,15 +43,15 @@ class Guard:
 
 
 def find_guards(module: GraphModule, half: torch.dtype = torch.float16) -> tuple[Guard, ...]:
-    """Every guard of a whole program, in the order of `walk`, control-flow bodies included."""
+    """Every guard of an original program, in the order of `walk`, control-flow bodies included."""
     found = []
     for name, node in walk(module):
         guarded, value = _guard(node)
         prefix = name.removesuffix(node.name)
         if guarded is not None and (readers := [prefix + reader.name for reader in _readers(node)]):
-            whole = torch.tensor(value)
+            original = torch.tensor(value)
             lifted = any(IN_RANGE in source.meta for source in node.all_input_nodes)
-            in_half = float(in_range(whole, whole.to(half)) if lifted else whole.to(half))
+            in_half = float(in_range(original, original.to(half)) if lifted else original.to(half))
             found.append(Guard(name, prefix + guarded.name, value, in_half, tuple(readers)))
     return tuple(found)
 
@@ -80,7 +80,7 @@ def reaches_a_division(start: T, readers: Callable[[T], Iterable[tuple[T, str, b
 
 
 def lift_guards(module: GraphModule, half: torch.dtype) -> None:
-    """Make constants of the guards of a prepared whole program that would vanish in half, in place.
+    """Make constants of the guards of a prepared original program that would vanish in half, in place.
 
     Half's least number guards a division as well (`in_range`); a number in the code could not be another in half.
     """

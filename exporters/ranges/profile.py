@@ -1,4 +1,4 @@
-"""The range of every tensor of a whole program on real samples: one pass, no tensor is kept.
+"""The range of every tensor of an original program on real samples: one pass, no tensor is kept.
 
 Floating tensors only: token ids are not magnitudes. Numbers of 1e9 or more can only be a mask, and are counted
 separately, as are NaN and infinities.
@@ -70,7 +70,7 @@ class Profile:
 def profile(
     module: GraphModule, batches: Iterable[Sequence[Tensor]], half: torch.dtype = torch.float16
 ) -> Profile:
-    """Run a prepared whole program (`models.program.runnable`) on batches of inputs and measure every node."""
+    """Run a prepared original program (`models.program.runnable`) on batches of inputs and measure every node."""
     collectors: dict[str, _Measured] = {}
     count = 0
     with torch.inference_mode():

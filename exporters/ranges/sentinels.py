@@ -46,7 +46,7 @@ class Rewritten:
 
 
 def rewrite_sentinels(module: GraphModule, profile: Profile) -> Rewritten:
-    """Rewrite every mask sentinel of a whole program, in place, where that is proven to change no FP32 answer."""
+    """Rewrite every mask sentinel of an original program, in place, where that is proven to change no FP32 answer."""
     repairs: list[Repair] = []
     keep: list[Kept] = []
     for prefix, graph_module in _graphs(module):

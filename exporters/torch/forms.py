@@ -21,7 +21,7 @@ from ...models.program import runnable, walk
 from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
-from ..graph.original import Original
+from ..graph.original_graph import OriginalGraph
 from ..graph.traffic import Traffic, why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
@@ -35,7 +35,7 @@ from ..prove import (
     Taken,
     answers_of,
     ask_reference,
-    check_whole_form,
+    check_original_form,
     take,
     ties_of,
 )
@@ -51,7 +51,7 @@ from .program_original import ProgramOriginal
 
 @dataclass(slots=True)
 class ProgramForms:
-    """Makes the forms of an exported program (`maker.Maker`). ``because``: why the whole serves although something
+    """Makes the forms of an exported program (`maker.Maker`). ``because``: why the original serves although something
     could be half."""
 
     subject: Subject
@@ -59,7 +59,7 @@ class ProgramForms:
     settled: ProgramGraph = field(init=False)
     half: HalfProgram = field(init=False)
     because: str = ""
-    _whole: Answers | None = None
+    _original: Answers | None = None
     _module: GraphModule | None = None
     _row_operations: int | None = None
 
@@ -79,18 +79,18 @@ class ProgramForms:
             self._row_operations = program_operations(self.module, tensors).of(row)
         return self._row_operations
 
-    def whole(self) -> Answers:
-        if self._whole is None:
+    def original(self) -> Answers:
+        if self._original is None:
             spec = self.subject.spec
             engine = TorchEngine(self.subject.exported, "fp32", self.subject.device, spec=spec)
-            self._whole = answers_of(spec, engine)
-        return self._whole
+            self._original = answers_of(spec, engine)
+        return self._original
 
     def operations_by_name(self) -> Sequence[Operation]:
         nodes = (node for _, node in walk(self.module) if node.op == "call_function")
         return [(node.name, getattr(node.target, "__name__", "").split(".")[0]) for node in nodes]
 
-    def original(self) -> Original:
+    def original_graph(self) -> OriginalGraph:
         return ProgramOriginal(self.module, self.subject.spec)
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
@@ -99,7 +99,7 @@ class ProgramForms:
         exact = exact_answers(self.module, subject.spec)
         device = str(subject.device)
         return ask_reference(
-            subject.spec, judging, self.whole(), tie_tolerance, self.row_operations, exact, device
+            subject.spec, judging, self.original(), tie_tolerance, self.row_operations, exact, device
         )
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
@@ -129,8 +129,8 @@ class ProgramForms:
         program = self.half.program
         return Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
 
-    def serve_whole(self, because: str) -> None:
-        self.subject, self.planner = self.subject.served_whole(because), None
+    def serve_original(self, because: str) -> None:
+        self.subject, self.planner = self.subject.served_original(because), None
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
@@ -138,16 +138,16 @@ class ProgramForms:
     def write(self, draft: Draft) -> None:
         folder, program = draft.folder, self.subject.exported
         save_file(_untied(program.state_dict), folder / "weights.safetensors")
-        save_program(program, folder / "whole.pt2", weights=False)
+        save_program(program, folder / "original.pt2", weights=False)
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         half = self.half.half_nodes > 0
         if name == "torch":
-            return self._half_torch(draft, reference_run) if half else Made("whole.pt2", self.whole())
-        self._write_whole_onnx(draft, reference_run)
+            return self._half_torch(draft, reference_run) if half else Made("original.pt2", self.original())
+        self._write_original_onnx(draft, reference_run)
         if half:
             return self._half_onnx(draft, reference_run)
-        return Made("whole.onnx", self._onnx(draft.folder / "whole.onnx", "fp32"))
+        return Made("original.onnx", self._onnx(draft.folder / "original.onnx", "fp32"))
 
     def storage(self) -> Answers:
         """The half program in true half kernels of the subject's device."""
@@ -165,7 +165,7 @@ class ProgramForms:
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
             "search": self.planner.search if self.planner else NOT_ASKED,
-            **({"whole_because": why} if (why := self.subject.whole_because or self.because) else {}),
+            **({"original_because": why} if (why := self.subject.original_because or self.because) else {}),
         }
 
     def plan_json(self) -> dict[str, Any]:
@@ -197,20 +197,20 @@ class ProgramForms:
             return []
         return [take(reference_run, answers_of(self.subject.spec, engine))]
 
-    def _write_whole_onnx(self, draft: Draft, reference_run: ReferenceRun) -> None:
-        """Write the whole as ONNX and compare it with the program, so that a fault of the exporter does not count as
+    def _write_original_onnx(self, draft: Draft, reference_run: ReferenceRun) -> None:
+        """Write the original as ONNX and compare it with the program, so that a fault of the exporter does not count as
         half's.
 
         Raises ExportFailed where the answers differ; no file is left then. Otherwise the file stays and may serve, also
         where the half is refused.
         """
-        path, spec = draft.folder / "whole.onnx", self.subject.spec
+        path, spec = draft.folder / "original.onnx", self.subject.spec
         if not path.exists():
             write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
             try:
                 threads = CpuSetup(torch.get_num_threads())
                 engine = OnnxEngine(path, "fp32", self.subject.device, threads, packed=False)
-                check_whole_form(reference_run, answers_of(spec, engine))
+                check_original_form(reference_run, answers_of(spec, engine))
             except HalfevenError:
                 remove_onnx(path)
                 raise

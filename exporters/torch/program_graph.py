@@ -86,7 +86,7 @@ class ProgramGraph:
             tensor.name: to_numpy(held) for tensor, held in zip(self.spec.inputs, self.inputs, strict=True)
         }
 
-    def whole(self, observe: Observe | None = None) -> Answers:
+    def original(self, observe: Observe | None = None) -> Answers:
         nothing = make_plan(self.module, replace(self.precision, level="O0", keep=()))
         return emulated(self.spec, self._emulation(nothing, observe=observe))
 
@@ -141,8 +141,8 @@ class ProgramGraph:
         placed = place(self.module, self.plan.keeping(kept), self.inputs, outputs)
         return replace(self, plan=placed.plan, bytes_before=placed.bytes_before)
 
-    def written(self, whole: ExportedProgram) -> HalfProgram:
-        return rewrite(whole, self.plan, self.spec, self.inputs, self.module)
+    def written(self, original: ExportedProgram) -> HalfProgram:
+        return rewrite(original, self.plan, self.spec, self.inputs, self.module)
 
     def _keeping(self, names: Collection[str]) -> PrecisionPlan:
         nodes = dict(walk(self.module))
@@ -207,7 +207,7 @@ def _may_be_kept(node: Node) -> bool:
 
 
 def exact_answers(module: GraphModule, spec: ModelSpec) -> Answers:
-    """A whole program (`models.program.runnable`) in FP64."""
+    """An original program (`models.program.runnable`) in FP64."""
     return emulated(spec, InDouble(module))
 
 

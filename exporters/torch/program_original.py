@@ -1,4 +1,4 @@
-"""A captured FP32 program whose run can be changed at a node (`graph.original.Original`)."""
+"""A captured FP32 program whose run can be changed at a node (`graph.original_graph.OriginalGraph`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...models.engines.arrays import to_numpy, to_torch
 from ...models.spec import ModelSpec
 from ..graph.backend import GraphNode, Observe
-from ..graph.original import Visit
+from ..graph.original_graph import Visit
 from ..prove import emulated
 from ..question import Answers, Arrays
 from .autocast.in_double import InDouble
@@ -38,7 +38,7 @@ class ProgramOriginal:
         with torch.inference_mode():
             return self._named(_Watched(self.module, seen).run(*self._tensors(inputs)))
 
-    def whole(self, observe: Observe) -> Answers:
+    def as_served(self, observe: Observe) -> Answers:
         def seen(run: "_Watched", node: Node, result: Tensor) -> None:
             observe(node.name, result)
 

@@ -1,6 +1,6 @@
 """Replaces ``autocast`` in the child during the capture: regions that ask for half do nothing, FP32 regions are kept.
 
-The captured program is the FP32 whole, so a region that asks for half must leave no cast in it (on a CPU a CUDA
+The captured program is the FP32 original, so a region that asks for half must leave no cast in it (on a CPU a CUDA
 region would leave none anyhow, a CPU region BF16 ones). A custom function with ``custom_fwd(cast_inputs=float32)``
 leaves no trace outside of live autocast: here it runs in a disabled region, as it would inside of live autocast, and
 that region is in the program.
@@ -22,7 +22,7 @@ _PLACES = (torch.amp, torch.amp.autocast_mode, torch.cuda.amp, torch.cuda.amp.au
 
 
 @contextlib.contextmanager
-def whole_in_fp32() -> Iterator[set[str]]:
+def original_in_fp32() -> Iterator[set[str]]:
     """A block from the import of the user's code to the end of the capture; gives the notes for the user, as a set."""
     notes = set()
     names = ("__init__", "__enter__", "__exit__")
@@ -63,7 +63,7 @@ def _quiet(old: dict[str, Any], notes: set[str]) -> dict[str, Callable[..., Any]
         if not getattr(self, "_asks_for_half", self._enabled):
             return old["__enter__"](self)
         notes.add(
-            f"forward asks for half itself (torch.autocast on {self.device}): the whole is that model in FP32, "
+            f"forward asks for half itself (torch.autocast on {self.device}): the original is that model in FP32, "
             "which nodes are half is decided by the plan"
         )
         return self
@@ -83,7 +83,7 @@ def custom_fwd(
     device_type: str,
     cast_inputs: torch.dtype | None = None,
 ) -> Any:
-    """``torch.amp.custom_fwd`` as it acts inside live autocast; `whole_in_fp32` puts it in torch's place."""
+    """``torch.amp.custom_fwd`` as it acts inside live autocast; `original_in_fp32` puts it in torch's place."""
     if fwd is None:
         return functools.partial(
             custom_fwd, notes, original, device_type=device_type, cast_inputs=cast_inputs

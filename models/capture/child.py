@@ -67,9 +67,9 @@ def captured(torch: ModuleType, request: Request, out: Path) -> dict[str, Any]:
     """Trace the model of the request, and write the program and its weights into ``out``; gives the result."""
     prepare(torch)
     samples = load_samples(request)
-    from .autocast import whole_in_fp32
+    from .autocast import original_in_fp32
 
-    with whole_in_fp32() as regions:
+    with original_in_fp32() as regions:
         program, notes, facts = trace(torch, request, samples)
     notes += [*sorted(regions), *facts["notes"]]
     state = save(torch, program, out)

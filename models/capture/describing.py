@@ -58,9 +58,9 @@ def looked_at(torch: ModuleType, request: Request) -> dict[str, Any]:
     with torch.no_grad():
         if source.endswith(".pt2"):
             return of_program(torch, folder / source)
-        from .autocast import whole_in_fp32
+        from .autocast import original_in_fp32
 
-        with whole_in_fp32():  # as the capture sees it
+        with original_in_fp32():  # as the capture sees it
             module, _ = child.loaded(torch, request, "sdpa")
             result, shown = (
                 of_transformers(torch, module)

@@ -25,7 +25,7 @@ _BRANCHES = (
 )
 _DTYPE = (
     "a half dtype written into the code, against FP32 weights",
-    "leave it out, or use .to(weight.dtype): the FP32 whole comes first, the half is made of it",
+    "leave it out, or use .to(weight.dtype): the FP32 original comes first, the half is made of it",
 )
 _DOUBLE = (
     "a float64 input or number beside FP32 weights",

@@ -2,7 +2,7 @@
 
 torch.export makes of each region a submodule under a higher-order op. A node from ``autocast(enabled=False)``,
 or from a custom function whose inputs are cast to FP32, says so in ``node.meta["custom"]["halfeven_island"]``,
-which an archive keeps: it is the user's own FP32. A region that asks for half is only taken in: the whole is FP32.
+which an archive keeps: it is the user's own FP32. A region that asks for half is only taken in: the original is FP32.
 
 The child uses it too.
 """

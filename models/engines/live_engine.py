@@ -109,7 +109,7 @@ class LiveEngine(TorchEngine):
 
 
 def load_live(version: Version, precision: str, device: torch.device, setup: CpuSetup = PLAIN) -> LiveEngine:
-    """A version's live form, or with ``fp32`` its whole.
+    """A version's live form, or with ``fp32`` its original.
 
     Raises EngineFailed naming a file of the model folder that has changed since the proof, DamagedFile,
     BadFolder or CaptureFailed where the module cannot be built any more.

@@ -16,9 +16,9 @@ from .live_engine import load_live
 from .torch_engine import TorchEngine
 
 
-def whole_program(version: Version) -> ExportedProgram:
+def original_program(version: Version) -> ExportedProgram:
     """The FP32 original with its weights. Raises DamagedFile naming the file."""
-    with version.opened("whole.pt2") as file:
+    with version.opened("original.pt2") as file:
         return load_program(file, _weights(version))
 
 
@@ -28,9 +28,9 @@ def half_program(version: Version) -> ExportedProgram:
         return load_program(file)
 
 
-def whole_module(version: Version) -> GraphModule:
+def original_module(version: Version) -> GraphModule:
     """The same as a graph that runs, on a CPU. Raises DamagedFile naming the file."""
-    program = _runnable(version, "whole.pt2", torch.device("cpu"), _weights(version))
+    program = _runnable(version, "original.pt2", torch.device("cpu"), _weights(version))
     return program if isinstance(program, GraphModule) else runnable(program)
 
 
@@ -51,18 +51,18 @@ def _runnable(
         return module if module is not None else load_program(file, state)
 
 
-def load_whole(version: Version, form: str, device: torch.device, setup: CpuSetup = PLAIN) -> Engine:
+def load_original(version: Version, form: str, device: torch.device, setup: CpuSetup = PLAIN) -> Engine:
     """The FP32 original as an engine; ``form`` is ``torch``, ``onnx`` or ``live``, ``setup`` how a CPU is used."""
     if form == "live":
         return load_live(version, "fp32", device, setup)
     if form == "onnx":
-        return _onnx_engine(version, "whole.onnx", "fp32", device, setup)
-    program, spec = _runnable(version, "whole.pt2", device, _weights(version)), version.spec()
+        return _onnx_engine(version, "original.onnx", "fp32", device, setup)
+    program, spec = _runnable(version, "original.pt2", device, _weights(version)), version.spec()
     return TorchEngine(program, "fp32", device, setup, rows_apart=spec.batched, spec=spec)
 
 
 def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup = PLAIN) -> Engine:
-    """The half as an engine; whether it may serve is not decided here. ``setup`` as for the whole."""
+    """The half as an engine; whether it may serve is not decided here. ``setup`` as for the original."""
     precision = version.manifest["half"]
     if form == "live":
         return load_live(version, precision, device, setup)

@@ -46,8 +46,8 @@ class Condition:
         self.ceiling = prepared.ceiling if prepared.ceiling is not None else Ceiling()
         self.runner = EngineRunner(spec, prepared.engine, clock, self.ceiling)
         self._rescue = (
-            Rescue(EngineRunner(spec, prepared.whole, clock, Ceiling()))
-            if prepared.whole is not None
+            Rescue(EngineRunner(spec, prepared.original, clock, Ceiling()))
+            if prepared.original is not None
             else None
         )
         self.lost: str | None = None
@@ -67,14 +67,14 @@ class Condition:
         return not isinstance(self.runner.run([self._known]).result, Fault)
 
     def mended(self, items: Sequence[Timed], outputs: list[np.ndarray], took_ns: int) -> Mapping[int, Mended]:
-        """Rows of a half's ``outputs`` that are not finite are replaced, in place, by the whole's, where there is
+        """Rows of a half's ``outputs`` that are not finite are replaced, in place, by the original's, where there is
         one."""
         if self._rescue is None or self._rescue.all_well(outputs):
             return _NOTHING
         return self._rescue.mend(items, outputs, self.runner.clock() + self.patience_ns(took_ns))
 
-    def of_the_whole(self, item: Timed) -> Run[Timed] | None:
-        """The whole's run of an item that a half refused; None where no whole is loaded."""
+    def of_the_original(self, item: Timed) -> Run[Timed] | None:
+        """The original's run of an item that a half refused; None where no original is loaded."""
         return None if self._rescue is None else self._rescue.instead(item)
 
     def patience_ns(self, took_ns: int) -> int:

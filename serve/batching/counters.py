@@ -48,7 +48,7 @@ class Counters:
     ``assemble_ns`` is the part of ``compute_ns`` in which
     inputs were joined (``assembled_ns``: counted once per batch), where the engine tells it. ``vanished`` are
     requests whose caller left before their batch began, ``rejected`` those that were not admitted, ``timed_out`` those
-    whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32 whole. ``out_of_memory``
+    whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32 original. ``out_of_memory``
     counts runs, ``row_ceiling`` (0: none) is the most rows of a run since. ``given_up`` are batches that failed
     undivided because their engine fails on everything.
     """
@@ -126,7 +126,7 @@ class Counters:
             self.failures_ns += spent_ns
 
     def rescued(self, rows: int) -> None:
-        """Rows that a half could not compute were answered by its FP32 whole."""
+        """Rows that a half could not compute were answered by its FP32 original."""
         with self.lock:
             self.rescued_rows += rows
 

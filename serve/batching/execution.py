@@ -1,7 +1,7 @@
 """One batch on one version: run it, give each request its rows, or its own failure.
 
 A batch that fails is run again in two parts (`engine_runner.py`); rows that a half could not compute are answered by
-the whole (`rescue.py`). No request fails because of another one.
+the original (`rescue.py`). No request fails because of another one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -138,8 +138,8 @@ class Execution:
         ]
 
     def _refused(self, request: Request, fault: Fault) -> Outcome:
-        """An index that a half computed may be out of range by its rounding alone: the whole decides."""
-        found = self.condition.of_the_whole(request)
+        """An index that a half computed may be out of range by its rounding alone: the original decides."""
+        found = self.condition.of_the_original(request)
         if found is None or isinstance(found.result, Fault):
             return self._failed(request, BadRequest(f"{self._who()}: {fault.text}"))
         wait_ns = found.began_ns - request.since_ns
@@ -174,7 +174,7 @@ class Execution:
 
     def _not_rescued(self, fault: Fault) -> str:
         return (
-            f"{self._who()} has no finite answer to this request, and its FP32 whole, which was asked instead, "
+            f"{self._who()} has no finite answer to this request, and its FP32 original, which was asked instead, "
             f"failed: {fault.text}"
         )
 

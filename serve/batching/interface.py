@@ -36,7 +36,7 @@ class PreparedVersion:
     """One version, loaded, proven on this device and warm.
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
-    ``whole`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
+    ``original`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
     samples of live traffic. ``useful_rows`` is the batch size above which more rows bring no more throughput here, or
     need more memory than the device has (0: not measured). ``ceiling`` remembers out of memory (None: while loaded).
     ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
@@ -50,7 +50,7 @@ class PreparedVersion:
     precision: str
     engine: Engine
     reason: str = ""
-    whole: Engine | None = None
+    original: Engine | None = None
     useful_rows: int = 0
     ceiling: Ceiling | None = None
     invariance: str = ""
@@ -83,7 +83,7 @@ class Answer:
 
     ``queue_ns`` is the wait before the batch began, ``assemble_ns`` the time to join the batch's inputs (where
     the engine tells it apart), ``compute_ns`` the batch's run, ``batch_rows`` its rows (padding left out).
-    ``rescued`` is how many of this request's rows the FP32 whole had to answer.
+    ``rescued`` is how many of this request's rows the FP32 original had to answer.
     """
 
     outputs: list[np.ndarray]

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where versions serve; ``fallback``: a refused half may be replaced by its FP32 whole; ``rescue``: the whole stays
+    """Where versions serve; ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``: the original stays
     loaded beside an active half."""
 
     device: torch.device

@@ -1,6 +1,6 @@
-"""Rows that a half answered with NaN or infinity are answered by the FP32 whole, and only those rows.
+"""Rows that a half answered with NaN or infinity are answered by the FP32 original, and only those rows.
 
-FP16 ends at 65,504: values far from every sample can overflow it where FP32 has an answer. Where the whole's answer is
+FP16 ends at 65,504: values far from every sample can overflow it where FP32 has an answer. Where the original's answer is
 not finite either, it is sent: then it is the model's own answer.
 """
 
@@ -50,11 +50,11 @@ class _Torn:
 
 
 class Rescue:
-    """The whole beside a half. ``futile`` counts the rows that the whole could not make finite either."""
+    """The original beside a half. ``futile`` counts the rows that the original could not make finite either."""
 
-    def __init__(self, whole: EngineRunner) -> None:
-        self._whole = whole
-        self._floats = [index for index, spec in enumerate(whole.spec.outputs) if spec.type.is_float]
+    def __init__(self, original: EngineRunner) -> None:
+        self._original = original
+        self._floats = [index for index, spec in enumerate(original.spec.outputs) if spec.type.is_float]
         self.futile = 0
 
     def all_well(self, outputs: list[np.ndarray]) -> bool:
@@ -62,22 +62,22 @@ class Rescue:
         return all(map(all_finite, [outputs[index] for index in self._floats]))
 
     def instead(self, item: Timed) -> Run[Timed]:
-        """Run one item with the whole because the half has no answer to it at all."""
-        return self._whole.run([item])
+        """Run one item with the original because the half has no answer to it at all."""
+        return self._original.run([item])
 
     def mend(self, items: Sequence[Timed], outputs: list[np.ndarray], until_ns: int) -> Mapping[int, Mended]:
         """Replace the rows of ``outputs`` that are not finite, in place; gives by item index what was done.
 
         An item whose ``deadline_ns`` (0: none) has passed is not run again. ``until_ns`` bounds the search for an item
-        that makes the whole fail.
+        that makes the original fail.
         """
         torn = self._torn(items, outputs)
-        now_ns = self._whole.clock()
+        now_ns = self._original.clock()
         late = [one for one in torn if 0 < items[one.index].deadline_ns <= now_ns]
         mended = {one.index: Mended(late=True) for one in late}
         left = [one for one in torn if one.index not in mended]
         if left:
-            for run in self._whole.isolated(self._whole.run(left), until_ns):
+            for run in self._original.isolated(self._original.run(left), until_ns):
                 if isinstance(run.result, list):
                     self._replace(outputs, run.items, run.result)
                 fault = run.result if isinstance(run.result, Fault) else None
@@ -86,7 +86,7 @@ class Rescue:
         return mended
 
     def _torn(self, items: Sequence[Item], outputs: Sequence[np.ndarray]) -> list[_Torn]:
-        if not self._whole.spec.batched:
+        if not self._original.spec.batched:
             return [_Torn(items[0].arrays, items[0].rows, items[0].alone, 0, np.zeros(0, np.intp))]
         bad = non_finite_rows([outputs[index] for index in self._floats])
         torn, start = [], 0
@@ -100,7 +100,7 @@ class Rescue:
 
     def _replace(self, outputs: list[np.ndarray], torn: Sequence[_Torn], found: list[np.ndarray]) -> None:
         before = self.futile
-        if not self._whole.spec.batched:
+        if not self._original.spec.batched:
             outputs[:] = found
             self.futile += not self.all_well(found)
         else:
@@ -112,9 +112,9 @@ class Rescue:
             self.futile += non_finite_rows([found[index] for index in self._floats]).size
         if self.futile and not before:
             logger.warning(
-                "'%s': the FP32 whole is not finite either where its half is not: these answers are the model's "
+                "'%s': the FP32 original is not finite either where its half is not: these answers are the model's "
                 "own, and each costs a second run. Where that is usual, serve it in FP32 (level = 'O0')",
-                self._whole.spec.name,
+                self._original.spec.name,
             )
 
 

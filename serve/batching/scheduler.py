@@ -74,7 +74,7 @@ class BatchScheduler:
         self._condition = Condition(spec, prepared, self._clock, lost=self._device.lose)
         ahead = self._ahead and hasattr(prepared.engine, "launch")
         self._depth: int = getattr(prepared.engine, "in_flight", 1) if ahead else 1
-        self.brief: bool = getattr(prepared.engine, "brief", False) and prepared.whole is None
+        self.brief: bool = getattr(prepared.engine, "brief", False) and prepared.original is None
         self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
         self.queue.batch_bytes = spec.batching.max_batch_bytes
         self._set_limit()

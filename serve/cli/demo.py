@@ -19,7 +19,7 @@ from ...exporters.convert import Conversion, Options, convert
 from ...exporters.inputs.samples import Samples, load_samples
 from ...exporters.report.page import size_text
 from ...models.engines.device_choice import resolve_device
-from ...models.engines.load import load_whole
+from ...models.engines.load import load_original
 from ...models.package import read_folder
 from ...models.store import Store, Version
 from ..bench.callers import Caller, Traffic
@@ -50,7 +50,7 @@ def run_demo(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], T
         with server(store, notify) as port:
             facts = _first_half(port, folder, store, samples, first, notify)
             facts |= _second_half(port, store, samples, Path(name), notify)
-    facts["accuracy_fp32"] = _accuracy_of_whole(first.version, samples)
+    facts["accuracy_fp32"] = _accuracy_of_original(first.version, samples)
     facts["passed"] = _passed(facts)
     facts["store"] = str(store.root)
     facts["seconds"] = round(time.perf_counter() - started, 1)
@@ -122,8 +122,8 @@ def _accuracy_over_http(port: int, samples: Samples) -> tuple[float, str]:
     return right / (samples.count // BATCH * BATCH), precision
 
 
-def _accuracy_of_whole(version: Version, samples: Samples) -> float:
-    engine = load_whole(version, "torch", resolve_device("cpu"))
+def _accuracy_of_original(version: Version, samples: Samples) -> float:
+    engine = load_original(version, "torch", resolve_device("cpu"))
     asked = samples.count // BATCH * BATCH
     (logits,) = engine.run([[samples.arrays[tensor.name][:asked]] for tensor in version.spec().inputs])
     return float((logits.argmax(-1) == samples.targets[OUTPUT][:asked]).mean())
@@ -158,7 +158,15 @@ def _passed(facts: dict[str, Any]) -> bool:
 
 def _table(facts: dict[str, Any]) -> Table:
     table = Table(title="halfeven demo: handwritten digits", caption=_caption(facts), caption_justify="left")
-    for heading in ("version", "form", "verdict", "half nodes", "kept", "max error / limit", "half / whole"):
+    for heading in (
+        "version",
+        "form",
+        "verdict",
+        "half nodes",
+        "kept",
+        "max error / limit",
+        "half / original",
+    ):
         table.add_column(heading)
     for version in facts["versions"]:
         for form, found in version["forms"].items():

@@ -49,8 +49,8 @@ def assert_half_equal(
     )
     spec = ModelSpec("model", (), outputs, count, parity=allowed)
     trials = [
-        Trial(tuple(rows), whole, _widened(half, whole))
-        for rows, whole, half in zip(batches, reference, candidate, strict=True)
+        Trial(tuple(rows), original, _widened(half, original))
+        for rows, original, half in zip(batches, reference, candidate, strict=True)
     ]
     everything = reference[0]
     itself = [
@@ -109,9 +109,11 @@ def _answers(model: Model, given: Any) -> Arrays:
     return {"output": as_numpy(found)}
 
 
-def _widened(half: Arrays, whole: Arrays) -> Arrays:
+def _widened(half: Arrays, original: Arrays) -> Arrays:
     """The half's answers in the datatypes of FP32's, for the gate asks for the same; other names stay as they are."""
     return {
-        name: array.astype(whole[name].dtype) if name in whole and whole[name].dtype.kind == "f" else array
+        name: array.astype(original[name].dtype)
+        if name in original and original[name].dtype.kind == "f"
+        else array
         for name, array in half.items()
     }

@@ -38,11 +38,11 @@ def check(device: torch.device, nets: Sequence[Net]) -> Outcome:
 def _faults(net: Net, device: torch.device, acted: list[str]) -> list[str]:
     """``acted`` gets the net's name where autocast changes its outputs: only then the comparison says anything."""
     inputs = net.tensors(ROWS, device)
-    whole, half = (
+    original, half = (
         program if device.type == "cpu" else on_device(program, device)
-        for program in (net.whole, net.half(device))
+        for program in (net.original, net.half(device))
     )
-    live, came, fp32 = live_outputs(whole, inputs), outputs_of(half, inputs), outputs_of(whole, inputs)
+    live, came, fp32 = live_outputs(original, inputs), outputs_of(half, inputs), outputs_of(original, inputs)
     if all(map(same_numbers, live, fp32)):
         return []
     acted.append(net.name)

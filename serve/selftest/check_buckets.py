@@ -16,9 +16,9 @@ from .plain_way import found, judged
 def check(device: torch.device, nets: Sequence[Net]) -> Outcome:
     if device.type != "cuda":
         return on_cuda_alone("fixed batch sizes")
-    wholes = [(net, net.whole) for net in nets]
+    originals = [(net, net.original) for net in nets]
     sizes = {net.name: list(buckets_of(net.spec, str(device))) for net in nets}
-    outcome = judged(device, lambda: _faults(device, wholes, FP32_GAP), "", {"sizes": sizes})
+    outcome = judged(device, lambda: _faults(device, originals, FP32_GAP), "", {"sizes": sizes})
     if outcome.status != PASSED:
         return outcome
     halves = [(net, net.half(device)) for net in nets]

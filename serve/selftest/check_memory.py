@@ -41,7 +41,7 @@ def _faults(net: Net, device: torch.device, figures: dict[str, int]) -> list[str
 
 def _taken_by_rounds(net: Net, device: torch.device, rounds: int) -> int:
     """Bytes that an engine's batches of all sizes took after the first round and did not give back, per round."""
-    engine = net.engine(net.whole, device)
+    engine = net.engine(net.original, device)
     try:
         batches = [
             net.batch(rows) for rows in buckets_of(net.spec, engine.device) for _ in range(engine.in_flight)

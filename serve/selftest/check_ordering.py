@@ -25,7 +25,7 @@ def check(device: torch.device, nets: Sequence[Net]) -> Outcome:
     def faults() -> list[str]:
         wrong: list[str] = []
         for net in nets:
-            engine, came = net.engine(net.whole, device), []
+            engine, came = net.engine(net.original, device), []
             try:
                 # Its slots have their memory then, as in a server.
                 engine.warm_up(net.batch(net.spec.max_batch_size))

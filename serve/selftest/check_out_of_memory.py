@@ -44,7 +44,7 @@ def check(device: torch.device, nets: Sequence[Net]) -> Outcome:
 
 def _faults(net: Net, device: torch.device) -> list[str]:
     """Two batches are under way when memory runs out for the second: always, then for more than half of its rows."""
-    engine = net.engine(net.whole, device)
+    engine = net.engine(net.original, device)
     most = net.spec.max_batch_size
     limit = [most]
 

@@ -29,14 +29,14 @@ class Net:
 
     name: str
     spec: ModelSpec
-    whole: ExportedProgram
+    original: ExportedProgram
     loops: bool = False
 
     def half(self, device: torch.device) -> ExportedProgram:
         """The half by autocast's lists of the device, on a CPU; loops are half as on CUDA."""
         example = [to_torch(part[0]) for part in self.batch(min(3, self.spec.max_batch_size))]
         return half_by_rules(
-            self.whole, self.spec, example, device.type, half_loops=device.type == "cuda"
+            self.original, self.spec, example, device.type, half_loops=device.type == "cuda"
         ).program
 
     def batch(self, *rows: int, seed: int = 0) -> Parts:
@@ -50,12 +50,12 @@ class Net:
 
     def engine(self, program: ExportedProgram, device: torch.device) -> TorchEngine:
         return TorchEngine(
-            program, "fp32" if program is self.whole else "fp16", device, rows_apart=True, spec=self.spec
+            program, "fp32" if program is self.original else "fp16", device, rows_apart=True, spec=self.spec
         )
 
     def expected(self, batches: Sequence[Parts]) -> list[list[np.ndarray]]:
         """What the FP32 program answers on a CPU."""
-        engine: Engine = self.engine(self.whole, CPU)
+        engine: Engine = self.engine(self.original, CPU)
         try:
             return [engine.run(parts) for parts in batches]
         finally:

@@ -18,7 +18,7 @@ from ...exporters.selftest_record import obey_selftest
 from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import Engine
-from ...models.engines.load import load_half, load_whole
+from ...models.engines.load import load_half, load_original
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
 from ...models.spec import ModelSpec
@@ -29,7 +29,7 @@ from ..batching.device import DeviceThread
 from ..batching.place import Place
 from ..versions.loading.candidate_forms import HALF_MUST_GAIN, batch_of, close
 from ..versions.loading.kept_setups import measured_setup
-from ..versions.loading.ready import WHOLES, proven_halves
+from ..versions.loading.ready import ORIGINALS, proven_halves
 from ..versions.loading.tuned import Way, Winner, save_tuned
 from ..versions.loading.useful_rows import batch_sizes, useful_rows
 from .delay import Simulated, best_delay, simulate
@@ -81,7 +81,7 @@ def tune(name: str, store: Store, device_word: str, seconds: float, notify: Noti
 
 
 def choose(measured: list[Measured]) -> Measured:
-    """The fastest in rows per second: fewer threads unless more gain a tenth, a whole unless a half does."""
+    """The fastest in rows per second: fewer threads unless more gain a tenth, an original unless a half does."""
     by_kind: dict[tuple[str, str], Measured] = {}
     for one in sorted(measured, key=lambda m: m.way.threads):
         kind = (one.way.form, one.way.precision)
@@ -175,7 +175,7 @@ def _setups(
     """The passes that were measured best on this processor, with every number of threads."""
     if place.device.type != "cpu":
         return [PLAIN]
-    load = partial(load_whole if precision == "fp32" else load_half, version, form, place.device)
+    load = partial(load_original if precision == "fp32" else load_half, version, form, place.device)
     best = measured_setup(version, form, precision, load, spec, partial(batch_of, spec, samples), place)
     return [replace(best, threads=threads) for threads in thread_counts(place.device)]
 
@@ -183,15 +183,15 @@ def _setups(
 def _kinds(
     version: Version, spec: ModelSpec, samples: Samples, place: Place, notify: Notify
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """The forms that may serve here, (form, precision) each: wholes, and halves that are proven here."""
-    live = version.has(WHOLES["live"])
+    """The forms that may serve here, (form, precision) each: originals, and halves that are proven here."""
+    live = version.has(ORIGINALS["live"])
     halves, refusals = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
     for half in halves:
         close(half, place)
     for refusal in refusals:
         notify(f"no candidate: {refusal}")
-    wholes = [(form, "fp32") for form, file in WHOLES.items() if version.has(file)]
-    return [*wholes, *((half.engine.form, half.engine.precision) for half in halves)], refusals
+    originals = [(form, "fp32") for form, file in ORIGINALS.items() if version.has(file)]
+    return [*originals, *((half.engine.form, half.engine.precision) for half in halves)], refusals
 
 
 def _measure(
@@ -242,7 +242,7 @@ def quartile_seconds(run: Callable[[], object], budget_s: float) -> float:
 
 
 def load_way(version: Version, way: Way, place: Place) -> Engine:
-    fetch = load_whole if way.precision == "fp32" else load_half
+    fetch = load_original if way.precision == "fp32" else load_half
     return place.call(partial(fetch, version, way.form, place.device, way.setup))
 
 

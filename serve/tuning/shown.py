@@ -52,9 +52,9 @@ def _why(measured: list[Measured]) -> str:
         sentence = "no half is proven here" if won == "fp32" else "no FP32 way runs here"
     else:
         rival = max(others, key=_rate)
-        half, whole = (rival, best) if won == "fp32" else (best, rival)
-        times = half.rows_per_second / whole.rows_per_second
-        sentence = f"{rule}, and {half.way} has {times:.2f} times those of {whole.way}"
+        half, original = (rival, best) if won == "fp32" else (best, rival)
+        times = half.rows_per_second / original.rows_per_second
+        sentence = f"{rule}, and {half.way} has {times:.2f} times those of {original.way}"
     more = max((one for one in measured if _only_threads_differ(one, best)), key=_rate, default=best)
     if more.rows_per_second > best.rows_per_second:
         gain = more.rows_per_second / best.rows_per_second

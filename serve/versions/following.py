@@ -82,12 +82,12 @@ class Following:
             return None, 0.0
 
     def _follow_drift(self, served: ServedModel) -> None:
-        """The whole takes the place of a half that another replica found drifting on a device of this kind."""
+        """The original takes the place of a half that another replica found drifting on a device of this kind."""
         for loaded in served.loaded_versions():
             if loaded.prepared.precision != "fp32":
                 why = drifted(loaded.version, str(self._roster.place.device))
                 if why is not None and loaded.fall_back(why):
-                    logger.warning("%s fell back to its FP32 whole: %s", loaded, why)
+                    logger.warning("%s fell back to its FP32 original: %s", loaded, why)
 
 
 def _stands(order: Order | None, loaded: LoadedVersion | None, percent: float) -> bool:

@@ -5,7 +5,7 @@ from ...models.store import Store, Version
 
 def wanted_version(store: Store, name: str, live: int | None, serves: bool) -> Version | None:
     """The live version; while there is none and nothing ``serves``, the newest one whose half was refused: its FP32
-    whole serves.
+    original serves.
 
     A version whose weights a gate refused, or that waits for its promotion, never serves, in no precision.
     """

@@ -78,7 +78,7 @@ class Questions:
 
     spec: ModelSpec
     draws: Sequence[Sequence[Batch]]
-    whole: Answers
+    original: Answers
     tie_tolerance: TieTolerance = lambda inputs, reference, candidate: {}
 
     def judged(self, answers: Answers) -> ParityReport:
@@ -96,21 +96,21 @@ class Questions:
     def _judged(self, draw: Sequence[Batch], answers: Answers) -> ParityReport:
         trials = []
         for samples, inputs in draw:
-            reference, candidate = self.whole(inputs), answers(inputs)
+            reference, candidate = self.original(inputs), answers(inputs)
             ties = self.tie_tolerance(inputs, reference, candidate)
             trials.append(Trial(samples, reference, candidate, ties))
         with np.errstate(all="ignore"):
             return judge(self.spec, "fp16", trials)
 
 
-def judged(questions: Questions, original: Path, candidate: Path) -> Judgement:
+def judged(questions: Questions, path: Path, candidate: Path) -> Judgement:
     """The verdict on one converted file."""
     model, checker = onnx.load(candidate), _objection(candidate)
     try:
         session = session_of(candidate)
     except Exception as error:
         return Judgement(LOAD, _short(error), checker=checker)
-    if changed := _changed_ends(session_of(original), session):
+    if changed := _changed_ends(session_of(path), session):
         return Judgement(IO, changed, checker=checker)
     try:
         runtime = questions.judged(answers_of(session))
@@ -215,24 +215,24 @@ def _datatypes(node: NodeProto, types: Mapping[str, int], weights: Arrays) -> se
 
 
 @cache
-def questions_of(name: str, original: str) -> Questions:
-    whole = captured(name)
-    rows = min(BATCH, whole.spec.max_batch_size) if whole.spec.batched else 0
+def questions_of(name: str, path: str) -> Questions:
+    original = captured(name)
+    rows = min(BATCH, original.spec.max_batch_size) if original.spec.batched else 0
     draws = [list(_drawn(name, SEED + draw).batches(rows)) for draw in range(DRAWS)]
 
     def inputs() -> Iterable[Arrays]:
         return (arrays for draw in draws for _, arrays in draw)
 
-    module = runnable(whole.program)
-    names = [tensor.name for tensor in whole.spec.inputs]
-    tied = find_tied(module, [tensor.name for tensor in whole.spec.outputs])
+    module = runnable(original.program)
+    names = [tensor.name for tensor in original.spec.inputs]
+    tied = find_tied(module, [tensor.name for tensor in original.spec.outputs])
     ties = Ties(
         [one.output for one in tied],
         lambda asked: choices(module, tied, [asked[name] for name in names]),
         UNIT_ROUNDOFF["fp16"],
         inputs,
     )
-    return Questions(whole.spec, draws, answers_of(session_of(Path(original))), ties.tolerated)
+    return Questions(original.spec, draws, answers_of(session_of(Path(path))), ties.tolerated)
 
 
 def _drawn(name: str, seed: int) -> Samples:

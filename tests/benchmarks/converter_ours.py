@@ -42,9 +42,9 @@ def from_file(job: Job, samples: Samples, precision: Precision) -> tuple[Subject
 
 
 def from_program(job: Job, samples: Samples, precision: Precision) -> tuple[Subject, Maker]:
-    whole, folder = captured(job["name"]), Path(job["source"]).parent
-    spec = replace(whole.spec, name="model")  # not every name here is one that a store takes
-    subject = Subject(whole.program, spec, samples, precision, ("onnx",), folder, {}, search=True)
+    original, folder = captured(job["name"]), Path(job["source"]).parent
+    spec = replace(original.spec, name="model")  # not every name here is one that a store takes
+    subject = Subject(original.program, spec, samples, precision, ("onnx",), folder, {}, search=True)
     return subject, ProgramForms(subject)
 
 
@@ -61,7 +61,7 @@ class Road:
             if not form["passed"]:
                 raise CannotConvert(f"refused: {version.json('parity.json')['forms'].get('onnx', form)}")
             half = version.folder / "half.onnx"
-            shutil.copy(half if half.exists() else version.folder / "whole.onnx", job["target"])
+            shutil.copy(half if half.exists() else version.folder / "original.onnx", job["target"])
 
 
 def samples_of(job: Job) -> Samples:

@@ -105,7 +105,7 @@ def write_files(names: Sequence[str], folder: Path) -> tuple[list[File], dict[st
     for name in names:
         place = folder / name.replace(" ", "-").replace("'", "").replace(",", "")
         place.mkdir(parents=True, exist_ok=True)
-        file = File(name, place / "whole.onnx", place / "calibration")
+        file = File(name, place / "original.onnx", place / "calibration")
         try:
             _write(file)
             files.append(file)
@@ -115,12 +115,12 @@ def write_files(names: Sequence[str], folder: Path) -> tuple[list[File], dict[st
 
 
 def _write(file: File) -> None:
-    whole = captured(file.name)
-    write_onnx(whole.program, whole.spec, file.source, {})
+    original = captured(file.name)
+    write_onnx(original.program, original.spec, file.source, {})
     file.calibration.mkdir(exist_ok=True)
     arrays = fresh(file.name, CALIBRATION_ROWS, CALIBRATION_SEED)
     samples = Samples({key: tensor.numpy() for key, tensor in arrays.items()})
-    rows = min(BATCH, whole.spec.max_batch_size) if whole.spec.batched else 0
+    rows = min(BATCH, original.spec.max_batch_size) if original.spec.batched else 0
     for index, (_, batch) in enumerate(samples.batches(rows)):
         np.savez(file.calibration / f"{index:03}.npz", **batch)  # type: ignore[arg-type]
 

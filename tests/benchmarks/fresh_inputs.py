@@ -5,7 +5,7 @@
 
 Every model of the corpus (the shipped zoo is in it) is converted on ``--given`` samples; the halves that passed are
 asked fresh inputs from the same source. An input counts as wrong where an answer errs by more than ``limit_u``·u·S,
-with limit and S as the proof has them, is not finite where the whole's is, or is another integer that does not tie. The
+with limit and S as the proof has them, is not finite where the original's is, or is another integer that does not tie. The
 exit code is 1 where a half errs oftener than its headline says.
 """
 
@@ -28,7 +28,7 @@ from halfeven.exporters.onnx.stored import stored_ties
 from halfeven.exporters.prove import answers_of, ties_of, tried
 from halfeven.exporters.report.headline import headline, judged_samples, one_in
 from halfeven.exporters.version_facts import facts_of
-from halfeven.models.engines.load import load_half, load_whole, whole_module
+from halfeven.models.engines.load import load_half, load_original, original_module
 from halfeven.models.errors import HalfevenError
 from halfeven.models.store import LIVE, Version
 from torch import device
@@ -91,16 +91,16 @@ def wrong_inputs(
 ) -> tuple[int, float]:
     """How many samples are answered wrongly, and the largest error of a number in units of u·S."""
     spec, dtype = version.spec(), version.manifest["half"]
-    engines = [load_whole(version, form, CPU), load_half(version, form, CPU)]
-    whole, half = (answers_of(spec, engine) for engine in engines)
-    program = version.has("whole.pt2")
+    engines = [load_original(version, form, CPU), load_half(version, form, CPU)]
+    original, half = (answers_of(spec, engine) for engine in engines)
+    program = version.has("original.pt2")
     ties = (
-        ties_of(whole_module(version), spec, dtype, samples)
+        ties_of(original_module(version), spec, dtype, samples)
         if program
         else stored_ties(version, dtype, samples)
     )
     judged = {output["name"]: output for output in report["outputs"]}
-    trials = [tried(numbers, inputs, whole(inputs), half(inputs), ties)
+    trials = [tried(numbers, inputs, original(inputs), half(inputs), ties)
               for numbers, inputs in samples.batches(spec.max_batch_size)]  # fmt: skip
     wrong, worst = set[int](), 0.0
     for tensor in spec.outputs:

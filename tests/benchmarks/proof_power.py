@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from halfeven.exporters import road
 from halfeven.exporters.gate.power import FINE, Power
-from halfeven.exporters.graph.original import Original
+from halfeven.exporters.graph.original_graph import OriginalGraph
 from halfeven.exporters.planted_faults import measured_power
 from halfeven.exporters.prove import ReferenceRun
 from halfeven.exporters.subject import Subject
@@ -33,7 +33,7 @@ def measured(name: str) -> tuple[Power, float, float]:
     """The power, and the seconds of the processor that it and the conversion took."""
     model, found, spent = captured(name), list[Power](), list[float]()
 
-    def timed(run: ReferenceRun, original: Original, dtype: str) -> Power:
+    def timed(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
         started = time.process_time()
         found.append(measured_power(run, original, dtype))
         spent.append(time.process_time() - started)
@@ -52,13 +52,13 @@ def measured(name: str) -> tuple[Power, float, float]:
 def main(names: list[str]) -> None:
     nodes, seen, missed, spent, took, blind = 0, 0, Counter[str](), 0.0, 0.0, 0
     for name in names or [name for name, case in CORPUS.items() if not case.trap]:
-        power, own, whole = measured(name)
+        power, own, original = measured(name)
         nodes, seen = nodes + len(power.planted), seen + sum(FINE in one.noticed for one in power.planted)
         missed.update(one.why for one in power.planted if one.why)
-        spent, took, blind = spent + own, took + whole, blind + (not power.is_shown)
+        spent, took, blind = spent + own, took + original, blind + (not power.is_shown)
         print(
             f"{name:32} {len(power.planted):3} nodes, shown {power.noticed(FINE):4.0%}, hidden {power.hidden:3.0%}, "
-            f"{power.to_json()['missed']}, {own / whole:.1%} of {whole:.1f} s",
+            f"{power.to_json()['missed']}, {own / original:.1%} of {original:.1f} s",
             flush=True,
         )
     print(

@@ -55,19 +55,19 @@ def converted(
     store = Store(folder / "store")
     if road == "zoo":
         return convert(zoo_folder(name), store).version
-    whole = captured(name)
-    spec = replace(whole.spec, name="model")  # not every name of the corpus is one that a store takes
+    original = captured(name)
+    spec = replace(original.spec, name="model")  # not every name of the corpus is one that a store takes
     samples = Samples({key: tensor.numpy() for key, tensor in fresh(name, given, SEED).items()})
     if road == "program":
         subject = Subject(
-            whole.program, spec, samples, Precision("O1"), Options().forms, folder, {}, search=True
+            original.program, spec, samples, Precision("O1"), Options().forms, folder, {}, search=True
         )
         return travel(subject, ProgramForms(subject), store, notify)
     return _from_file(road, folder, spec, samples, name, store)
 
 
 def _from_file(road: str, folder: Path, spec: Any, samples: Samples, name: str, store: Store) -> Version:
-    source, precision = folder / "whole.onnx", Precision("O3" if road == "file-O3" else "O1")
+    source, precision = folder / "original.onnx", Precision("O3" if road == "file-O3" else "O1")
     write_onnx(captured(name).program, captured(name).spec, source, {})
     asked = ModelFolder(folder, source.name, (), None, None, spec, precision)
     return travel(*foreign_subject(asked, samples, {}, True, lambda _: None), store, lambda _: None)

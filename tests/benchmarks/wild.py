@@ -41,7 +41,7 @@ from tests.benchmarks.fresh_inputs import SEED as FRESH_SEED
 from tests.benchmarks.fresh_inputs import wrong_inputs
 from tests.benchmarks.trained_wild import TRAINED
 from tests.corpus.case import Case
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.wild import WILD
 
 ROWS, SEED, SECOND = 32, 1, 1 << 34
@@ -61,10 +61,10 @@ def drawn(name: str, road: str, rows: int, seed: int) -> Samples:
     return Samples({key: array[:, None] if road == "nms" else array for key, array in arrays.items()})
 
 
-def captured(name: str) -> Whole:
+def captured(name: str) -> Original:
     case = NETS[name]
     torch.manual_seed(0)
-    found = whole(case.build(), fresh(case, 8, 0), case.free, case.max_batch_size)
+    found = original(case.build(), fresh(case, 8, 0), case.free, case.max_batch_size)
     kinds = zip(found.spec.outputs, case.kinds or ("tensor",) * len(found.spec.outputs), strict=True)
     return replace(
         found,
@@ -74,7 +74,7 @@ def captured(name: str) -> Whole:
     )
 
 
-def converted(made: Whole, road: str, level: str, folder: Path) -> tuple[Version, Any]:
+def converted(made: Original, road: str, level: str, folder: Path) -> tuple[Version, Any]:
     """The version, and its maker."""
     store = Store(folder / "store")
     samples = drawn(made.spec.name, road, ROWS, SEED)
@@ -88,9 +88,9 @@ def converted(made: Whole, road: str, level: str, folder: Path) -> tuple[Version
         )
         maker = ProgramForms(subject)
         return travel(subject, maker, store, notify), maker
-    write_onnx(made.program, made.spec, folder / "whole.onnx", {})
-    spec = with_choice(made.spec, folder / "whole.onnx") if road == "nms" else made.spec
-    asked = ModelFolder(folder, "whole.onnx", (), None, None, spec, Precision(level))
+    write_onnx(made.program, made.spec, folder / "original.onnx", {})
+    spec = with_choice(made.spec, folder / "original.onnx") if road == "nms" else made.spec
+    asked = ModelFolder(folder, "original.onnx", (), None, None, spec, Precision(level))
     subject, other = foreign_subject(asked, samples, {}, True, notify)
     return travel(subject, other, store, notify), other
 

@@ -12,7 +12,7 @@ from tests.chaos.servers import Server
 from tests.patience import PATIENCE_S
 
 FIELDS = [{"name": "x", "shape": [1, 4], "datatype": "FP32"}]
-TOLERANCE = 0.02  # between the half and the whole
+TOLERANCE = 0.02  # between the half and the original
 
 
 def infer(server: Server, name: str, row: list[float]) -> tuple[int, dict[str, str], Any]:

@@ -98,7 +98,7 @@ DAMAGES: dict[str, Callable[[Path, World], object]] = {
 FILES = [
     *(f"models/net/2/{name}" for name in (
         "manifest.json", "spec.json", "parity.json", "precision.json", "weights.safetensors", "samples.safetensors",
-        "half.pt2", "half.onnx", "whole.pt2", "whole.onnx", "report.html", "source/model.toml",
+        "half.pt2", "half.onnx", "original.pt2", "original.onnx", "report.html", "source/model.toml",
     )),
     *(f"models/net/{name}" for name in (
         "live", "promotions.json", "rollout.json", "drifted-2.json", "proofs-2.json", "events.jsonl",

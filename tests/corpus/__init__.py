@@ -1,6 +1,6 @@
 """The corpus: models that a conversion must get right or honestly refuse.
 
-``CORPUS[name]`` is a `Case`; ``captured(name)`` its whole program; ``fresh(name, rows, seed)`` new inputs.
+``CORPUS[name]`` is a `Case`; ``captured(name)`` its original program; ``fresh(name, rows, seed)`` new inputs.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kept import kept_program
-from tests.programs import Whole, described, exported
+from tests.programs import Original, described, exported
 from tests.slow import slow_but
 
 from . import integers, layers, masks, overflow, precision, ranking, structure, underflow, zoo
@@ -43,7 +43,7 @@ def built(name: str) -> nn.Module:
 
 
 @cache
-def captured(name: str) -> Whole:
+def captured(name: str) -> Original:
     """The model as a whole program; the kinds of its outputs are in the spec."""
     case = CORPUS[name]
     inputs = fresh(name, 8, seed=0)

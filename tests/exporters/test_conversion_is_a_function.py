@@ -106,10 +106,10 @@ def test_a_time_limit_ends_a_conversion_and_decides_nothing(
 
 
 def published(tmp_path: Path, *keep: str, level: str = "O1") -> Version:
-    whole = captured("zoo mlp")
+    original = captured("zoo mlp")
     samples = Samples({key: tensor.numpy() for key, tensor in fresh("zoo mlp", 16, seed=1).items()})
     precision = Precision(level, "fp16", keep)
-    subject = Subject(whole.program, whole.spec, samples, precision, ("torch",), tmp_path, {})
+    subject = Subject(original.program, original.spec, samples, precision, ("torch",), tmp_path, {})
     return travel(subject, ProgramForms(subject), Store(tmp_path / "store"), lambda _: None)
 
 

@@ -23,7 +23,7 @@ def answers(name: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
 
 
 def in_batches(name: str, inputs: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
-    """The whole's answers to all rows, in batches as large as the model takes."""
+    """The original's answers to all rows, in batches as large as the model takes."""
     parts = [tensor.split(CORPUS[name].max_batch_size) for tensor in inputs.values()]
     return [answers(name, dict(zip(inputs, part, strict=True))) for part in zip(*parts, strict=True)]
 

@@ -48,12 +48,12 @@ every_head = pytest.mark.parametrize("name", ranking.CASES)
 every_file = pytest.mark.parametrize("name", slow_but({"cosine head"}, HEAD_OPS))
 
 
-def ranked(name: str, whole: Answers, half: Answers) -> Columns:
+def ranked(name: str, original: Answers, half: Answers) -> Columns:
     """What both say of each candidate, one class after the other."""
     samples = samples_of(name, CANDIDATES, seed=4)
     batches = [inputs for _, inputs in samples.batches(CORPUS[name].max_batch_size)]
     sides = [
-        np.concatenate([next(iter(ask(inputs).values())) for inputs in batches]) for ask in (whole, half)
+        np.concatenate([next(iter(ask(inputs).values())) for inputs in batches]) for ask in (original, half)
     ]
     reference, candidate = (side.reshape(CANDIDATES, -1).astype(np.float64) for side in sides)
     yield from zip(reference.T, candidate.T, strict=True)
@@ -121,7 +121,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Convert
 def test_as_converted_a_head_ranks_new_candidates_as_fp32_does(name: str) -> None:
     maker = converted(name).maker
     assert converted(name).passed and maker.half.half_nodes > 0
-    columns = list(ranked(name, maker.whole(), maker.storage()))
+    columns = list(ranked(name, maker.original(), maker.storage()))
     assert share_tied(iter(columns)) <= MAX_TIED
     assert count_swapped(iter(columns)) == 0
 
@@ -151,7 +151,7 @@ def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[
     foreign = file_of(name)
     assert foreign.half is not None and foreign.half_nodes > 0
     for half in (foreign.oracle_answers(), foreign.half_answers()):
-        columns = list(ranked(name, foreign.whole_answers(), half))
+        columns = list(ranked(name, foreign.original_answers(), half))
         assert share_tied(iter(columns)) <= MAX_TIED
         assert count_swapped(iter(columns)) == 0
 

@@ -12,7 +12,7 @@ from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.package import Precision
 from torch import Tensor, nn
 
-from tests.programs import whole
+from tests.programs import original
 
 
 class Reader(nn.Module):
@@ -34,13 +34,13 @@ class Reader(nn.Module):
 
 
 def subject_of(module: nn.Module, *row: int) -> Subject:
-    made = whole(module, {"x": torch.randn(8, *row)})
+    made = original(module, {"x": torch.randn(8, *row)})
     return Subject(made.program, made.spec, generate(made.spec), Precision("O1"), ("torch",), Path(), {})
 
 
 def drawn(subject: Subject) -> Subject:
     maker = ProgramForms(subject)
-    return with_pixels(subject, maker.original(), maker.row_operations)
+    return with_pixels(subject, maker.original_graph(), maker.row_operations)
 
 
 @pytest.mark.parametrize("last", [False, True])

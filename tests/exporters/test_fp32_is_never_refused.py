@@ -1,4 +1,4 @@
-"""The whole evaluated another way, one row at a time or in FP64, passes the gate that its halves are held to."""
+"""The original evaluated another way, one row at a time or in FP64, passes the gate that its halves are held to."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured, cases
-from tests.programs import whole
+from tests.programs import original
 from tests.slow import slow_but
 
 every_model = pytest.mark.parametrize("name", cases(CORPUS))
@@ -41,7 +41,7 @@ def test_a_program_in_fp64_and_one_row_at_a_time_is_never_refused(name: str) -> 
     maker = ProgramForms(Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {}))
     reference_run = maker.reference_run(samples)
     exact = exact_answers(runnable(model.program), model.spec)
-    alone = one_at_a_time(maker.whole()) if model.spec.batched else maker.whole()
+    alone = one_at_a_time(maker.original()) if model.spec.batched else maker.original()
     assert refused(reference_run, exact, alone) == []
 
 
@@ -49,15 +49,15 @@ def test_a_program_in_fp64_and_one_row_at_a_time_is_never_refused(name: str) -> 
 def test_a_file_node_by_node_and_one_row_at_a_time_is_never_refused(name: str, tmp_path: Path) -> None:
     model, samples = captured(name), samples_of(name, 32, seed=4)
     try:
-        write_onnx(model.program, model.spec, tmp_path / "whole.onnx", {})
+        write_onnx(model.program, model.spec, tmp_path / "original.onnx", {})
     except CannotConvert as error:
         pytest.skip(f"it does not export: {error}")
-    asked = ModelFolder(tmp_path, "whole.onnx", (), None, None, model.spec, Precision())
+    asked = ModelFolder(tmp_path, "original.onnx", (), None, None, model.spec, Precision())
     subject, maker = foreign_subject(asked, samples, {}, False, lambda _: None)
     assert isinstance(maker, FileForms)
     reference_run = maker.reference_run(samples)
     node_by_node = Oracle(maker.program.model, maker.program.weights).run
-    alone = one_at_a_time(maker.whole()) if subject.spec.batched else maker.whole()
+    alone = one_at_a_time(maker.original()) if subject.spec.batched else maker.original()
     assert refused(reference_run, node_by_node, alone) == []
 
 
@@ -72,7 +72,7 @@ class NearlyEmpty(nn.Module):
 def test_a_row_that_fp32_hardly_has_is_no_reason_to_refuse_fp32() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(32, 24)
-    model, samples = whole(NearlyEmpty(), {"x": inputs}), Samples({"x": inputs.numpy()})
+    model, samples = original(NearlyEmpty(), {"x": inputs}), Samples({"x": inputs.numpy()})
     maker = ProgramForms(Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {}))
     reference_run = maker.reference_run(samples)
     exact = exact_answers(runnable(model.program), model.spec)

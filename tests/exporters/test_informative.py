@@ -1,4 +1,4 @@
-"""What can prove nothing of a half is said, and the whole is served."""
+"""What can prove nothing of a half is said, and the original is served."""
 
 import numpy as np
 import pytest
@@ -27,11 +27,11 @@ def masked(x: np.ndarray) -> np.ndarray:
     ],
 )
 def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, faulty) -> None:
-    def whole(inputs: Arrays) -> dict[str, np.ndarray]:
+    def original(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"y": inputs["x"], "z": huge(inputs["x"])}
 
     x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
-    run = ask_reference(ModelSpec("m", (X,), (Y, Z), 8), Samples({"x": x}), whole)
+    run = ask_reference(ModelSpec("m", (X,), (Y, Z), 8), Samples({"x": x}), original)
     why = why_nothing_is_proven(run)
     assert [name for name in "yz" if f"'{name}'" in why] == faulty
     assert bool(why) is bool(faulty)
@@ -41,12 +41,12 @@ def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, fau
 def test_a_detector_that_finds_nothing_in_any_sample_proves_nothing(least: float) -> None:
     """Its scores may be compared; of what it chooses by them nothing is."""
 
-    def whole(inputs: Arrays) -> dict[str, np.ndarray]:
+    def original(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"y": inputs["x"], "found": np.argwhere(inputs["x"] > least)}
 
     found = TensorSpec("found", "INT64", (Dim(), Dim(2, 2)))
     one = TensorSpec("x", "FP32", (Dim(4, 4),)), TensorSpec("y", "FP32", (Dim(4, 4),))
     x = np.random.default_rng(3).standard_normal((16, 4)).astype(np.float32)
     spec = ModelSpec("m", one[:1], (one[1], found), 0)
-    why = why_nothing_is_proven(ask_reference(spec, Samples({"x": x}), whole))
+    why = why_nothing_is_proven(ask_reference(spec, Samples({"x": x}), original))
     assert ("finds nothing" in why and "'found'" in why and "'y'" not in why) == (least == 100.0), why

@@ -152,13 +152,13 @@ def test_a_captured_program_that_reads_tables_is_converted(level: str, tmp_path:
 
 
 def test_of_invented_rows_those_that_the_model_refuses_are_left_out_and_counted() -> None:
-    def whole(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def original(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if (inputs["x"] > 5).any():
             raise NotRun("a place beyond the table")
         return {"y": inputs["x"] * 2}
 
     x = np.arange(8, dtype=np.float32)[:, None]
-    invented = Invented(whole)
+    invented = Invented(original)
     questions = [Question((0, 1, 2, 3), {"x": x[:4]}, {}), Question((4, 5, 6, 7), {"x": x[4:]}, {})]
     taken = list(invented.answered(questions))
     assert [one.samples for one in taken] == [(0, 1, 2, 3), (4,), (5,)]

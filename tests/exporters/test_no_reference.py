@@ -23,7 +23,7 @@ from tests.command_line import run
 from tests.corpus.case import linear, net
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
-from tests.programs import whole
+from tests.programs import original
 
 
 def reason(
@@ -35,7 +35,7 @@ def reason(
     words = ("--samples", path / "samples.npz", "--store", path / "store")
     code, facts, said = run("convert", path / "net.onnx", *words)
     assert code == 0, said
-    return facts["forms"]["onnx"].get("whole_because", ""), " ".join(facts["notes"])
+    return facts["forms"]["onnx"].get("original_because", ""), " ".join(facts["notes"])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_output_above_64u_of_fp32_s_own_noise_is_not_promised_unless_the_fold
         return self.two((hidden + far) - far)
 
     far = 3e6 if grows else 30.0
-    made = whole(net(forward, one=linear(32, 16), two=linear(16, 8)), {"x": torch.randn(8, 32)})
+    made = original(net(forward, one=linear(32, 16), two=linear(16, 8)), {"x": torch.randn(8, 32)})
     limits = replace(made.spec.parity, unstable="accept" if accepted else "fp32")
     spec, samples = replace(made.spec, parity=limits), Samples({"x": torch.randn(32, 32).numpy()})
     subject = Subject(made.program, spec, samples, Precision("O1"), ("torch",), Path(), {})
@@ -121,7 +121,9 @@ def test_a_score_that_a_mask_makes_vanish_in_fp32_is_no_noise(
 
     inputs = {"x": 4 * torch.randn(32, 6, 32), "keep": (torch.rand(32, 6) > 0.5).float()}
     inputs["keep"][::3] = 0.0
-    made = whole(net(forward, one=linear(32, 16), two=linear(16, 8)), {n: t[:8] for n, t in inputs.items()})
+    made = original(
+        net(forward, one=linear(32, 16), two=linear(16, 8)), {n: t[:8] for n, t in inputs.items()}
+    )
     samples = Samples({name: tensor.numpy() for name, tensor in inputs.items()})
     subject = Subject(made.program, made.spec, samples, Precision("O1"), ("torch",), Path(), {})
     version = travel(subject, ProgramForms(subject), Store(tmp_path), lambda _: None)

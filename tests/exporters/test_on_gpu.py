@@ -6,7 +6,7 @@ import torch
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import holds_here, reprove
-from halfeven.models.engines.load import load_half, load_whole
+from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.store import Store, Version
 from halfeven.models.zoo import zoo_folder
 
@@ -28,10 +28,10 @@ def test_the_half_is_equal_on_the_device_too(digits: Version) -> None:
     assert report.max_error_u > 0, "nothing was half"
 
 
-def test_the_whole_on_the_device_is_the_whole_on_the_cpu(digits: Version) -> None:
+def test_the_original_on_the_device_is_the_original_on_the_cpu(digits: Version) -> None:
     image = np.random.default_rng().random((16, 1, 8, 8), dtype=np.float32)
-    (here,) = load_whole(digits, "torch", CUDA).run([[image]])
-    (there,) = load_whole(digits, "torch", torch.device("cpu")).run([[image]])
+    (here,) = load_original(digits, "torch", CUDA).run([[image]])
+    (there,) = load_original(digits, "torch", torch.device("cpu")).run([[image]])
     assert np.abs(here - there).max() <= 1e-5 * np.abs(there).max()
 
 
@@ -45,4 +45,4 @@ def test_half_weights_take_half_the_memory(digits: Version) -> None:
         return taken
 
     # allocations are rounded up to 512 bytes, and BatchNorm's statistics stay FP32
-    assert taken(load_half) <= 0.6 * taken(load_whole)
+    assert taken(load_half) <= 0.6 * taken(load_original)

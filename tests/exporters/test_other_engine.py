@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tests.conversions import samples_of
 from tests.corpus import built, captured
 from tests.corpus.case import Case, linear, net, normal
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 
 def far_left(self, x: Tensor) -> Tensor:
@@ -43,14 +43,14 @@ ROWS = 64  # every second judges: with 32 no perturbed samples are made
 
 
 @cache
-def model_of(name: str) -> tuple[Whole, Samples]:
+def model_of(name: str) -> tuple[Original, Samples]:
     if name not in OWN:
         return captured(name), samples_of(name, ROWS, seed=1)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         inputs = OWN[name].inputs(ROWS)
     samples = Samples({key: tensor.numpy() for key, tensor in inputs.items()})
-    return whole(module_of(name), inputs, max_batch_size=8), samples
+    return original(module_of(name), inputs, max_batch_size=8), samples
 
 
 def module_of(name: str) -> nn.Module:
@@ -64,7 +64,7 @@ def module_of(name: str) -> nn.Module:
 
 @cache
 def run_of(name: str) -> ReferenceRun:
-    """What the whole answers; nothing is planned."""
+    """What the original answers; nothing is planned."""
     use_true_fp32()
     model, samples = model_of(name)
     subject = Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {})

@@ -19,7 +19,7 @@ from halfeven.exporters.gate.power import (
     Planted,
     Power,
 )
-from halfeven.exporters.graph.original import Original, Rest
+from halfeven.exporters.graph.original_graph import OriginalGraph, Rest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.planted_faults import measured_power
 from halfeven.exporters.report.headline import NOT_SHOWN, headline
@@ -39,7 +39,7 @@ from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured, cases
 from tests.corpus.case import linear, net
 from tests.exporters.blind_nets import blind_nets, usual
-from tests.programs import whole
+from tests.programs import original
 
 HEALTHY = [name for name, case in CORPUS.items() if not case.trap]
 EXPLAINED = {"", DAMPED, STEP, BYPASSED}
@@ -47,7 +47,7 @@ Make = Callable[[int], Tensor]
 
 
 def subject_of(module: nn.Module, make: Make, rows: int = 32) -> Subject:
-    made = whole(module, {"x": make(8)})
+    made = original(module, {"x": make(8)})
     return Subject(
         made.program, made.spec, Samples({"x": make(rows).numpy()}), Precision("O1"), ("torch",), Path(), {}
     )
@@ -56,7 +56,7 @@ def subject_of(module: nn.Module, make: Make, rows: int = 32) -> Subject:
 def power_of(subject: Subject) -> Power:
     maker = ProgramForms(subject)
     _, judging = subject.samples.split()
-    return measured_power(maker.reference_run(judging), maker.original(), "fp16")
+    return measured_power(maker.reference_run(judging), maker.original_graph(), "fp16")
 
 
 def published(subject: Subject, path: Path) -> Version:
@@ -124,7 +124,7 @@ def sees(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pure", [False, True])
-def test_a_run_goes_on_from_a_changed_node_as_the_whole_graph_does(pure: bool) -> None:
+def test_a_run_goes_on_from_a_changed_node_as_the_original_graph_does(pure: bool) -> None:
     """Also where a later node writes into its input."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def test_a_run_goes_on_from_a_changed_node_as_the_whole_graph_does(pure: bool) -
         return self.two(twice * 3 if pure else twice.mul_(3.0)) + hidden
 
     subject = subject_of(net(forward, one=linear(32, 16), two=linear(16, 16)), usual(32))
-    original: Original = ProgramOriginal(runnable(subject.exported), subject.spec)
+    original: OriginalGraph = ProgramOriginal(runnable(subject.exported), subject.spec)
     inputs = {"x": torch.randn(4, 32).numpy()}
     answers = original.watched(inputs, lambda name, result, rest: None)
     seen = list[str]()

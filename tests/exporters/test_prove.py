@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.prove import ReferenceRun, ask_reference, check_whole_form, judged, take
+from halfeven.exporters.prove import ReferenceRun, ask_reference, check_original_form, judged, take
 from halfeven.exporters.question import Answers, Arrays
 from halfeven.models.errors import ExportFailed
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
@@ -30,10 +30,10 @@ def test_samples_are_asked_at_every_size_that_batches_are_filled_up_to(
     assert {len(question.samples) for question in (*run.small, *run.bulk)} == sizes
 
 
-def run_on(count: int, whole: Answers) -> ReferenceRun:
+def run_on(count: int, original: Answers) -> ReferenceRun:
     tensors = [TensorSpec(name, "FP32", (Dim(), Dim(4, 4))) for name in ("x", "y")]
     x = np.random.default_rng(5).standard_normal((count, 4)).astype(np.float32)
-    return ask_reference(ModelSpec("m", (tensors[0],), (tensors[1],), 8), Samples({"x": x}), whole)
+    return ask_reference(ModelSpec("m", (tensors[0],), (tensors[1],), 8), Samples({"x": x}), original)
 
 
 def test_few_judging_samples_are_joined_by_perturbed_ones_which_are_judged_apart() -> None:
@@ -76,21 +76,21 @@ def test_a_perturbed_sample_without_a_finite_answer_is_not_asked() -> None:
 def test_a_form_that_differs_in_fp32_is_the_exporters_fault_unless_the_program_itself_differs_as_much() -> (
     None
 ):
-    def whole(inputs: Arrays) -> dict[str, np.ndarray]:
+    def original(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"y": inputs["x"]}
 
     def moved(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"y": inputs["x"] + np.float32(0.01)}
 
-    run = run_on(16, whole)
+    run = run_on(16, original)
     with pytest.raises(ExportFailed, match="this is the exporter's fault"):
-        check_whole_form(run, moved)
+        check_original_form(run, moved)
     tensor = TensorSpec("x", "FP32", (Dim(), Dim(4, 4)))
     samples = Samples({"x": np.random.default_rng(5).standard_normal((16, 4)).astype(np.float32)})
     noisy = ask_reference(
-        ModelSpec("m", (tensor,), (replace(tensor, name="y"),), 8), samples, whole, exact=moved
+        ModelSpec("m", (tensor,), (replace(tensor, name="y"),), 8), samples, original, exact=moved
     )
     with pytest.raises(
         ExportFailed, match=r"the program itself differs by 0\.\d+ when it is computed in FP64"
     ):
-        check_whole_form(noisy, moved)
+        check_original_form(noisy, moved)

@@ -38,10 +38,10 @@ class Maker:
 def form(error_u: float, search: str, override: Mapping[str, float] | None = None) -> Form:
     """Judged with one element that errs by so much; ``search``: the outcome for its plan. ``override``: of its
     diagnosis; without one there is no diagnosis."""
-    whole = np.ones((8, 50), np.float32)
-    half = whole.copy()
+    original = np.ones((8, 50), np.float32)
+    half = original.copy()
     half[3, 3] += error_u * U
-    report = judge(SPEC, "fp16", [Trial(tuple(range(8)), {"y": whole}, {"y": half})])
+    report = judge(SPEC, "fp16", [Trial(tuple(range(8)), {"y": original}, {"y": half})])
     if override is not None:
         found = Diagnosis("y", "precision", error_u, error_u, 1.0, "", override)
         report = replace(report, diagnoses=(found,))
@@ -120,8 +120,8 @@ def test_where_no_plan_passes_fp32_serves_unless_a_setting_would_accept_the_half
 
 def test_where_integers_differ_the_reason_names_them_without_advice_that_was_followed() -> None:
     spec = replace(SPEC, outputs=(replace(SPEC.outputs[0], datatype="INT64"),))
-    whole, half = np.arange(8).reshape(8, 1), np.arange(8).reshape(8, 1) + np.eye(8, 1, dtype=np.int64)
-    report = judge(spec, "fp16", [Trial(tuple(range(8)), {"y": whole}, {"y": half})])
+    original, half = np.arange(8).reshape(8, 1), np.arange(8).reshape(8, 1) + np.eye(8, 1, dtype=np.int64)
+    report = judge(spec, "fp16", [Trial(tuple(range(8)), {"y": original}, {"y": half})])
     why = _every_half_misses(report)
     assert "output 'y' (INT64) must be equal but differs in 1 element(s)" in why and "--keep" not in why
 

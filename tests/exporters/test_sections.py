@@ -13,7 +13,7 @@ from halfeven.exporters.torch.autocast.ledger import Ledger
 from halfeven.models.program import runnable
 from torch import nn
 
-from tests.programs import whole
+from tests.programs import original
 
 
 def json_of(section: dict) -> dict:
@@ -66,7 +66,7 @@ def test_the_profile_is_told_nearest_to_the_ends_of_the_range_first():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x * 40_000.0) * 2.0 + (x * 1e-9 + x) * 0.5
 
-    found = whole(Net(), {"x": torch.rand(8, 5) + 0.5})
+    found = original(Net(), {"x": torch.rand(8, 5) + 0.5})
     seen = profile(runnable(found.program), [[torch.rand(8, 5) + 0.5]])
     reply = json_of(sections.profile_section(seen.to_json()))
     assert reply["nodes"] == len(seen.nodes) and reply["rows"][0]["of_range"] > 1
@@ -76,11 +76,11 @@ def test_the_profile_is_told_nearest_to_the_ends_of_the_range_first():
 def test_half_that_buys_nothing_is_not_recommended():
     pays, does_not = Worth(100, 99, True, "saves"), Worth(100, 100, False, "half buys nothing")
     assert sections.recommendation_section(pays) is None
-    assert sections.recommendation_section(pays, {"whole": 2.0, "half": 2.0}) is None
+    assert sections.recommendation_section(pays, {"original": 2.0, "half": 2.0}) is None
     for reply, word in (
         (sections.recommendation_section(does_not), "half buys nothing"),
-        (sections.recommendation_section(does_not, {"whole": 2.0, "half": 1.0}), "half buys nothing"),
-        (sections.recommendation_section(pays, {"whole": 2.0, "half": 2.5}), "2.5 ms against 2 ms"),
-        (sections.recommendation_section(pays, {"whole": 2.0, "half": math.nan}), "slower"),
+        (sections.recommendation_section(does_not, {"original": 2.0, "half": 1.0}), "half buys nothing"),
+        (sections.recommendation_section(pays, {"original": 2.0, "half": 2.5}), "2.5 ms against 2 ms"),
+        (sections.recommendation_section(pays, {"original": 2.0, "half": math.nan}), "slower"),
     ):
         assert reply is not None and not reply["convert"] and word in reply["message"]

@@ -55,14 +55,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, bool],
     @cache
     def convert(name: str, level: str, search: bool) -> tuple[Outcome, Outcome]:
         folder = tmp_path_factory.mktemp("both")
-        whole, samples, store = captured(name), samples_of(name, 32, seed=1), Store(folder / "store")
-        spec, precision = replace(whole.spec, name=NAME), Precision(level)
-        subject = Subject(whole.program, spec, samples, precision, (FORM,), folder, {}, search=search)
+        original, samples, store = captured(name), samples_of(name, 32, seed=1), Store(folder / "store")
+        spec, precision = replace(original.spec, name=NAME), Precision(level)
+        subject = Subject(original.program, spec, samples, precision, (FORM,), folder, {}, search=search)
         try:
             first = travel(subject, ProgramForms(subject), store, lambda _: None)
         except CannotConvert as error:
             pytest.skip(f"it does not export: {error}")
-        asked = ModelFolder(first.folder, "whole.onnx", (), None, None, spec, precision)
+        asked = ModelFolder(first.folder, "original.onnx", (), None, None, spec, precision)
         second = travel(*foreign_subject(asked, samples, {}, search, lambda _: None), store, lambda _: None)
         return outcome(first), outcome(second)
 
@@ -127,7 +127,7 @@ def test_where_the_graphs_agree_the_same_operations_stay_in_fp32(
 def test_their_reports_have_the_same_sections(name: str, level: str, search: bool, both: Both) -> None:
     module, file = both(name, level, search)
     if (name, level, search) in TABLE_STAYS_IN_FP32:
-        assert "would save" in module.facts["whole_because"] and file.facts["half_nodes"]
+        assert "would save" in module.facts["original_because"] and file.facts["half_nodes"]
         return
     judged = {"worst"} if (name, level, search) in NOTHING_TO_JUDGE else set()
     assert (file.sections | judged) - {*OWN} == module.sections - {*OWN}

@@ -30,16 +30,16 @@ def test_an_engine_changes_nothing_of_the_program_that_it_runs(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["branch by length", "while loop", "scan"])
 def test_bodies_of_its_own_answer_as_the_programs_do(name: str) -> None:
-    whole = captured(name)
+    original = captured(name)
     inputs = fresh(name, 4, seed=3)
-    tensors = [inputs[tensor.name] for tensor in whole.spec.inputs]
-    module = runnable(whole.program)
+    tensors = [inputs[tensor.name] for tensor in original.spec.inputs]
+    module = runnable(original.program)
     with torch.inference_mode():
-        expected, got = whole.program.module(check_guards=False)(*tensors), module(*tensors)
+        expected, got = original.program.module(check_guards=False)(*tensors), module(*tensors)
     for one, other in zip(expected, got, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=0)
     bodies = [body for body in module.modules() if isinstance(body, GraphModule)]
-    theirs = {id(body) for body in whole.program.graph_module.modules()}
+    theirs = {id(body) for body in original.program.graph_module.modules()}
     assert len(bodies) > 1 and not any(id(body) in theirs for body in bodies)
 
 

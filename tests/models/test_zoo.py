@@ -22,7 +22,7 @@ from safetensors.torch import load, load_file
 from torch import nn
 
 from tests.patience import PATIENCE_S
-from tests.programs import whole
+from tests.programs import original
 from tests.slow import slow_but
 
 DIGITS = zoo_folder("digits")
@@ -267,7 +267,7 @@ def test_a_transformers_folder_is_captured_with_its_free_length(name: str) -> No
 def test_the_range_of_ids_is_that_of_their_tables(name: str, ranges: list[str]) -> None:
     spec, inputs = read_folder(zoo_folder(name)).spec, asked(name, 4)
     free = {1: spec.inputs[0].shape[1]} if not all(dim.fixed for dim in spec.inputs[0].shape[1:]) else None
-    net = whole(built(name), inputs, free)
+    net = original(built(name), inputs, free)
     module = runnable(net.program)
     exact = with_ranges(net.spec, module)
     assert [str(tensor.range) for tensor in exact.inputs] == ranges

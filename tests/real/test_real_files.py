@@ -21,7 +21,7 @@ import onnxruntime
 import pytest
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.batch_axis import array_batch_back
-from halfeven.models.engines.load import load_whole
+from halfeven.models.engines.load import load_original
 from halfeven.models.spec import ModelSpec
 from halfeven.models.store import Store
 from halfeven.serve.server import build
@@ -96,7 +96,7 @@ def asked_over_http(store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarr
 
 
 def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The file's own answers by ONNX Runtime; of what is no ONNX file, and of a map for each row, the whole's."""
+    """The file's own answers by ONNX Runtime; of what is no ONNX file, and of a map for each row, the original's."""
     plain = path.suffix == ".onnx"
     if plain:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -106,7 +106,7 @@ def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.
             return [np.asarray(found) for found in session.run([t.name for t in spec.outputs], dict(inputs))]
     version = store.version(spec.name, 1)
     form = "onnx" if path.suffix == ".onnx" else "torch"
-    engine = load_whole(version, form, device("cpu"))
+    engine = load_original(version, form, device("cpu"))
     answers = engine.run([[inputs[tensor.name]] for tensor in spec.inputs])
     engine.close()
     return answers

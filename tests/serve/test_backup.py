@@ -62,9 +62,9 @@ def test_a_backup_has_what_was_acknowledged_and_nothing_unfinished(
         "damaged": [],
     }
     copy = Store(tmp_path / "backup")
-    assert copy.live_number("net") == 1 and copy.version("net", 1).bytes("whole.pt2") == b"first"
+    assert copy.live_number("net") == 1 and copy.version("net", 1).bytes("original.pt2") == b"first"
     found = {path.relative_to(copy.root).as_posix() for path in copy.root.rglob("*") if path.is_file()}
-    version = {f"models/net/1/{file}" for file in ("manifest.json", "whole.pt2", "source/model.py")}
+    version = {f"models/net/1/{file}" for file in ("manifest.json", "original.pt2", "source/model.py")}
     named = {"models/net/live", "models/net/promotions.json", "keys.json", "halfeven.db", f"files/{DIGEST}"}
     assert found == version | named
     assert copy.root.stat().st_mode & 0o777 == 0o700
@@ -89,7 +89,7 @@ def test_a_version_that_is_made_active_during_a_backup_is_in_it(
     monkeypatch.setattr(StoreCopy, "_copy_version", meanwhile)
     back_up(store, tmp_path / "backup", quiet)
     copy = Store(tmp_path / "backup")
-    assert copy.live_number("net") == 2 and copy.version("net", 2).bytes("whole.pt2") == b"second"
+    assert copy.live_number("net") == 2 and copy.version("net", 2).bytes("original.pt2") == b"second"
 
 
 def test_a_backup_of_a_database_that_is_written_meanwhile_is_one_state_of_it(
@@ -124,12 +124,12 @@ def test_a_backup_of_a_database_that_is_written_meanwhile_is_one_state_of_it(
 def test_what_is_damaged_is_named_and_left_out_and_the_rest_is_copied(store: Store, tmp_path: Path) -> None:
     number = publish(store, "second")
     store.promote(store.version("net", number))
-    (store.root / f"models/net/{number}/whole.pt2").write_text("sec0nd")
+    (store.root / f"models/net/{number}/original.pt2").write_text("sec0nd")
     (store.root / "files" / DIGEST).write_bytes(b"r0ws")
     facts = back_up(store, tmp_path / "backup", quiet)
     assert facts["versions"] == {"net": [1]} and facts["uploads"] == 0
     upload, version, alias = facts["damaged"]
-    assert "its SHA-256 is not its name" in upload and "models/net/2/whole.pt2 is damaged" in version
+    assert "its SHA-256 is not its name" in upload and "models/net/2/original.pt2 is damaged" in version
     assert alias.startswith("net is copied without an active version")
 
 
@@ -174,7 +174,7 @@ def test_a_version_of_a_later_format_is_refused_by_name_and_one_without_a_format
     assert manifest["format"] == FORMAT and manifest["status"] == LIVE
     del manifest["format"]  # as releases before the first format wrote it
     path.write_text(json.dumps(manifest))
-    assert store.version("net", 1).bytes("whole.pt2") == b"first"
+    assert store.version("net", 1).bytes("original.pt2") == b"first"
     path.write_text(json.dumps(manifest | {"format": FORMAT + 1}))
     with pytest.raises(
         NewerFormat, match=rf"has format {FORMAT + 1}.*reads 1 to {FORMAT}: a later one wrote it"

@@ -1,6 +1,6 @@
 """Models that were made for one row, or have the batch on another axis: from the folder to HTTP, eight rows at once.
 
-At O0, so that the whole serves: rows in a batch and rows alone must then differ by what FP32 sums in another order.
+At O0, so that the original serves: rows in a batch and rows alone must then differ by what FP32 sums in another order.
 """
 
 # ruff: noqa: E501  (graphs in their own lines)

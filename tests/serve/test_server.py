@@ -164,7 +164,7 @@ def test_a_version_that_is_refused_on_this_device_does_not_replace_the_active_on
         assert get(address, "/v2/health/ready")[0] == 200
 
 
-def test_where_nothing_is_active_the_fp32_whole_of_a_refused_half_serves(
+def test_where_nothing_is_active_the_fp32_original_of_a_refused_half_serves(
     store: Store, samples: Samples
 ) -> None:
     for number in (1, 2):
@@ -176,7 +176,7 @@ def test_where_nothing_is_active_the_fp32_whole_of_a_refused_half_serves(
         assert (status, headers["halfeven-precision"], headers["halfeven-version"]) == (200, "fp32", "3")
         reason = get(address, "/v2/models/digits")[2]["properties"]["halfeven_reason"]
         assert "refused" in reason
-        assert headers["halfeven-digest"] == store.version("digits", 3).manifest["files"]["whole.pt2"]
+        assert headers["halfeven-digest"] == store.version("digits", 3).manifest["files"]["original.pt2"]
 
 
 def test_a_half_that_is_not_equal_is_never_served_and_without_fallback_nothing_is(
@@ -258,7 +258,7 @@ def test_one_server_has_a_store_and_a_second_one_says_so(store: Store) -> None:
 
 
 def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_path: Path) -> None:
-    """Only versions whose half alone was refused may serve as an FP32 whole where nothing is active."""
+    """Only versions whose half alone was refused may serve as an FP32 original where nothing is active."""
     digits = store.root / "models" / "digits"
     for number in (1, 2):
         shutil.rmtree(digits / str(number))

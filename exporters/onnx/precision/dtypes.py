@@ -24,10 +24,10 @@ class Kind(IntEnum):
 
 @dataclass(slots=True)
 class Dtypes:
-    """``kinds``: FP32 value of the whole → its kind in the half. ``reads``: node → slot → whether it is read as half.
+    """``kinds``: FP32 value of the original → its kind in the half. ``reads``: node → slot → whether it is read as half.
 
     ``half``: the nodes that compute in half. ``gives``: body (node, attribute) → per output half?, None where
-    the output is no FP32 value of the whole. ``back``: nodes whose FP32 results are cast to half.
+    the output is no FP32 value of the original. ``back``: nodes whose FP32 results are cast to half.
     """
 
     kinds: dict[str, Kind] = field(default_factory=dict)

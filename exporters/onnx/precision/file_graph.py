@@ -71,7 +71,7 @@ class FileGraph:
     def operations(self) -> Operations:
         return self.counted
 
-    def whole(self, observe: Observe | None = None) -> Answers:
+    def original(self, observe: Observe | None = None) -> Answers:
         program = self.rules.program
         if observe is None:
             return self.answers
@@ -84,8 +84,8 @@ class FileGraph:
         program = self.rules.program
         if not may_tie(program.model):
             return None
-        whole = assembled(program.model, program.weights)
-        return ties_of(whole, self.spec, self.precision.dtype, samples)
+        original = assembled(program.model, program.weights)
+        return ties_of(original, self.spec, self.precision.dtype, samples)
 
     def candidates(self) -> list[Candidate]:
         assert self.profiled is not None

@@ -69,7 +69,7 @@ class _Body:
 
 
 class Oracle:
-    """One graph, whole or half. ``run`` takes and gives named arrays in the graph's own datatypes."""
+    """One graph, original or half. ``run`` takes and gives named arrays in the graph's own datatypes."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Ranges of every FP32 value of the whole over calibration samples, as `exporters/ranges` has them for programs.
+"""Ranges of every FP32 value of the original over calibration samples, as `exporters/ranges` has them for programs.
 
-Integers are not magnitudes: only FP32 values are measured, one at a time, as the whole runs.
+Integers are not magnitudes: only FP32 values are measured, one at a time, as the original runs.
 """
 
 from collections.abc import Iterable, Mapping

@@ -17,7 +17,7 @@ from .weights import HalfConstants
 class HalfGraph:
     """``model`` without constants, ``weights`` by name (only those that are read); ``casts`` were inserted.
 
-    ``sources``: the value of the whole that a value of the half stands for, where its name is another.
+    ``sources``: the value of the original that a value of the half stands for, where its name is another.
     """
 
     model: ModelProto
@@ -41,9 +41,9 @@ def rewrite(program: ForeignProgram, dtypes: Dtypes, ledger: HalfConstants, dtyp
     half = {alias: ledger.half(name) for name, alias in writer.half_weights.items()}
     gone = drop_casts(model.graph, HALVES[dtype], lambda: value_types(model, {**program.weights, **half}))
     read = {name for graph in graphs(model.graph) for node in graph.node for name in node.input}
-    whole = {name: array for name, array in program.weights.items() if name in read}
+    original = {name: array for name, array in program.weights.items() if name in read}
     casts = tuple(name for name in writer.casts if name not in gone)
-    return HalfGraph(model, {**whole, **half}, casts, writer.sources)
+    return HalfGraph(model, {**original, **half}, casts, writer.sources)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Integer outputs of an ONNX graph that may differ because their scores tie (design, §4, rule 2).
 
 An index that comes out of TopK, ArgMax or ArgMin, through shape and type ops alone, may be another one where the
-whole's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.
+original's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +108,7 @@ def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np
 
 
 def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
-    """The tie tolerance of an FP32 whole; None where no scores can tie."""
+    """The tie tolerance of an FP32 original; None where no scores can tie."""
     rows, u = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0, UNIT_ROUNDOFF[dtype]
 
     def asked() -> Iterator[Arrays]:

@@ -17,7 +17,7 @@ _VIEWS = ops("Identity Reshape Flatten Squeeze Unsqueeze")
 
 
 def traffic(half: HalfGraph, unplaced: HalfGraph, ranges: Mapping[str, Range]) -> Traffic:
-    """``unplaced``: the same half before its casts were placed. ``ranges``: of the whole, on the example."""
+    """``unplaced``: the same half before its casts were placed. ``ranges``: of the original, on the example."""
     casts = sorted(_casts(half, ranges), key=lambda cast: -cast.bytes)
     before = sum(cast.bytes for cast in _casts(unplaced, ranges))
     return Traffic(casts, before, _saved(half, ranges))

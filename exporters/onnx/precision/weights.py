@@ -31,9 +31,9 @@ class HalfConstants:
 
     def half(self, name: str) -> np.ndarray:
         if name not in self._halves:
-            whole = to_torch(np.array(self._weights[name], np.float32, order="C", copy=True))
-            half = whole.to(TORCH[self._dtype])
-            self._halves[name] = to_numpy(in_range(whole, half) if name in self.in_range else half)
+            original = to_torch(np.array(self._weights[name], np.float32, order="C", copy=True))
+            half = original.to(TORCH[self._dtype])
+            self._halves[name] = to_numpy(in_range(original, half) if name in self.in_range else half)
         return self._halves[name]
 
     @property
@@ -50,6 +50,6 @@ class HalfConstants:
     def entry(self, name: str) -> Entry:
         """The error of rounding the constant to half, as it is in the file."""
         if name not in self._entries:
-            whole = np.array(self._weights[name], np.float32)
-            self._entries[name] = measure(name, to_torch(whole), TORCH[self._dtype])
+            original = np.array(self._weights[name], np.float32)
+            self._entries[name] = measure(name, to_torch(original), TORCH[self._dtype])
         return self._entries[name]

@@ -1,6 +1,6 @@
 """Values that are computed from constants alone are computed once, here, and become constants.
 
-Each node runs by itself in ONNX Runtime, in FP32, as the whole would run it at every call. A value that is random,
+Each node runs by itself in ONNX Runtime, in FP32, as the original would run it at every call. A value that is random,
 quantised, or much larger than its inputs stays in the graph.
 
 onnxscript's `fold_constants` is not right here: it computes with numpy, whose Exp, Tanh, Erf, Softmax and Pow differ

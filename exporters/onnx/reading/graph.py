@@ -16,7 +16,7 @@ ONNX = ("", "ai.onnx")
 
 @dataclass(frozen=True, slots=True)
 class ForeignProgram:
-    """The FP32 whole. Every value and every node, bodies included, has a unique name.
+    """The FP32 original. Every value and every node, bodies included, has a unique name.
 
     ``model`` holds the nodes and no constants; ``weights`` holds the constants of all graphs by value name.
     ``types``: value → ONNX element type (0: no tensor). ``islands``: nodes that the file itself keeps in FP32;
@@ -119,12 +119,12 @@ def assembled(
     model: ModelProto, weights: Mapping[str, np.ndarray], info: Iterable[onnx.ValueInfoProto] = ()
 ) -> ModelProto:
     """The model with those constants in it that are read, and with this value_info."""
-    whole = ModelProto()
-    whole.CopyFrom(model)
+    original = ModelProto()
+    original.CopyFrom(model)
     read = set().union(*(read_by(node) for node in model.graph.node)) | {v.name for v in model.graph.output}
-    whole.graph.initializer.extend(to_proto(name, weights[name]) for name in weights if name in read)
-    whole.graph.value_info.extend(info)
-    return whole
+    original.graph.initializer.extend(to_proto(name, weights[name]) for name in weights if name in read)
+    original.graph.value_info.extend(info)
+    return original
 
 
 def to_proto(name: str, array: np.ndarray) -> TensorProto:

@@ -1,7 +1,7 @@
 """From the file's graph to the normalised one (`graph.ForeignProgram`).
 
 Functions are inlined, an old opset is converted up, nodes are sorted and named, every value has a unique name over all
-graphs, constants are taken out, and half values of the file are widened to the FP32 whole.
+graphs, constants are taken out, and half values of the file are widened to the FP32 original.
 
 Sorting and lifting are onnx_ir's passes. Two of its passes are not right here and stay out: NameFixPass lets both
 branches of an If use one name, and OutputFixPass renames an input of the model that is an output as well.

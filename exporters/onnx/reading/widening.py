@@ -1,4 +1,4 @@
-"""The half values of a file, widened to the FP32 whole; nodes that the file keeps in FP32 on purpose are noted."""
+"""The half values of a file, widened to the FP32 original; nodes that the file keeps in FP32 on purpose are noted."""
 
 from collections.abc import Mapping
 

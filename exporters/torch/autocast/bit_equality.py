@@ -20,16 +20,16 @@ from .rewrite import HalfProgram, rewrite
 
 
 def half_by_rules(
-    whole: ExportedProgram,
+    original: ExportedProgram,
     spec: ModelSpec,
     example: Sequence[Tensor],
     lists: str = "cuda",
     half_loops: bool = False,
 ) -> HalfProgram:
     """The program at O1 in FP16 by the lists of ``cpu`` or ``cuda``. Raises as `rewrite` does."""
-    module = open_composites(runnable(whole), LISTS[lists])
+    module = open_composites(runnable(original), LISTS[lists])
     plan = make_plan(module, Precision(), lists, half_loops)
-    return rewrite(whole, plan, spec, example, module)
+    return rewrite(original, plan, spec, example, module)
 
 
 def outputs_of(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

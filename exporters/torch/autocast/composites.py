@@ -22,7 +22,7 @@ from .surgery import fake_mode, put_in_place, traced
 def open_composites(module: GraphModule, lists: OpLists) -> GraphModule:
     """Replace, in place, every composite op that is on no list and calls one that is; bodies included.
 
-    ``module`` is a whole program (`models.program.runnable`); its FP32 answers stay the same bit for bit.
+    ``module`` is an original program (`models.program.runnable`); its FP32 answers stay the same bit for bit.
     """
     mode = fake_mode(module)
     for graph in list(dict.fromkeys(node.graph for _, node in walk(module))):

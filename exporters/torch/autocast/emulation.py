@@ -1,4 +1,4 @@
-"""Half precision without half kernels: a whole program in FP32 storage, rounded wherever its plan has half.
+"""Half precision without half kernels: an original program in FP32 storage, rounded wherever its plan has half.
 
 A product that accumulates in FP32 and rounds once is what the kernels of a GPU do, and torch's elementwise
 half kernels compute in FP32 too. On a CPU, true half convolutions are up to a hundred times slower. Another rounding
@@ -68,7 +68,7 @@ class _Reading:
 
 
 class Emulation(Interpreter):
-    """Runs a whole program (`models.program.runnable`, prepared) as its plan's half program would.
+    """Runs an original program (`models.program.runnable`, prepared) as its plan's half program would.
 
     ``tap`` sees every floating result, by the node's qualified name. Outputs are FP32 where they are half.
     ``opened``: attention in half rounds as the several nodes do that an ONNX file has for it.

@@ -1,4 +1,4 @@
-"""A whole program in FP64: what FP32 answers otherwise is its own noise."""
+"""An original program in FP64: what FP32 answers otherwise is its own noise."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -17,7 +17,7 @@ _NO_FRACTION = 2.0**24  # from here on FP32 has whole numbers alone
 
 
 class InDouble(Interpreter):
-    """Runs a whole program (`models.program.runnable`) with every FP32 tensor in FP64.
+    """Runs an original program (`models.program.runnable`) with every FP32 tensor in FP64.
 
     A node without a kernel for FP64 runs in FP32. A result of 2²⁴ or more is rounded to FP32, which keeps no fraction
     beside it in whatever order it adds up: a score to which a mask adds −1e9 is gone in FP32, and FP64 would keep it.

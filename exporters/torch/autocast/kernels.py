@@ -110,7 +110,7 @@ def keep_without_kernel(
 ) -> PrecisionPlan:
     """The plan with every op in FP32 that has no half kernel on the device; with ``onnx``, in ONNX Runtime either.
 
-    ``module`` is the prepared whole, ``example`` one tensor per input. Call it before any other use of a plan: the
+    ``module`` is the prepared original, ``example`` one tensor per input. Call it before any other use of a plan: the
     dtypes of some ops without a kernel cannot be inferred. An FP32 result instead of a half one may lead to calls of
     another kind, so it is repeated until nothing changes.
     """

@@ -36,7 +36,7 @@ def weigh(
 ) -> tuple[Ledger, PrecisionPlan]:
     """The ledger of all weights and numbers that are read in half, and the plan with the readers of unfit ones in FP32.
 
-    ``module`` is the prepared whole and is not changed; ``example`` has one tensor per input. A value that depends on
+    ``module`` is the prepared original and is not changed; ``example`` has one tensor per input. A value that depends on
     weights alone and is computed at conversion (a transposed weight) has its node's name. ``searched``: a search
     decides about the readers of those that half would not make infinite (`Ledger.doubts`).
     """

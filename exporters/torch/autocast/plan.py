@@ -1,4 +1,4 @@
-"""The precision plan of a captured program: for every node of the whole, the precision it computes in, and why.
+"""The precision plan of a captured program: for every node of the original, the precision it computes in, and why.
 
 The plan is the versioned artefact (``precision.json``); `rewrite.py` carries it out.
 """
@@ -35,7 +35,7 @@ _BY_RULE = {
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPlan:
-    """``actions``: qualified node name (`models.program.walk`) → Action, for every op of the whole program.
+    """``actions``: qualified node name (`models.program.walk`) → Action, for every op of the original program.
 
     ``islands``: nodes that the user's own code has in FP32 → where it says so. ``placed``: nodes that follow
     their inputs by policy and were given a precision only to move a cast (`placement.py`).
@@ -86,7 +86,7 @@ class PrecisionPlan:
 def make_plan(
     module: GraphModule, precision: Precision, lists: str = "cuda", half_loops: bool = False
 ) -> PrecisionPlan:
-    """Plan a whole program (`models.program.runnable`, prepared) under a level and its keep patterns.
+    """Plan an original program (`models.program.runnable`, prepared) under a level and its keep patterns.
 
     ``half_loops``: recurrent layers are half where the level allows it, as live autocast has them on CUDA.
 

@@ -1,6 +1,6 @@
-"""Ahead-of-time autocast: a whole program and its plan become a half program.
+"""Ahead-of-time autocast: an original program and its plan become a half program.
 
-The plan is carried out by *interpreting* the whole program node by node (casting inputs as the plan says,
+The plan is carried out by *interpreting* the original program node by node (casting inputs as the plan says,
 exactly as the autocast dispatch key would) and exporting that interpretation. So the half program cannot
 differ from what runs: the same few lines are the eager semantics and the rewrite. Casts of weights are
 folded into the weights, and no tensor is cast twice.
@@ -45,19 +45,19 @@ class HalfProgram:
 
 
 def rewrite(
-    whole: ExportedProgram,
+    original: ExportedProgram,
     plan: PrecisionPlan,
     spec: ModelSpec,
     example: Sequence[Tensor],
     module: GraphModule | None = None,
 ) -> HalfProgram:
-    """Rewrite ``whole`` under ``plan``; outputs keep the spec's datatypes.
+    """Rewrite ``original`` under ``plan``; outputs keep the spec's datatypes.
 
     ``example``: one tensor per input, with a batch of at least 2 where the batch is free. ``module``: the
-    whole as it was prepared for the plan; it is left as it is. Raises ExportFailed where the program cannot
+    original as it was prepared for the plan; it is left as it is. Raises ExportFailed where the program cannot
     be exported under its new dtypes.
     """
-    graph = duplicate(module) if module is not None else runnable(whole)
+    graph = duplicate(module) if module is not None else runnable(original)
     fold_constants(graph, lambda node: foldable(plan, node))
     dtypes = Typing(graph, example).under(plan)
     fold_casts(graph, weight_reads(graph, dtypes), plan.dtype)
@@ -69,7 +69,7 @@ def rewrite(
 
     program = export_as_run(graph, run, spec, example)
     nodes, half_nodes, casts = _count(program, plan.dtype)
-    return HalfProgram(program, plan, nodes, half_nodes, casts, stored_bytes(program), stored_bytes(whole))
+    return HalfProgram(program, plan, nodes, half_nodes, casts, stored_bytes(program), stored_bytes(original))
 
 
 def weight_reads(module: GraphModule, dtypes: Dtypes) -> dict[str, set[torch.dtype]]:
@@ -84,7 +84,7 @@ def weight_reads(module: GraphModule, dtypes: Dtypes) -> dict[str, set[torch.dty
 class Autocast(Interpreter):
     """Runs a graph with every node's floating inputs in the dtype that the plan gives them.
 
-    Run eagerly on the whole program under the CPU lists it is bit-equal to ``torch.autocast("cpu")``, before
+    Run eagerly on the original program under the CPU lists it is bit-equal to ``torch.autocast("cpu")``, before
     the outputs are cast back. ``dtypes`` (`dtypes.Typing`) are needed where the program has control flow, and
     are inferred from the first inputs where they are not given.
     """
@@ -116,7 +116,7 @@ class Autocast(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if is_control_flow(self._node):
             return self._control_flow(self._node, target, args)
-        if target is torch.ops.aten._assert_tensor_metadata.default:  # it pins the dtypes of the whole
+        if target is torch.ops.aten._assert_tensor_metadata.default:  # it pins the dtypes of the original
             return None
         action = self._plan.actions.get(self._prefix + self._node.name, Action.INPUT)
         args, kwargs = self.prepared(action, target, args, kwargs)

@@ -1,4 +1,4 @@
-"""The ONNX form: written from the very program that is the torch form, whole or half.
+"""The ONNX form: written from the very program that is the torch form, original or half.
 
 torch.onnx's optimiser stays off: it deletes ``+ eps`` for eps ≤ 1e-8 and ``* c`` for c near 1. Weights are
 held once until the file is written, and the file is checked where it lies.

@@ -134,7 +134,7 @@ class Conclusion:
             raise _stale(job, version, self._store.live_number(version.name)) from None
 
     def _serving(self, name: str) -> int | None:
-        """The version that serves under a name without an alias: one whose half was refused serves its FP32 whole."""
+        """The version that serves under a name without an alias: one whose half was refused serves its FP32 original."""
         self._roster.wait(SWAP_SECONDS)
         number = self._roster.active(name)
         return None if number is None else int(number)

@@ -102,7 +102,7 @@ class JobAdmission:
                 "train the module yourself and convert its folder with the new weights",
             )
         learnable_outputs(parent.spec())
-        if parent.has("whole.onnx") and not parent.has("whole.pt2"):
+        if parent.has("original.onnx") and not parent.has("original.pt2"):
             raise _bad(
                 "model",
                 f"{parent} came from an ONNX file, which holds no program that could be trained: fine-tune the model "

@@ -18,7 +18,7 @@ from ....exporters.inputs.planning import executions
 from ....exporters.inputs.samples import load_samples
 from ....exporters.torch.autocast.half_faults import half_faults
 from ....models.engines.arrays import to_torch
-from ....models.engines.load import whole_program
+from ....models.engines.load import original_program
 from ....models.errors import HalfevenError
 from ....models.order.ends_with_parent import die_with_the_parent
 from ....models.store import Store
@@ -35,7 +35,7 @@ def main() -> None:
             spec = version.spec()
             _, arrays = next(iter(executions(spec, load_samples(Path(request["samples"]), spec))))
             example = [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
-            faults = half_faults(whole_program(version), example, request["dtype"])
+            faults = half_faults(original_program(version), example, request["dtype"])
             last = {"type": "checked", "faults": [asdict(fault) for fault in faults]}
         except HalfevenError as error:
             last = {"type": "failed", "code": error.code.upper(), "message": str(error)}

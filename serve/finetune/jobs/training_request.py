@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.archive.archive import save_program
-from ....models.engines.load import whole_program
+from ....models.engines.load import original_program
 from ....models.optimizer_names import DEFAULT
 from ....models.store import Version
 from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
@@ -17,7 +17,7 @@ from .choices.trainable import trainable_of
 from .job_rows import HELD_OUT, ROWS, JobRows
 from .worker_process import Priority
 
-NEEDED = ("weights.safetensors", "whole.pt2")  # files of a version that can be trained
+NEEDED = ("weights.safetensors", "original.pt2")  # files of a version that can be trained
 TRAINER = "halfeven.serve.finetune.training.trainer"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
@@ -46,7 +46,7 @@ def training_request(
     """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
     `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
-    save_program(whole_program(parent), folder / "whole.pt2", weights=True)
+    save_program(original_program(parent), folder / "original.pt2", weights=True)
     # Which rows spoil a step is searched for in one process (`Passes.culprits`).
     processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     steps = declared_steps(parent)
@@ -57,7 +57,7 @@ def training_request(
     return {
         "job": job,
         "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
-        "program": str(folder / "whole.pt2"),
+        "program": str(folder / "original.pt2"),
         "weights": str(weights),
         "data": str(folder / "data.safetensors"),
         "held_out": str(folder / HELD_OUT),

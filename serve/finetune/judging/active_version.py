@@ -32,7 +32,7 @@ class ActiveVersion:
         self._store, self._roster, self._place = store, roster, place
 
     def of(self, name: str) -> Version:
-        """The version that serves now; of a name without an alias, the one whose FP32 whole serves."""
+        """The version that serves now; of a name without an alias, the one whose FP32 original serves."""
         return self._store.version(name, int(self._roster.find(name).prepared.version))
 
     def measured(self, name: str, held_out: Samples, metrics: Sequence[str]) -> Measured:

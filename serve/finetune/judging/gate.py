@@ -1,6 +1,6 @@
 """The gate of a job's version: it must be better than the active version on new rows, and no worse on the old samples.
 
-Measured on each form as it will be served, the FP32 whole included, not on the weights that came out of training: on
+Measured on each form as it will be served, the FP32 original included, not on the weights that came out of training: on
 held-out rows of the training file (what was learnt), and on judging samples (what was forgotten). Both versions answer
 the same rows, and paired tests compare them (`paired.py`).
 """

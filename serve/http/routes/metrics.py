@@ -50,7 +50,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
     ("halfeven_vanished_callers", "Callers that left before their batch began", lambda t: t.vanished),
     ("halfeven_rejected_requests", "Requests refused because they would wait too long", lambda t: t.rejected),
     ("halfeven_timed_out_requests", "Requests whose own timeout passed in the queue", lambda t: t.timed_out),
-    ("halfeven_rescued_rows", "Rows of a half that its FP32 whole answered", lambda t: t.rescued_rows),
+    ("halfeven_rescued_rows", "Rows of a half that its FP32 original answered", lambda t: t.rescued_rows),
     ("halfeven_out_of_memory", "Runs for which the device had too little memory", lambda t: t.out_of_memory),
     ("halfeven_given_up_batches", "Batches of a broken version that were not divided", lambda t: t.given_up),
 )

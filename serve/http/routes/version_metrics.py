@@ -53,7 +53,7 @@ def _drift(models: list[ServedModel]) -> Iterator[Metric]:
     labels = (*_LABELS, "output")
     gaps = HistogramMetricFamily(
         "halfeven_drift_u",
-        "A live request's worst error against the FP32 whole, in units of u·S",
+        "A live request's worst error against the FP32 original, in units of u·S",
         labels=labels,
     )
     over = CounterMetricFamily("halfeven_drift_over_limit", "Requests beyond the gate's limit", labels=labels)

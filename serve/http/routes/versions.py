@@ -65,7 +65,7 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
 
     @routes.get("/{m}/drift")
     def drift(m: str) -> Response:
-        """How far the halves' live answers lie from their FP32 wholes', as histograms in units of u·S."""
+        """How far the halves' live answers lie from their FP32 originals', as histograms in units of u·S."""
         return _json(director.drift(m))
 
 

@@ -194,7 +194,7 @@ class Remeasuring(threading.Thread):
                 one.decided,
             )
             changed = yield from sweep.steps()
-        except Gone:  # another version, or the whole after drift: looked at again when it has worked
+        except Gone:  # another version, or the original after drift: looked at again when it has worked
             one.expected = {}
         except NotReady:  # the server is stopping
             one.due_s = float("inf")

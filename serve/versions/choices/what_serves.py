@@ -85,15 +85,15 @@ class WhatServes:
             precision=form.precision,
             digest=form.digest,
             setup=getattr(engine, "setup", None),
-            whole=self._whole_beside(form),
+            original=self._original_beside(form),
             useful_rows=rows,
         )
 
-    def _whole_beside(self, form: ServableForm) -> Engine | None:
+    def _original_beside(self, form: ServableForm) -> Engine | None:
         """The FP32 engine that stands by a half: the one that did, or the one that served."""
         if form.precision == "fp32" or not self.place.rescue:
             return None
-        return self.engine if self.prepared.precision == "fp32" else self.prepared.whole
+        return self.engine if self.prepared.precision == "fp32" else self.prepared.original
 
     def lend(self, rival: PreparedVersion, lent: bool) -> None:
         """Let the rival serve for a moment, or end that. Raises Gone."""

@@ -24,7 +24,7 @@ from .release import give_back
 from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
-HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
+HALF_MUST_GAIN = 1.1  # times as fast as the best original, or the original serves
 LONG_SECONDS = 0.5  # of a batch that is measured on a CPU
 NEAR = 10.0  # times the shortest measurement: no disturbance makes more of it
 

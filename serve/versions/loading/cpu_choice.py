@@ -1,7 +1,7 @@
 """Which threads and passes an engine takes on a CPU: each is tried on this machine beside the best found so far.
 
 The search begins with the plain program on one core and measures several sizes of batch. A pass is taken where it gains
-on the whole and no size of batch loses by it. `kept_setups` keeps the result.
+on the original and no size of batch loses by it. `kept_setups` keeps the result.
 """
 
 import logging

@@ -25,7 +25,7 @@ def plan_again(version: Version, device: torch.device) -> threading.Thread | Non
     or has no captured program."""
     made_for_one = version.manifest.get("lineage", {}).get("by") == FOR_DEVICE
     if (
-        made_for_one or not version.has("whole.pt2") or version.folder.is_symlink()
+        made_for_one or not version.has("original.pt2") or version.folder.is_symlink()
     ):  # a store that is only read
         return None
     store = version.folder.parents[2]

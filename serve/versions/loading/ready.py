@@ -17,7 +17,7 @@ from ....exporters.selftest_record import obey_selftest
 from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
 from ....models.engines.faults import no_half_kernel, out_of_memory
-from ....models.engines.load import load_half, load_whole
+from ....models.engines.load import load_half, load_original
 from ....models.engines.wire_widening import widened
 from ....models.errors import DamagedFile, HalfevenError, NotReady
 from ....models.spec import ModelSpec
@@ -47,7 +47,7 @@ from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, sh
 
 logger = logging.getLogger("halfeven.roster")
 HALVES = {"torch": "half.pt2", "onnx": "half.onnx", "live": "live.json"}
-WHOLES = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
+ORIGINALS = {"torch": "original.pt2", "onnx": "original.onnx", "live": "live.json"}
 
 
 class NoMemory(NotReady):
@@ -59,9 +59,9 @@ class NoMemory(NotReady):
 def make_ready(version: Version, place: Place, replaces: PreparedVersion | None = None) -> PreparedVersion:
     """The version loaded, proven and warm. Blocks for as long as that takes; call it on no device thread.
 
-    Where its half is not equal here, its FP32 whole is made ready instead. Raises NotReady then where the version
+    Where its half is not equal here, its FP32 original is made ready instead. Raises NotReady then where the version
     ``replaces`` an active one, which stays active, where the fall-back is forbidden, and where there is no memory to
-    prove the half. Where its half drifted on this device before, or the selftest switched it off, the whole is made
+    prove the half. Where its half drifted on this device before, or the selftest switched it off, the original is made
     ready. Raises DamagedFile or EngineFailed where no form can be loaded, NotReady where the selftest switched the
     device off.
     """
@@ -76,7 +76,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     if refusals and not drift and replaces is not None:
         raise NotReady(f"{version}: {reason}; version {replaces.version} stays active")
     if refusals and not place.fallback:
-        raise NotReady(f"{version}: {reason}; serving its FP32 whole is forbidden by --fallback none")
+        raise NotReady(f"{version}: {reason}; serving its FP32 original is forbidden by --fallback none")
     forms = _servable(version, spec, halves, place)
     chosen, why = _chosen(version, spec, samples, halves, place, damaged)
     if alone := chosen.away:
@@ -87,7 +87,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     if chosen.seconds and chosen.load is not None and not alone:
         chosen = anew(spec, samples, chosen, chosen.load, place)
     graphs = choose_graphs(spec, samples, chosen, place)
-    whole, beside = _whole_beside(version, spec, samples, chosen, place)
+    original, beside = _original_beside(version, spec, samples, chosen, place)
     return PreparedVersion(
         version=str(version.number),
         digest=version.manifest["files"][chosen.file],
@@ -103,7 +103,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
                 *off_sentences(place.device),
             ]
         ),
-        whole=whole,
+        original=original,
         ceiling=chosen.ceiling,
         invariance=invariance_of(
             spec, samples, chosen.engine, min(chosen.useful_rows or chosen.most_rows, chosen.most_rows), place
@@ -119,12 +119,12 @@ def _servable(version: Version, spec: ModelSpec, halves: list[Candidate], place:
     if place.device.type != "cpu":
         return []
     proven = [(half.engine.form, half.engine.precision) for half in halves]
-    asked = bool(proven) and spec.form in HALVES  # then no whole may take its place
-    wholes = [] if asked else [(form, "fp32") for form in _whole_forms(version, spec)]
+    asked = bool(proven) and spec.form in HALVES  # then no original may take its place
+    originals = [] if asked else [(form, "fp32") for form in _original_forms(version, spec)]
     weights = version.folder / "weights.safetensors"
 
     def servable(form: str, precision: str) -> ServableForm:
-        fetch, files = (load_whole, WHOLES) if precision == "fp32" else (load_half, HALVES)
+        fetch, files = (load_original, ORIGINALS) if precision == "fp32" else (load_half, HALVES)
         file = files[form]
         return ServableForm(
             form,
@@ -134,7 +134,7 @@ def _servable(version: Version, spec: ModelSpec, halves: list[Candidate], place:
             lambda setup: widened(fetch(version, form, place.device, setup), spec),
         )
 
-    return [servable(form, precision) for form, precision in [*wholes, *proven]]
+    return [servable(form, precision) for form, precision in [*originals, *proven]]
 
 
 def _placed(engine: Engine) -> list[str]:
@@ -150,8 +150,8 @@ def _chosen(
     if halves and spec.form in HALVES:
         warm_candidate(spec, samples, halves[0], place)
         return halves[0], f"form = {spec.form!r} asks for it"
-    several = len(_whole_forms(version, spec)) + len(halves) > 1
-    every = chain(_wholes(version, spec, samples, place, damaged), halves)
+    several = len(_original_forms(version, spec)) + len(halves) > 1
+    every = chain(_originals(version, spec, samples, place, damaged), halves)
     tuned = _as_tuned(version, spec, samples, halves, place)
     return tuned or fastest(spec, samples, every, place, several=several)
 
@@ -162,28 +162,28 @@ def _ceiling(version: Version, place: Place) -> Ceiling:
     return Ceiling(version.folder.parent / "tuned" / name)
 
 
-def _whole_beside(
+def _original_beside(
     version: Version, spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place
 ) -> tuple[Engine | None, str]:
-    """The FP32 whole that stays loaded beside a half, warm, and a sentence about it. Of several forms the program, as
+    """The FP32 original that stays loaded beside a half, warm, and a sentence about it. Of several forms the program, as
     in the gate."""
-    file = next((file for file in WHOLES.values() if version.has(file)), None)
+    file = next((file for file in ORIGINALS.values() if version.has(file)), None)
     if chosen.engine.precision == "fp32" or not place.rescue or file is None:
         return None, ""
-    form = next(form for form in WHOLES if WHOLES[form] == file)
+    form = next(form for form in ORIGINALS if ORIGINALS[form] == file)
     try:
         load = _loading(version, spec, samples, form, "fp32", place)
-        whole = Candidate(place.call(load), file, ceiling=_ceiling(version, place))
-        warm_candidate(spec, samples, whole, place)
+        original = Candidate(place.call(load), file, ceiling=_ceiling(version, place))
+        warm_candidate(spec, samples, original, place)
     except DamagedFile as error:
-        logger.error("the FP32 whole of %s cannot stand by: %s", version, error)
-        return None, f"; its FP32 whole cannot stand by: {error}"
+        logger.error("the FP32 original of %s cannot stand by: %s", version, error)
+        return None, f"; its FP32 original cannot stand by: {error}"
     except Exception as error:  # the half was proven and serves without it
-        logger.exception("the FP32 whole of %s cannot stand by", version)
-        return None, f"; its FP32 whole cannot stand by: {error}"
+        logger.exception("the FP32 original of %s cannot stand by", version)
+        return None, f"; its FP32 original cannot stand by: {error}"
     facts = version.manifest["forms"].values()
     size = next((found["bytes_fp32"] for found in facts if found.get("bytes_fp32")), None)
-    return whole.engine, "; its FP32 whole stands by" + (f" ({size / 2**20:.3g} MiB)" if size else "")
+    return original.engine, "; its FP32 original stands by" + (f" ({size / 2**20:.3g} MiB)" if size else "")
 
 
 def proven_halves(
@@ -221,7 +221,7 @@ def proven_halves(
             logger.error("%s: %s", version, error)
             faults.append(str(error))
             refusals.append(f"the {form} form: {error}")
-        except Exception as error:  # whatever the fault of a half, its whole can still serve
+        except Exception as error:  # whatever the fault of a half, its original can still serve
             again = no_half_kernel(error) and plan_again(version, place.device)
             refusals.append(
                 f"the {form} form: {error}" + ("; it is planned again for this device" if again else "")
@@ -248,7 +248,7 @@ def _proven_with_memory(
             raise
         raise NoMemory(
             f"{version}: {place.device} has no memory to load and prove the {form} form, which needs the half and its "
-            f"FP32 whole together: {error}; unload other models, or serve this one on another device"
+            f"FP32 original together: {error}; unload other models, or serve this one on another device"
         ) from error
 
 
@@ -283,21 +283,21 @@ def _loading(
 ) -> Callable[[], Engine]:
     """A function that loads a form as it serves: it takes the wire's datatypes, and on a processor it has the setup
     that is best there, as measured before or now."""
-    fetch = partial(load_whole if precision == "fp32" else load_half, version, form, place.device)
+    fetch = partial(load_original if precision == "fp32" else load_half, version, form, place.device)
     if place.device.type == "cpu":
         batches = partial(batch_of, spec, samples)
         fetch = partial(fetch, measured_setup(version, form, precision, fetch, spec, batches, place))
     return lambda: widened(fetch(), spec)
 
 
-def _wholes(
+def _originals(
     version: Version, spec: ModelSpec, samples: Samples, place: Place, damaged: list[str]
 ) -> Iterator[Candidate]:
     """The FP32 forms that may serve: the one that the spec asks for, or every one there is.
 
     ``damaged`` gets a sentence about each form that is left out because its file is damaged.
     """
-    for form in _whole_forms(version, spec):
+    for form in _original_forms(version, spec):
         try:
             load = _loading(version, spec, samples, form, "fp32", place)
             engine = place.call(load)
@@ -306,19 +306,19 @@ def _wholes(
                 logger.warning("%s: %s has no memory for its %s whole", version, place.device, form)
                 place.call(free_memory)
                 continue  # a half needs less
-            if not isinstance(error, HalfevenError) or form in (spec.form, next(iter(WHOLES))):
+            if not isinstance(error, HalfevenError) or form in (spec.form, next(iter(ORIGINALS))):
                 raise
             if isinstance(error, DamagedFile):
                 logger.error("%s: %s", version, error)
                 damaged.append(str(error))
-            continue  # there is another whole; `doctor` names the missing provider
-        yield Candidate(engine, WHOLES[form], ceiling=_ceiling(version, place), load=load)
+            continue  # there is another original; `doctor` names the missing provider
+        yield Candidate(engine, ORIGINALS[form], ceiling=_ceiling(version, place), load=load)
 
 
-def _whole_forms(version: Version, spec: ModelSpec) -> list[str]:
+def _original_forms(version: Version, spec: ModelSpec) -> list[str]:
     """The form that the spec asks for, or every one that there is."""
-    asked = spec.form in WHOLES and version.has(WHOLES[spec.form])
-    return [spec.form] if asked else [form for form in WHOLES if version.has(WHOLES[form])]
+    asked = spec.form in ORIGINALS and version.has(ORIGINALS[spec.form])
+    return [spec.form] if asked else [form for form in ORIGINALS if version.has(ORIGINALS[form])]
 
 
 def _as_tuned(
@@ -332,7 +332,7 @@ def _as_tuned(
     proven = [(half.engine.form, half.engine.precision) for half in halves]
     if is_half and (winner.form, winner.precision) not in proven:
         return None
-    fetch, files = (load_half, HALVES) if is_half else (load_whole, WHOLES)
+    fetch, files = (load_half, HALVES) if is_half else (load_original, ORIGINALS)
     engine: Engine | None = None
     try:
         loaded = place.call(partial(fetch, version, winner.form, place.device, winner.setup))

@@ -47,7 +47,7 @@ class AutomaticDecisions:
 
     def fell_back(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:
         """Note in the store that the half may not serve on this device before it is proven again."""
-        sentence = f"{loaded} fell back from its half to its FP32 whole: {reason}"
+        sentence = f"{loaded} fell back from its half to its FP32 original: {reason}"
         try:
             self._writer.note_drift(loaded.name, loaded.number, self._device, reason)
         except (HalfevenError, OSError) as error:

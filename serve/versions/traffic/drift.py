@@ -1,4 +1,4 @@
-"""Live parity: a share of a half's live requests is answered by its FP32 whole as well, and compared.
+"""Live parity: a share of a half's live requests is answered by its FP32 original as well, and compared.
 
 The gate's third rule for each request: max|C − R| ≤ max_error_u·u·S. One request over the limit may be an input that no
 sample is like; after it every request is checked for a while. Several over the limit among the last ones are drift.
@@ -27,14 +27,14 @@ class Drift:
     """Stands in front of a half's batcher. ``on_drift`` is called once, with the numbers, on ``judge``."""
 
     def __init__(
-        self, spec: ModelSpec, foreground: Submit, whole: Submit, scale: Scale, rules: Rules, judge: Executor,
+        self, spec: ModelSpec, foreground: Submit, original: Submit, scale: Scale, rules: Rules, judge: Executor,
         on_drift: OnDrift,
     ) -> None:  # fmt: skip
         self.comparison = Comparison(spec, scale)
         self._foreground = foreground
         self._rules = rules
         self._spread = Spread(rules.parity_sample)
-        self._comparator = ShadowComparator(whole, judge, self._compare)
+        self._comparator = ShadowComparator(original, judge, self._compare)
         self._recent: deque[bool] = deque(maxlen=rules.drift_of)
         self._suspicious = 0  # how many of the next requests are all checked
         self._lock = threading.Lock()
@@ -47,8 +47,8 @@ class Drift:
             future.add_done_callback(partial(self._comparator.hear, arrays, rows))
         return future
 
-    def _compare(self, half: Answer, whole: Answer) -> None:
-        worst = self.comparison.take(whole.outputs, half.outputs)
+    def _compare(self, half: Answer, original: Answer) -> None:
+        worst = self.comparison.take(original.outputs, half.outputs)
         is_over = not worst <= 1.0
         with self._lock:
             self._recent.append(is_over)

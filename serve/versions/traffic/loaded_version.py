@@ -29,7 +29,7 @@ DRAIN_SECONDS = 60.0
 
 
 class LoadedVersion:
-    """``drift``: the live parity of a half whose whole is loaded too, else None. ``label``: as in `ServedModel`.
+    """``drift``: the live parity of a half whose original is loaded too, else None. ``label``: as in `ServedModel`.
     ``fell_back``: its half drifted, and does not serve again."""
 
     def __init__(self, version: Version, spec: ModelSpec, place: Place, prepared: PreparedVersion) -> None:
@@ -41,7 +41,7 @@ class LoadedVersion:
         self.fell_back = False
         self._place = place
         self._behind: list[Batcher] = []
-        self._checking: Batcher | None = None  # of these the one with the whole, for `drift`
+        self._checking: Batcher | None = None  # of these the one with the original, for `drift`
         self._front: Submit = self.batcher
         self._lent_by: PreparedVersion | None = None  # serves again when what was lent is taken back
         self._ending = threading.RLock()  # held while engines change or are closed
@@ -92,13 +92,13 @@ class LoadedVersion:
     def check(
         self, scale: Scale, rules: Rules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
     ) -> None:
-        """From now on the whole answers a share of the requests too. Without effect where no whole is loaded."""
+        """From now on the original answers a share of the requests too. Without effect where no original is loaded."""
         prepared = self.prepared
-        if prepared.whole is None or prepared.precision == "fp32" or not rules.parity_sample:
+        if prepared.original is None or prepared.precision == "fp32" or not rules.parity_sample:
             return
-        whole = self.behind(replace(prepared, precision="fp32", engine=prepared.whole, whole=None))
-        self._checking = whole
-        self.drift = Drift(self.spec, self.batcher, whole, scale, rules, judge, on_drift)
+        original = self.behind(replace(prepared, precision="fp32", engine=prepared.original, original=None))
+        self._checking = original
+        self.drift = Drift(self.spec, self.batcher, original, scale, rules, judge, on_drift)
         self._front = self.drift
 
     def behind(self, prepared: PreparedVersion) -> Batcher:
@@ -113,26 +113,26 @@ class LoadedVersion:
         self._behind.remove(batcher)
 
     def fall_back(self, reason: str) -> bool:
-        """Put the FP32 whole in the half's place; False where that was done already, or the version is closed. From any
+        """Put the FP32 original in the half's place; False where that was done already, or the version is closed. From any
         thread but the device's."""
         with self._ending:
             self._take_back()
             half = self.prepared
-            if half.whole is None or self._closed:
+            if half.original is None or self._closed:
                 return False
-            digest = self.version.manifest["files"].get(_WHOLE.get(half.whole.form, ""), half.digest)
-            setup = None if half.setup is None else getattr(half.whole, "setup", None)
-            whole = replace(
+            digest = self.version.manifest["files"].get(_ORIGINAL.get(half.original.form, ""), half.digest)
+            setup = None if half.setup is None else getattr(half.original, "setup", None)
+            original = replace(
                 half,
                 precision="fp32",
-                engine=half.whole,
-                whole=None,
+                engine=half.original,
+                original=None,
                 reason=reason,
                 digest=digest,
                 setup=setup,
             )
             self._front = self.batcher
-            self._swap(half.engine, whole)
+            self._swap(half.engine, original)
             self._place.call(half.engine.close)
             self.fell_back = True
             return True
@@ -151,13 +151,15 @@ class LoadedVersion:
             old = self.prepared
             if old.engine is not engine or self._closed:
                 return False
-            if new.whole is not old.whole and self._checking is not None:  # its queue has the whole that goes
+            if (
+                new.original is not old.original and self._checking is not None
+            ):  # its queue has the original that goes
                 self._front, self.drift = self.batcher, None
                 self.forget(self._checking)
                 self._checking = None
             self._swap(engine, new)
-            for unused in (old.engine, old.whole):
-                if unused is not None and unused is not new.engine and unused is not new.whole:
+            for unused in (old.engine, old.original):
+                if unused is not None and unused is not new.engine and unused is not new.original:
                     self._place.call(unused.close)
             return True
 
@@ -206,7 +208,7 @@ class LoadedVersion:
             for batcher in (self.batcher, *self._behind):
                 self._place.thread.detach(batcher)
             self._behind.clear()
-            engines = (self.prepared.engine, self.prepared.whole)
+            engines = (self.prepared.engine, self.prepared.original)
             for engine in {id(one): one for one in engines if one is not None}.values():
                 try:
                     self._place.call(engine.close)
@@ -216,7 +218,7 @@ class LoadedVersion:
                     logger.exception("an engine of %s could not be closed", self)
 
 
-_WHOLE = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
+_ORIGINAL = {"torch": "original.pt2", "onnx": "original.onnx", "live": "live.json"}
 
 
 class _Gone:

@@ -11,7 +11,7 @@ class Rules:
     them, were faulty (failed, not finite, rescued) where the other version's were not, or when its batches took
     ``slower`` times as long as the other's of the same size (over at least ``timed_batches`` of them).
 
-    ``parity_sample`` is the share of a half's requests that its FP32 whole answers too. The half is rejected
+    ``parity_sample`` is the share of a half's requests that its FP32 original answers too. The half is rejected
     when ``drift_over`` of the last ``drift_of`` of those err beyond the gate's limit. After the first one that does,
     every request is checked until ``drift_of`` have been.
     """

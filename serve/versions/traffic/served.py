@@ -220,10 +220,10 @@ class ServedModel:
     # What is decided here.
 
     def drifted(self, loaded: LoadedVersion, numbers: dict[str, Any]) -> None:
-        """Fall back: from now on the whole answers in the half's place. A canary or a version on trial is rejected
+        """Fall back: from now on the original answers in the half's place. A canary or a version on trial is rejected
         too."""
         why = (
-            f"drift: {numbers['recent_over']} of the last {numbers['recent']} live requests that the FP32 whole "
+            f"drift: {numbers['recent_over']} of the last {numbers['recent']} live requests that the FP32 original "
             f"answered too lie beyond the gate's limit"
         )
         if loaded.fall_back(why):
@@ -243,7 +243,7 @@ class ServedModel:
                 self._later(partial(self._decisions.rolled_back, loaded, good, why, numbers))
 
     def exchanged(self, loaded: LoadedVersion) -> None:
-        """Another form of the version serves: a half is checked against its whole from now on."""
+        """Another form of the version serves: a half is checked against its original from now on."""
         self._check(loaded)
 
     def _later(self, deed: Callable[[], None]) -> None:

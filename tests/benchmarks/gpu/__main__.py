@@ -25,7 +25,7 @@ from tests.benchmarks.gpu.facts import Facts, read
 
 ROOT = Path(__file__).resolve().parents[3]
 WHEELS = Path(".gpu", "wheels")  # in the checkout, by the version of Python that they are for
-# Seconds at most. A run that is cut after four minutes has everything through training, a whole one takes nine.
+# Seconds at most. A run that is cut after four minutes has everything through training, an original one takes nine.
 LIMITS = {
     "machine": 20,
     "correct": 55,

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from tests.benchmarks.gpu.nets import Net, Parts, nets
 from tests.benchmarks.gpu.phase import Phase
 from tests.benchmarks.workloads import write_folder
-from tests.programs import whole
+from tests.programs import original
 
 DEPTHS = (3, 5, 2)  # layers: with odd ones a slot's answers may lie where the other slot computes
 
@@ -48,7 +48,7 @@ def _bits(phase: Phase, net: Net) -> None:
     if phase.simulated:
         phase.facts.add("half computed", net=net.name)
         return
-    live = live_outputs(there(net.whole.program), inputs)
+    live = live_outputs(there(net.original.program), inputs)
     worst = max(float((a.float() - b.float()).abs().max()) for a, b in zip(live, half, strict=True))
     equal, name = all(map(same_numbers, live, half)), "bit equality with live autocast"
     phase.facts.claim(name, equal or not phase.cuda, net=net.name, equal=equal, worst=worst)
@@ -58,7 +58,7 @@ def _chain(phase: Phase, layers: int) -> None:
     width, rows = (16, 4) if phase.tiny else (2048, 512)
     torch.manual_seed(layers)
     module = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
-    program = whole(module, {"input": torch.randn(8, width)}, max_batch_size=rows)
+    program = original(module, {"input": torch.randn(8, width)}, max_batch_size=rows)
     engine = TorchEngine(program.program, "fp32", phase.device, rows_apart=True, spec=program.spec)
     draw = np.random.default_rng()
     batches: list[Parts] = [[[draw.standard_normal((rows, width), dtype=np.float32)]] for _ in range(60)]

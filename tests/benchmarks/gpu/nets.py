@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from tests.benchmarks.floors import Vit
 from tests.benchmarks.gpu.phase import Phase
 from tests.benchmarks.workloads import SOURCE
-from tests.programs import Whole, described, exported
+from tests.programs import Original, described, exported
 
 Parts = list[list[np.ndarray]]
 _SMALL = {"width": 64, "heads": 4, "layers": 2, "inner": 128}
@@ -30,7 +30,7 @@ class Net:
     name: str
     build: Callable[[], nn.Module]
     draw: Callable[[int], np.ndarray]
-    whole: Whole
+    original: Original
     half: ExportedProgram
 
     def module(self) -> nn.Module:
@@ -38,8 +38,8 @@ class Net:
         return _seeded(self.build)
 
     def engine(self, device: torch.device, precision: str = "fp16") -> TorchEngine:
-        program = self.whole.program if precision == "fp32" else self.half
-        return TorchEngine(program, precision, device, rows_apart=True, spec=self.whole.spec)
+        program = self.original.program if precision == "fp32" else self.half
+        return TorchEngine(program, precision, device, rows_apart=True, spec=self.original.spec)
 
     def parts(self, rows: int) -> Parts:
         """A batch of that many requests of one row."""
@@ -82,8 +82,8 @@ def _captured(
 ) -> Net:
     inputs, most = {"x": torch.from_numpy(draw(3))}, max(batches(phase))
     stem = name.replace("/", "-")
-    whole = _kept(phase.scratch / f"{stem}.pt2", lambda: exported(_seeded(build), inputs, None, most))
-    captured = described(whole, inputs, None, most)
+    original = _kept(phase.scratch / f"{stem}.pt2", lambda: exported(_seeded(build), inputs, None, most))
+    captured = described(original, inputs, None, most)
 
     def halved() -> ExportedProgram:
         half = half_by_rules(captured.program, captured.spec, captured.example, "cuda")

@@ -86,7 +86,7 @@ class Rehearsal:
         missing = [line for line in done.stdout.splitlines() if not any(f"'{one}" in line for one in EXTRAS)]
         self.check(done.returncode == 0 and not missing, f"every module is imported but for extras {missing}")
 
-    def whole(self, name: str, *options: str) -> None:
+    def original(self, name: str, *options: str) -> None:
         """A run to its end: every phase ends, no claim is wrong."""
         out = self.out / name
         done = self._begun(out, *options).wait()
@@ -112,12 +112,12 @@ class Rehearsal:
         facts: list[dict[str, Any]] = list(read(out))
         states = [fact["state"] for fact in facts if fact["what"] == "phase"]
         kept = sum(fact["phase"] == phase for fact in facts)
-        whole = (out / NAME).read_text().count("\n") == len(facts)
+        original = (out / NAME).read_text().count("\n") == len(facts)
         sentence = (
             f"interrupted in {phase}: {kept} facts kept, {states}, exit code {code}, {took:.1f} s to the end"
         )
         ended = facts[-1]["what"] == "end" and states and states[0].startswith("interrupted")
-        self.check(bool(ended and whole and kept and code == 1 and took < GRACE_S + 5), sentence)
+        self.check(bool(ended and original and kept and code == 1 and took < GRACE_S + 5), sentence)
 
     def _begun(self, out: Path, *options: str) -> subprocess.Popen[bytes]:
         out.mkdir(parents=True)
@@ -148,8 +148,8 @@ def main() -> int:
     rehearsal = Rehearsal(folder)
     rehearsal.carried()
     rehearsal.imports()
-    rehearsal.whole("on the CPU", "--device", "cpu")
-    rehearsal.whole("simulated", "--simulated", "--only", ",".join(ON_SIMULATED))
+    rehearsal.original("on the CPU", "--device", "cpu")
+    rehearsal.original("simulated", "--simulated", "--only", ",".join(ON_SIMULATED))
     for phase in LIMITS:
         rehearsal.interrupted(phase)
     print(f"{len(rehearsal.wrong)} wrong")

@@ -54,7 +54,7 @@ def _convert(where: Path) -> None:
     both = write_folder(where / "both", LINEAR, samples=samples)
     torch_alone = write_folder(where / "alone", LINEAR, samples=samples)
     loud = write_folder(where / "loud", LOUD, samples=samples, precision={"level": "O3"})
-    whole = write_folder(where / "whole", LINEAR, samples=samples, precision={"level": "O0"})
+    original = write_folder(where / "whole", LINEAR, samples=samples, precision={"level": "O0"})
     live = write_folder(where / "live", LINEAR, samples=samples, form="live")
     single = write_folder(
         where / "single",
@@ -71,14 +71,14 @@ def _convert(where: Path) -> None:
         samples=samples_of({"x": [5, 4], "scale": [1]}, 24, seed=1),
         max_batch_size=8,
     )
-    for folder in (both, loud, whole, live, single, free):
+    for folder in (both, loud, original, live, single, free):
         convert(folder, store)
     convert(torch_alone, store, Options(forms=("torch",)))
 
 
 @pytest.fixture(scope="module")
 def store() -> Store:
-    """``both`` forms, the torch form ``alone``, ``loud`` (refused), ``whole`` (FP32), ``live``, ``single`` (unbatched,
+    """``both`` forms, the torch form ``alone``, ``loud`` (refused), ``original`` (FP32), ``live``, ``single`` (unbatched,
     input and output of one name), ``free`` (a named length)."""
     return Store(kept_store(__file__, _convert) / "store")
 
@@ -92,7 +92,7 @@ def test_the_folder_alone_proves_its_half_again(
     found = exported_version(moved)
     assert (found.name, found.number, found.manifest["half"]) == (name, 1, "fp16")
     assert facts["files"] == {file: sha256_of(moved / file) for file in found.manifest["files"]}
-    for file in ("half.onnx", "whole.onnx"):
+    for file in ("half.onnx", "original.onnx"):
         proof = prove_engine(found, stored_samples(found), onnx_file(moved / file, found.spec()))
         assert proof["status"] == "equal" and proof["samples"]["judging"] == 12
 
@@ -102,7 +102,7 @@ def test_the_half_of_the_store_is_given_away_as_it_was_proven(
 ) -> None:
     both = version("both")
     export(both, "tensorrt", tmp_path / "out")
-    for file in ("half.onnx", "whole.onnx", "samples.safetensors", "spec.json", "precision.json"):
+    for file in ("half.onnx", "original.onnx", "samples.safetensors", "spec.json", "precision.json"):
         assert sha256_of(tmp_path / "out" / file) == both.manifest["files"][file]
     proof = Version.at(tmp_path / "out").json("parity.json")
     assert proof["forms"]["onnx"] == both.json("parity.json")["forms"]["onnx"]
@@ -202,10 +202,10 @@ def test_a_changed_file_of_the_folder_is_not_judged_by(
     version: Callable[[str], Version], tmp_path: Path
 ) -> None:
     export(version("both"), "onnxruntime", tmp_path / "out")
-    with (tmp_path / "out" / "whole.onnx").open("ab") as file:
+    with (tmp_path / "out" / "original.onnx").open("ab") as file:
         file.write(b"\0")
     found = Version.at(tmp_path / "out")
-    with pytest.raises(DamagedFile, match=r"whole\.onnx"):
+    with pytest.raises(DamagedFile, match=r"original\.onnx"):
         prove_engine(found, stored_samples(found), onnx_file(tmp_path / "out" / "half.onnx", found.spec()))
 
 
@@ -260,7 +260,7 @@ def test_the_program_on_the_page_answers_the_rows_and_its_answers_pass(
     expected, came = np.load(folder / "expected.npz"), np.load(folder / "answers.npz")
     (output,) = expected
     assert expected[output].shape == came[output].shape and len(came[output]) == 32
-    assert not np.array_equal(expected[output], came[output]), "the half answered, not the whole"
+    assert not np.array_equal(expected[output], came[output]), "the half answered, not the original"
 
 
 @pytest.mark.skipif(find_spec("openvino") is None, reason="needs the package openvino")

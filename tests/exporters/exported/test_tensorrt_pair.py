@@ -94,7 +94,7 @@ def test_the_rewritten_folder_proves_itself_again(
     folder = Path(shutil.move(tmp_path / "out", tmp_path / "elsewhere"))
     found = exported_version(folder)
     assert facts["files"] == {file: sha256_of(folder / file) for file in found.manifest["files"]}
-    for file in ("half.onnx", "whole.onnx"):
+    for file in ("half.onnx", "original.onnx"):
         assert lacking(folder / file) == []
         proof = prove_engine(found, stored_samples(found), onnx_file(folder / file, found.spec()))
         assert proof["status"] == "equal" and proof["samples"]["judging"] == 12
@@ -144,7 +144,7 @@ def test_for_another_engine_the_files_of_the_store_are_given_as_they_are(
     both = version("both")
     export(both, engine, tmp_path / "out")
     found = Version.at(tmp_path / "out")
-    for file in ("half.onnx", "whole.onnx"):
+    for file in ("half.onnx", "original.onnx"):
         assert found.manifest["files"][file] == both.manifest["files"][file]
         assert len(lacking(tmp_path / "out" / file)) == 4
     assert "lacking" not in found.manifest["exported"]
@@ -177,10 +177,10 @@ def test_what_is_left_is_named_and_does_not_keep_the_model_from_being_exported(
             "half.onnx",
             False,
             ParityRefused,
-            "the half of both@1 was expected to be equal to its whole, and it is not",
+            "the half of both@1 was expected to be equal to its original, and it is not",
         ),
-        ("whole.onnx", False, ExportFailed, "the whole of both@1 was expected to answer as before"),
-        ("whole.onnx", True, ExportFailed, "the whole of both@1 was expected to answer as before"),
+        ("original.onnx", False, ExportFailed, "the original of both@1 was expected to answer as before"),
+        ("original.onnx", True, ExportFailed, "the original of both@1 was expected to answer as before"),
     ],
 )
 def test_a_rewriting_that_is_wrong_is_not_exported(

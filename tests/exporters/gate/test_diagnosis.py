@@ -23,16 +23,16 @@ SPEC = ModelSpec(
 
 def report(random: np.random.Generator, error_u: float, odd: float | None = None) -> ParityReport:
     """A half that errs by so many u of S at one place; ``odd``: what it answers to an adversarial input."""
-    whole = random.uniform(-1, 1, (20, 5)).astype(np.float32)
-    whole[0, 0] = 1.0
-    half = whole.copy()
+    original = random.uniform(-1, 1, (20, 5)).astype(np.float32)
+    original[0, 0] = 1.0
+    half = original.copy()
     half[7, 2] += np.float32(error_u * U)
-    real = [Trial(tuple(range(20)), {"out": whole}, {"out": half})]
+    real = [Trial(tuple(range(20)), {"out": original}, {"out": half})]
     if odd is None:
         return judge(SPEC, "fp16", real)
-    bad = whole[:1].copy()
+    bad = original[:1].copy()
     bad[0, 1] = odd
-    return judge(SPEC, "fp16", real, [Trial((0,), {"out": whole[:1]}, {"out": bad}, name="zeros")])
+    return judge(SPEC, "fp16", real, [Trial((0,), {"out": original[:1]}, {"out": bad}, name="zeros")])
 
 
 def test_a_half_that_passes_is_equal_with_its_distance_from_the_floor(random):
@@ -59,11 +59,11 @@ def test_where_the_floor_fails_too_precision_is_to_blame_and_the_override_is_nam
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_half_that_overflows_is_a_fault_of_range_and_no_override_is_named(random, value):
-    whole = random.uniform(-1, 1, (4, 5)).astype(np.float32)
-    half = whole.copy()
+    original = random.uniform(-1, 1, (4, 5)).astype(np.float32)
+    half = original.copy()
     half[1, 1] = value
     samples = (0, 1, 2, 3)
-    broken = judge(SPEC, "fp16", [Trial(samples, {"out": whole}, {"out": half})])
+    broken = judge(SPEC, "fp16", [Trial(samples, {"out": original}, {"out": half})])
     (found,) = diagnosed(broken, report(random, 1.0)).diagnoses
     assert found.verdict == "range" and not found.override and found.distance == math.inf
     assert "under [parity]" not in found.message
@@ -109,12 +109,12 @@ def test_an_exact_answer_has_no_worst_sample(random):
 def test_of_several_outputs_the_one_that_errs_most_of_its_limit_is_told(random):
     outputs = tuple(TensorSpec(name, "FP32", (Dim(), Dim(5, 5))) for name in ("a", "b", "c"))
     spec = ModelSpec("m", SPEC.inputs, outputs)
-    whole = random.uniform(-1, 1, (20, 5)).astype(np.float32)
-    whole[0, 0] = 1.0
-    halves = {name: whole.copy() for name in "abc"}
+    original = random.uniform(-1, 1, (20, 5)).astype(np.float32)
+    original[0, 0] = 1.0
+    halves = {name: original.copy() for name in "abc"}
     for name, sample, error_u in (("a", 3, 0.5), ("b", 11, 3.0), ("c", 5, 1.0)):
         halves[name][sample, 2] += np.float32(error_u * U)
-    found = judge(spec, "fp16", [Trial(tuple(range(20)), {name: whole.copy() for name in "abc"}, halves)])
+    found = judge(spec, "fp16", [Trial(tuple(range(20)), {name: original.copy() for name in "abc"}, halves)])
     reply = worst_sample(found, Samples({"x": np.zeros((20, 3), np.float32)}))
     assert (reply["output"], reply["sample"]) == ("b", 11)
     assert found.max_error_u == max(output.max_error_u for output in found.outputs) > 2.9

@@ -21,12 +21,12 @@ SPEC = ModelSpec(
 
 def trial(random: np.random.Generator, error_u: float = 0.0, flips: int = 0) -> Trial:
     """Eight samples: the first errs by ``error_u``, and of ``flips`` others another class is the first choice."""
-    whole = random.uniform(-0.9, 0.9, (8, 50)).astype(np.float32)
-    whole[:, 0], whole[:, 1] = 1.0, 1.0 - 1e-5
-    half = whole.copy()
+    original = random.uniform(-0.9, 0.9, (8, 50)).astype(np.float32)
+    original[:, 0], original[:, 1] = 1.0, 1.0 - 1e-5
+    half = original.copy()
     half[0, 7] += error_u * U
     half[1 : 1 + flips, 1] += 2e-5
-    return Trial(tuple(range(8)), {"y": whole}, {"y": half})
+    return Trial(tuple(range(8)), {"y": original}, {"y": half})
 
 
 def judged(random: np.random.Generator, perturbed: Trial) -> ParityReport:

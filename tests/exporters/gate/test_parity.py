@@ -74,7 +74,7 @@ def test_equal_answers_pass_with_no_error(random):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_candidate_that_is_not_finite_where_the_whole_is_fails(random, value):
+def test_a_candidate_that_is_not_finite_where_the_original_is_fails(random, value):
     reference, candidate = placed(random, 0.5, other=value)
     verdict = judged(reference, candidate, limits=LOOSE, kind="logits")
     assert rules(verdict) == ["masks"] and verdict.max_error_u == math.inf
@@ -88,7 +88,7 @@ def test_what_is_not_finite_in_both_passes(random, value):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_where_the_whole_is_not_finite_fails(random, value):
+def test_a_number_where_the_original_is_not_finite_fails(random, value):
     assert rules(judged(*placed(random, value, other=1.0), limits=LOOSE)) == ["masks"]
 
 
@@ -313,7 +313,7 @@ def test_at_most_4096_slices_of_an_axis_are_judged_from_end_to_end(random):
     assert rules(verdict) == ["slice_sqnr"]
 
 
-def test_where_the_whole_is_zero_the_half_must_be(random):
+def test_where_the_original_is_zero_the_half_must_be(random):
     zero = np.zeros((4, 5), np.float32)
     assert judged(zero, zero).passed
     dust = zero.copy()
@@ -383,7 +383,7 @@ def test_changed_first_choices_are_counted_and_listed_with_their_margin(random):
         assert rules(verdict) == expected
         assert verdict.decisions and verdict.decisions.flipped == 3 and verdict.decisions.decisions == 100
         assert all("max_flips = 0.03 under [parity]" in failure.message for failure in verdict.failures)
-        found = [(flip.sample, flip.position, flip.whole, flip.half) for flip in verdict.decisions.flips]
+        found = [(flip.sample, flip.position, flip.original, flip.half) for flip in verdict.decisions.flips]
         assert found == [(row, (), 0, 1) for row in range(3)]
         assert [flip.margin for flip in verdict.decisions.flips] == pytest.approx(margins, rel=1e-6)
 
@@ -397,7 +397,7 @@ def test_a_share_of_flips_that_is_the_limit_passes_however_it_is_written(random)
     assert judged(reference, candidate, limits=limits, kind="logits", datatype="FP64").passed
 
 
-def test_classes_that_the_whole_holds_equal_are_both_right(random):
+def test_classes_that_the_original_holds_equal_are_both_right(random):
     reference = close_logits(random, 10, [0.0])
     candidate = reference.copy()
     candidate[0, 1] += 1e-6
@@ -461,7 +461,7 @@ def test_accuracy_may_differ_by_one_sample_and_no_more(random):
         limits = ParityLimits(max_error_u=1e9, min_sqnr_db=-1e9, max_flips=1.0)
         verdict = judged(reference, candidate, limits=limits, kind="logits", datatype="FP64", targets=targets)
         assert rules(verdict) == expected
-        assert verdict.decisions and verdict.decisions.accuracy_whole == 1.0
+        assert verdict.decisions and verdict.decisions.accuracy_original == 1.0
         assert verdict.decisions.accuracy_half == pytest.approx(1 - flipped / rows)
 
 
@@ -477,7 +477,7 @@ def test_accuracy_may_differ_by_a_fifth_of_a_point_of_many_samples(random):
         assert rules(verdict) == expected
 
 
-def test_a_half_that_is_right_where_the_whole_is_wrong_is_not_the_same_model_either(random):
+def test_a_half_that_is_right_where_the_original_is_wrong_is_not_the_same_model_either(random):
     reference = close_logits(random, 100, [1e-3] * 2)
     targets = np.where(np.arange(100) < 2, 1, 0)
     for flipped, expected in ((1, []), (2, ["accuracy"])):
@@ -503,9 +503,9 @@ def test_a_number_that_is_none_fails_its_rule(random, number):
 
 
 def test_a_divergence_that_is_no_number_stays_none_at_every_batch_size(random):
-    decisions, whole = Decisions("logits"), close_logits(random, 1, [])
-    for half in (whole, np.full_like(whole, math.nan), whole):
-        decisions.add((0,), whole, half)
+    decisions, original = Decisions("logits"), close_logits(random, 1, [])
+    for half in (original, np.full_like(original, math.nan), original):
+        decisions.add((0,), original, half)
     assert math.isnan(decisions.verdict().kl_nats)
 
 
@@ -619,7 +619,7 @@ def test_another_number_of_things_found_is_refused_of_samples_and_only_told_of_a
     assert report.passed == free and report.adversarial[0].different == (6 if free else 0)
     refused = judge(spec, "fp16", [other])
     assert not refused.passed and ("please report it" in refused.summary()) == (not free)
-    assert ("[1, 15, 3] from the half where the whole gives [1, 13, 3]" in refused.summary()) == free
+    assert ("[1, 15, 3] from the half where the original gives [1, 13, 3]" in refused.summary()) == free
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -632,7 +632,7 @@ def test_an_adversarial_input_without_a_finite_reference_is_dropped_and_listed(r
     assert report.passed and report.dropped == ("longest",) and report.adversarial == ()
 
 
-def test_an_adversarial_input_that_the_whole_cannot_answer_is_listed_with_those(random):
+def test_an_adversarial_input_that_the_original_cannot_answer_is_listed_with_those(random):
     answers = numbers(random, 2, 4)
     report = judge(model(tensor(4)), "fp16", [same(answers, (0, 1))], unanswered=["longest"])
     assert report.passed and report.dropped == ("longest",)

@@ -188,32 +188,32 @@ def test_what_no_limit_excuses_is_offered_no_override(fault):
     assert all(accepting_override(output, UNIT_ROUNDOFF["fp16"]) is None for output in outputs)
 
 
-def one_output(whole: np.ndarray, half: np.ndarray, limits: ParityLimits) -> OutputVerdict:
+def one_output(original: np.ndarray, half: np.ndarray, limits: ParityLimits) -> OutputVerdict:
     one = replace(spec(limits), outputs=spec(limits).outputs[:1])
-    trial = Trial(tuple(range(len(whole))), {"logits": whole}, {"logits": half})
+    trial = Trial(tuple(range(len(original))), {"logits": original}, {"logits": half})
     (output,) = judge(one, "fp16", [trial]).outputs
     return output
 
 
 def test_one_answer_that_is_off_by_a_fifth_is_garbage_however_good_the_others_are():
-    whole = np.random.default_rng(0).uniform(-1, 1, (500, 6)).astype(np.float32)
-    whole[:, 0] = -1.0
-    half = whole.copy()
+    original = np.random.default_rng(0).uniform(-1, 1, (500, 6)).astype(np.float32)
+    original[:, 0] = -1.0
+    half = original.copy()
     for error, accepted in ((0.05, True), (0.2, False)):
         half[7, 0] = -1.0 - error
-        output = one_output(whole, half, ParityLimits(max_flips=1.0))
+        output = one_output(original, half, ParityLimits(max_flips=1.0))
         assert output.sqnr_db > 20 and not output.passed and "max_error" in {f.rule for f in output.failures}
         assert (accepting_override(output, UNIT_ROUNDOFF["fp16"]) is not None) == accepted
 
 
 def test_an_accuracy_that_is_lost_is_offered_no_override():
     limits = ParityLimits(1e9, 0.0, 0.0, 1.0)
-    whole = np.zeros((100, 6), np.float32)
-    whole[:, 0], whole[:, 1] = 1e-3, 0.0
-    half = whole.copy()
+    original = np.zeros((100, 6), np.float32)
+    original[:, 0], original[:, 1] = 1e-3, 0.0
+    half = original.copy()
     half[:5, 1] = 2e-3
     one = replace(spec(limits), outputs=spec(limits).outputs[:1])
-    trial = Trial(tuple(range(100)), {"logits": whole}, {"logits": half})
+    trial = Trial(tuple(range(100)), {"logits": original}, {"logits": half})
     (output,) = judge(one, "fp16", [trial], targets={"logits": np.zeros(100, np.int64)}).outputs
     assert [failure.rule for failure in output.failures] == ["accuracy"]
     output = replace(output, statistics={**output.statistics, "worst": 0.0})  # whatever its error
@@ -221,12 +221,12 @@ def test_an_accuracy_that_is_lost_is_offered_no_override():
 
 
 def test_an_override_is_named_only_where_all_that_is_broken_can_be_accepted():
-    whole = np.zeros((100, 6), np.float32)
-    whole[:, 0], whole[:, 1] = 1.0, 1.0 - 1e-4
-    half = whole.copy()
+    original = np.zeros((100, 6), np.float32)
+    original[:, 0], original[:, 1] = 1.0, 1.0 - 1e-4
+    half = original.copy()
     half[:50, 1] = 1.0 + 1e-2
-    output = one_output(whole, half, ParityLimits())
+    output = one_output(original, half, ParityLimits())
     assert {"max_error", "flips"} <= {failure.rule for failure in output.failures}
     assert accepting_override(output, UNIT_ROUNDOFF["fp16"]) is None
-    half[1:] = whole[1:]
-    assert accepting_override(one_output(whole, half, ParityLimits()), UNIT_ROUNDOFF["fp16"]) is not None
+    half[1:] = original[1:]
+    assert accepting_override(one_output(original, half, ParityLimits()), UNIT_ROUNDOFF["fp16"]) is not None

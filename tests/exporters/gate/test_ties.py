@@ -12,7 +12,7 @@ from halfeven.exporters.gate.trial import Trial
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 U = UNIT_ROUNDOFF["fp16"]
 ROWS, WIDTH = 6, 7
@@ -33,16 +33,16 @@ def scores(rows: int = ROWS, *inner: int) -> Tensor:
     return (torch.rand(rows, *shape).argsort(-1) + 1).float()
 
 
-def captured(choose: Callable[[Tensor], Tensor], x: Tensor) -> Whole:
-    return whole(Net(choose), {"x": x})
+def captured(choose: Callable[[Tensor], Tensor], x: Tensor) -> Original:
+    return original(Net(choose), {"x": x})
 
 
-def ties_of(found: Whole, *inputs: Tensor) -> Ties:
+def ties_of(found: Original, *inputs: Tensor) -> Ties:
     judging = [{"x": x.numpy()} for x in inputs]
     return ties_with(found, lambda: judging)
 
 
-def ties_with(found: Whole, judging: Callable[[], Iterable[Mapping[str, np.ndarray]]]) -> Ties:
+def ties_with(found: Original, judging: Callable[[], Iterable[Mapping[str, np.ndarray]]]) -> Ties:
     module = runnable(found.program)
     tied = find_tied(module, [output.name for output in found.spec.outputs])
     return Ties([one.output for one in tied], lambda asked: choices(module, tied, [asked["x"]]), U, judging)
@@ -178,7 +178,7 @@ def test_whole_numbers_tie_only_where_they_are_equal():
     assert tied["y0"].tolist() == [False, True]
 
 
-def test_a_reference_that_is_not_what_the_whole_chooses_excuses_nothing():
+def test_a_reference_that_is_not_what_the_original_chooses_excuses_nothing():
     x = torch.ones(ROWS, WIDTH)
     found = captured(CHOICES["argmax"], x)
     other = np.full(ROWS, 3)
@@ -214,7 +214,7 @@ def test_the_values_of_a_choice_are_no_indices():
     assert find_tied(runnable(found.program), ["y0"]) == []
 
 
-def test_the_whole_is_run_again_only_where_integers_differ():
+def test_the_original_is_run_again_only_where_integers_differ():
     x = scores()
     found = captured(CHOICES["argmax"], x)
     answer = {"y0": found.run(x)[0].numpy()}

@@ -49,7 +49,7 @@ def exported(path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_exported_program_in_half_is_taken_with_the_fp32_inputs_of_its_whole(tmp_path: Path) -> None:
+def test_an_exported_program_in_half_is_taken_with_the_fp32_inputs_of_its_original(tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=1, max=32)
     module, inputs = torch.nn.Linear(6, 4).half().eval(), (torch.randn(3, 6).half(),)
     torch.export.save(torch.export.export(module, inputs, dynamic_shapes=({0: rows},)), tmp_path / "net.pt2")

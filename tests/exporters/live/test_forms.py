@@ -100,8 +100,8 @@ def test_a_module_that_cannot_be_captured_is_proven_published_and_loads_as_it_wa
     assert 0 < form["half_nodes"] <= form["nodes"] and form["casts"] >= 4
     assert version.json("parity.json")["forms"]["live"]["passed"]
     assert Store(tmp_path / "store").live_number("net") == version.number
-    whole, half = answers(version, "fp32", x), answers(version, "fp16", x)
-    assert 0 < np.abs(half - whole).max() <= 4 * 2**-11 * np.abs(whole).max() * 2
+    original, half = answers(version, "fp32", x), answers(version, "fp16", x)
+    assert 0 < np.abs(half - original).max() <= 4 * 2**-11 * np.abs(original).max() * 2
 
 
 def test_a_net_that_overflows_gets_the_one_island_that_it_needs_with_its_certificate(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_module_without_half_kernels_on_this_device_becomes_an_island(forward:
     assert version.status == LIVE and island in ("first", "bessel")
 
 
-def test_a_half_that_no_island_cures_is_refused_and_its_whole_can_still_be_loaded(tmp_path: Path) -> None:
+def test_a_half_that_no_island_cures_is_refused_and_its_original_can_still_be_loaded(tmp_path: Path) -> None:
     code = net(
         "loud = nn.functional.linear(self.first(x) * 3e3, torch.eye(8) * 3e3)\nreturn self.last(loud / 9e6)"
     )
@@ -302,12 +302,12 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         converted(folder(tmp_path, LOOP, weights={"first.weight": torch.zeros(2)}))
 
 
-def test_a_whole_that_is_asked_between_two_plans_knows_no_islands(tmp_path: Path) -> None:
+def test_an_original_that_is_asked_between_two_plans_knows_no_islands(tmp_path: Path) -> None:
     asked = read_folder(folder(tmp_path, LOUD))
     samples = load_samples(asked.folder / "samples.safetensors", asked.spec)
     subject, maker = live_subject(asked, samples, ORIGIN, lambda _: None)
     loud = maker.built.live.module.get_submodule("loud")
-    reference_run = ask_reference(subject.spec, samples, maker.whole())
+    reference_run = ask_reference(subject.spec, samples, maker.original())
     with Store(tmp_path / "store").draft("net") as draft:
         assert maker.plan(samples, 0.75, lambda _: None) and maker.islands == ["loud"]
         maker.make("live", draft, reference_run)

@@ -104,20 +104,20 @@ class ConvertedFile:
         return self.written.half_nodes
 
     @property
-    def whole(self) -> ModelProto:
-        return self.written.whole
+    def original(self) -> ModelProto:
+        return self.written.original
 
     @property
     def half(self) -> ModelProto | None:
         return self.written.half
 
-    def whole_answers(self) -> Answers:
+    def original_answers(self) -> Answers:
         return self.maker.answers
 
     def half_answers(self) -> Answers:
         """The half as ONNX Runtime's CPU runs it."""
         half = self.half
-        return runtime_answers(self.whole if half is None else half)
+        return runtime_answers(self.original if half is None else half)
 
     def oracle_answers(self, floor: bool = False) -> Answers:
         """The half with true half storage."""
@@ -151,12 +151,12 @@ def convert(
 
 
 def errors_u(foreign: ConvertedFile, *batches: Arrays) -> dict[str, float]:
-    """The half on fresh inputs against its whole: the worst of oracle and runtime, in u of the largest |R|.
+    """The half on fresh inputs against its original: the worst of oracle and runtime, in u of the largest |R|.
 
     As the gate has it: the largest |R| is that over all batches; integers and booleans must be equal (else inf),
     and so must the masks of what is not finite.
     """
-    references = [foreign.whole_answers()(inputs) for inputs in batches]
+    references = [foreign.original_answers()(inputs) for inputs in batches]
     worst: dict[str, float] = {}
     for answers in (foreign.oracle_answers(), foreign.half_answers()):
         came = [answers(inputs) for inputs in batches]

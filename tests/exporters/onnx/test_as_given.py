@@ -1,4 +1,4 @@
-"""The FP32 whole answers as the file that it was read from, as ONNX Runtime runs that."""
+"""The FP32 original answers as the file that it was read from, as ONNX Runtime runs that."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 
@@ -32,7 +32,7 @@ CALLED = {
 
 
 def gap(model: ModelProto) -> float:
-    """Between the answers of the file and those of the whole that is read from it."""
+    """Between the answers of the file and those of the original that is read from it."""
     given = ModelProto.FromString(model.SerializeToString())
     program = normalise(model, Path("model.onnx"))
     shape = [dim.dim_value or 2 for dim in given.graph.input[0].type.tensor_type.shape.dim]
@@ -84,8 +84,8 @@ def test_a_file_that_is_read_as_another_model_is_served_as_it_was_given(tmp_path
     assert code == 0 and "as it is read here output 'y' is not what ONNX Runtime gives" in facts["reason"], (
         said
     )
-    whole = Store(tmp_path / "store").version("net", 1).file("whole.onnx")
-    assert onnx.load(whole).opset_import[0].version == 11
+    original = Store(tmp_path / "store").version("net", 1).file("original.onnx")
+    assert onnx.load(original).opset_import[0].version == 11
 
 
 @pytest.mark.parametrize("text", ["{ y = RandomNormalLike(x) }", "{ h = Cast<to=10>(x) y = Cast<to=1>(h) }"])

@@ -1,4 +1,4 @@
-"""What is computed of constants alone is a constant, stored once, and the FP32 whole answers as before, bit for bit."""
+"""What is computed of constants alone is a constant, stored once, and the FP32 original answers as before, bit for bit."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 
@@ -53,7 +53,7 @@ def unfolded(model: ModelProto, monkeypatch: pytest.MonkeyPatch) -> ForeignProgr
 
 
 @pytest.mark.parametrize("name", slow_but(EVERY_RUN, MODELS))
-def test_the_whole_answers_as_before_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_original_answers_as_before_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS[name]()
     before = unfolded(model, monkeypatch)
     after = read(model)

@@ -49,7 +49,7 @@ def ids(rows: int = 16) -> dict[str, np.ndarray]:
 
 
 def computed(foreign: ConvertedFile) -> dict[str, int]:
-    """Node name of the whole → element type of its first output in the half, bodies included."""
+    """Node name of the original → element type of its first output in the half, bodies included."""
     assert foreign.written.half_graph is not None
     types = value_types(foreign.written.half_graph.model, foreign.written.half_graph.weights)
     return {node.name: types[node.output[0]] for node in foreign.written.half_graph.model.graph.node}
@@ -81,7 +81,7 @@ def test_a_lookup_is_half_where_embeddings_are(tmp_path: Path) -> None:
     assert half.written.bytes < kept.written.bytes < kept.written.bytes_fp32
 
 
-def test_o0_is_the_whole(tmp_path: Path) -> None:
+def test_o0_is_the_original(tmp_path: Path) -> None:
     foreign = convert(tmp_path, encoder(), ids(), "O0")
     assert foreign.half is None and foreign.written.half_graph is None
     assert (foreign.half_nodes, foreign.written.casts, foreign.written.bytes) == (
@@ -96,7 +96,7 @@ def test_the_counts_add_up(tmp_path: Path) -> None:
     assert foreign.half is not None
     assert foreign.written.nodes == 7
     assert foreign.written.nodes == foreign.half_nodes + foreign.written.fp32_by_policy + len(foreign.kept)
-    added = len(foreign.half.graph.node) - len(foreign.whole.graph.node)
+    added = len(foreign.half.graph.node) - len(foreign.original.graph.node)
     assert foreign.written.casts == added == len(nodes_of(foreign.half, "Cast"))
     stored = sum(numpy_helper.to_array(t).nbytes for t in foreign.half.graph.initializer)
     assert foreign.written.bytes == stored
@@ -210,18 +210,20 @@ def test_a_files_own_islands_and_halves_survive(tmp_path: Path) -> None:
     types = computed(foreign)
     assert types["matmul"] == types["matmul_2"] == FLOAT16
     assert types["mul"] == types["sqrt"] == types["add"] == FLOAT
-    assert {t.data_type for t in foreign.whole.graph.initializer} == {FLOAT}
+    assert {t.data_type for t in foreign.original.graph.initializer} == {FLOAT}
     assert any("widened" in note for note in foreign.notes) and any(
         "stay so" in note for note in foreign.notes
     )
 
 
-def test_a_half_file_keeps_half_on_the_wire_and_has_an_fp32_whole(tmp_path: Path) -> None:
+def test_a_half_file_keeps_half_on_the_wire_and_has_an_fp32_original(tmp_path: Path) -> None:
     trap = FOREIGN["a file that is half throughout"]
     foreign = convert(tmp_path, trap.model(), trap.inputs(np.random.default_rng(), 16))
     assert [tensor.datatype for tensor in (*foreign.spec.inputs, *foreign.spec.outputs)] == ["FP16", "FP16"]
     types = value_types(foreign.program.model, foreign.program.weights)
-    assert {types[node.output[0]] for node in foreign.whole.graph.node if node.op_type != "Cast"} == {FLOAT}
+    assert {types[node.output[0]] for node in foreign.original.graph.node if node.op_type != "Cast"} == {
+        FLOAT
+    }
     assert set(computed(foreign).values()) == {FLOAT16}
 
 
@@ -244,13 +246,13 @@ def test_a_conversion_is_the_same_every_time(tmp_path: Path) -> None:
     assert one.kept == two.kept
 
 
-def test_the_planning_of_a_half_leaves_the_whole_as_it_was(tmp_path: Path) -> None:
+def test_the_planning_of_a_half_leaves_the_original_as_it_was(tmp_path: Path) -> None:
     trap = FOREIGN["an output that is read inside"]
     model = trap.model()
     samples = trap.inputs(np.random.default_rng(), 16)
     foreign = convert(tmp_path, model, samples)
     again = convert(tmp_path, onnx.load(tmp_path / "model.onnx"), samples, "O0")
-    assert foreign.whole.SerializeToString(deterministic=True) == again.whole.SerializeToString(
+    assert foreign.original.SerializeToString(deterministic=True) == again.original.SerializeToString(
         deterministic=True
     )
     assert Precision() == foreign.written.precision

@@ -89,8 +89,8 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_external_data_that_is_cut_off_or_absent_is_named(tmp_path: Path) -> None:
     file = with_external_data(tmp_path, "weights.bin")
-    whole = (tmp_path / "weights.bin").read_bytes()
-    (tmp_path / "weights.bin").write_bytes(whole[:100])
+    original = (tmp_path / "weights.bin").read_bytes()
+    (tmp_path / "weights.bin").write_bytes(original[:100])
     with pytest.raises(BadFolder, match="tensor 'w' lies at bytes"):
         read_model(file, tmp_path)
     (tmp_path / "weights.bin").unlink()

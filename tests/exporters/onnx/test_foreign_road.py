@@ -63,7 +63,7 @@ def test_a_folder_with_an_onnx_file_becomes_a_version_of_onnx_files_alone(tmp_pa
     )
     assert form["bytes"] * 2 == form["bytes_fp32"] == 4 * (16 * 8 + 16 * 4)
     files = {path.name for path in version.folder.iterdir()}
-    assert {"whole.onnx", "half.onnx", "parity.json", "precision.json", "report.html"} <= files
+    assert {"original.onnx", "half.onnx", "parity.json", "precision.json", "report.html"} <= files
     assert not any(name.endswith((".pt2", "weights.safetensors")) for name in files)
     half = onnx.load(version.file("half.onnx"))
     onnx.checker.check_model(half, full_check=True)
@@ -95,7 +95,7 @@ def test_boxes_that_are_chosen_by_near_ties_are_served_in_fp32(tmp_path: Path) -
 
 
 def test_a_half_of_which_no_sample_says_anything_is_not_made(tmp_path: Path) -> None:
-    """Where the whole answers 0 to every judged sample, a half that is wrong everywhere else would pass."""
+    """Where the original answers 0 to every judged sample, a half that is wrong everywhere else would pass."""
     model = mlp(
         "g (float[n,8] x) => (float[n,4] y) { h = MatMul(x, wt) l = Sub(h, far) r = Relu(l) y = MatMul(r, v) }"
     )

@@ -65,9 +65,9 @@ def test_a_group_norm_without_a_rule_of_inference_keeps_nothing_from_being_half(
     form = facts["forms"]["onnx"]
     assert code == 0 and form["half_nodes"] >= 3 and not form["kept"], (said, form)
     x = random.standard_normal((2, 8, 4, 4), np.float32)
-    whole = next((tmp_path / "store").rglob("whole.onnx"))
+    original = next((tmp_path / "store").rglob("original.onnx"))
     came, expected = (
         np.asarray(onnxruntime.InferenceSession(path).run(None, {"x": x})[0])
-        for path in (whole, tmp_path / "net.onnx")
+        for path in (original, tmp_path / "net.onnx")
     )
     np.testing.assert_allclose(came, expected, rtol=1e-4, atol=1e-4)

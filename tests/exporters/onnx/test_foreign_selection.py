@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 from halfeven.exporters.onnx.runtime import runtime_answers
-from halfeven.models.engines.load import load_half, load_whole
+from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.store import Store
 from torch import device
 
@@ -40,7 +40,7 @@ def test_some_outputs_under_new_names_and_reordered_inputs(tmp_path: Path) -> No
     a, b = (random.standard_normal((3, 8)).astype(np.float32) for _ in "ab")
     unused = np.zeros((3, 3), np.float32)
     expected = runtime_answers(onnx.load(path / "model.onnx"))({"a": a, "b": b, "unused": unused})["y"]
-    for load, tolerance in ((load_whole, 1e-5), (load_half, 1e-2)):
+    for load, tolerance in ((load_original, 1e-5), (load_half, 1e-2)):
         engine = load(version, "onnx", device("cpu"))
         (answer,) = engine.run([[b], [a]])
         engine.close()
@@ -56,7 +56,7 @@ def test_a_value_inside_of_the_graph_may_be_an_output(tmp_path: Path) -> None:
     version = Store(tmp_path / "store").version("net", 1)
     random = np.random.default_rng()
     a, b = (random.standard_normal((3, 8)).astype(np.float32) for _ in "ab")
-    engine = load_whole(version, "onnx", device("cpu"))
+    engine = load_original(version, "onnx", device("cpu"))
     gap, y = engine.run([[a], [b]])
     engine.close()
     assert np.array_equal(gap, a - b) and y.shape == (3, 4)

@@ -55,7 +55,7 @@ def test_weights_are_cut_once_by_a_size_that_is_known() -> None:
 @pytest.mark.parametrize(
     ("end", "steps", "stays"), [(2**63 - 1, 1, 0), (2**31 - 1, 1, 0), (7, 1, 1), (2**63 - 1, 2, 1)]
 )
-def test_a_slice_of_the_whole_goes(end: int, steps: int, stays: int) -> None:
+def test_a_slice_of_the_original_goes(end: int, steps: int, stays: int) -> None:
     text = "g (float[n,8] x) => (float[n,k] y) { a = Slice(x, zero, end, one, steps) y = Abs(a) }"
     assert ops(program_of(text, end=[end], steps=[steps])).count("Slice") == stays
 

@@ -23,7 +23,7 @@ def test_a_plan_from_the_file_holds_on_inputs_that_nobody_has_seen(name: str, tm
     The last over a score that one in five hundred brings into the flat end of its sigmoid.
     """
     foreign, inputs = converted(name, "O3", tmp_path), unseen(name, 512)
-    trial = Trial(tuple(range(512)), foreign.whole_answers()(inputs), foreign.oracle_answers()(inputs))
+    trial = Trial(tuple(range(512)), foreign.original_answers()(inputs), foreign.oracle_answers()(inputs))
     assert judge(foreign.spec, "fp16", [trial]).passed
 
 
@@ -35,20 +35,20 @@ def test_by_the_lists_a_plan_holds_for_few_inputs_too_whose_answers_are_small(
     """The largest answer of thousands excuses more than that of thirty-two."""
     foreign, rows = converted(name, "O1", tmp_path), 2048
     inputs = unseen(name, rows)
-    whole, half = foreign.whole_answers()(inputs), foreign.oracle_answers()(inputs)
+    original, half = foreign.original_answers()(inputs), foreign.oracle_answers()(inputs)
     for start in range(0, rows, FRESH):
         few = slice(start, start + FRESH)
-        reference, candidate = ({key: array[few] for key, array in one.items()} for one in (whole, half))
+        reference, candidate = ({key: array[few] for key, array in one.items()} for one in (original, half))
         report = judge(foreign.spec, "fp16", [Trial(tuple(range(FRESH)), reference, candidate)])
         assert report.passed, report.summary()
 
 
 def converted(name: str, level: str, place: Path) -> ConvertedFile:
-    whole = captured(name)
-    spec, precision = replace(whole.spec, name="model"), Precision(level)
-    write_onnx(whole.program, spec, place / "whole.onnx", {})
+    original = captured(name)
+    spec, precision = replace(original.spec, name="model"), Precision(level)
+    write_onnx(original.program, spec, place / "original.onnx", {})
     arrays = {key: tensor.numpy() for key, tensor in fresh(name, FRESH, 1).items()}
-    folder = ModelFolder(place, "whole.onnx", (), None, None, spec, precision)
+    folder = ModelFolder(place, "original.onnx", (), None, None, spec, precision)
     planning, _ = Samples(arrays).split()
     return convert_file(folder, planning, precision)
 

@@ -63,7 +63,7 @@ def test_a_large_file_is_converted_proven_again_and_answers_as_it_did(tmp_path: 
     code, facts, said = run("convert", folder / "net.onnx", "--store", tmp_path / "store")
     assert code == 0 and facts["status"] == "live" and facts["forms"]["onnx"]["half_nodes"] == 5, said
     version = Store(tmp_path / "store").version("net", 1)
-    assert {"whole.onnx", "whole.onnx.data", "half.onnx", "half.onnx.data"} <= {
+    assert {"original.onnx", "original.onnx.data", "half.onnx", "half.onnx.data"} <= {
         f.name for f in version.folder.iterdir()
     }
     code, _, said = run("parity", "net", "--store", tmp_path / "store")

@@ -26,8 +26,8 @@ def test_a_squeeze_that_drops_no_axis_of_two_rows_keeps_the_batch_of_one(
     code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
     assert code == 0 and facts["status"] == "live", said
     version = Store(tmp_path / "store").version("net", 1)
-    whole = runtime_answers(onnx.load(version.folder / "whole.onnx"))
-    shapes = [next(iter(whole({"x": normal(random, rows, 8)}).values())).shape for rows in (1, 3)]
+    original = runtime_answers(onnx.load(version.folder / "original.onnx"))
+    shapes = [next(iter(original({"x": normal(random, rows, 8)}).values())).shape for rows in (1, 3)]
     assert version.spec().max_batch_size > 1 and shapes == [(1, 12), (3, 12)]
 
 
@@ -43,9 +43,9 @@ def test_a_squeeze_without_axes_keeps_the_batch(
     assert "the file states output 'y' as []; [-1] counts" in facts["notes"]
     version = Store(tmp_path / "store").version("net", 1)
     assert version.spec().max_batch_size > 1
-    whole = runtime_answers(onnx.load(version.folder / "whole.onnx"))
+    original = runtime_answers(onnx.load(version.folder / "original.onnx"))
     for rows in (1, 3):
         x = normal(random, rows, 8)
-        (came,) = whole({"x": x}).values()
+        (came,) = original({"x": x}).values()
         assert came.shape == (rows,)
         np.testing.assert_allclose(came, 1 / (1 + np.exp(-(x @ weights)[:, 0])), rtol=1e-5, atol=1e-6)

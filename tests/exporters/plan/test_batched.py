@@ -17,7 +17,7 @@ HALF = """g (float[n,8] x) => (float[n,8] y) {
 
 
 class Counted:
-    """A half or a whole that remembers how many rows each of its runs had."""
+    """A half or an original that remembers how many rows each of its runs had."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
@@ -38,13 +38,15 @@ def questions(*rows: int, width: int = 8) -> list[Question]:
     return [Question(tuple(range(len(array))), {"x": array}, {}) for array in arrays]
 
 
-def run(whole: Answers, several: list[Question], half: Answers = doubled, most: int = ELEMENTS) -> list[int]:
+def run(
+    original: Answers, several: list[Question], half: Answers = doubled, most: int = ELEMENTS
+) -> list[int]:
     """How many rows each run of the half had, after it answered each execution rightly."""
     counted = Counted(half)
-    came = [pair for batch in batches(several, whole, most) for pair in batch.answers(counted)]
+    came = [pair for batch in batches(several, original, most) for pair in batch.answers(counted)]
     for asked, (one, answers) in zip(several, came, strict=True):
         assert one.inputs is asked.inputs and not isinstance(answers, Exception)
-        np.testing.assert_array_equal(one.reference["y"], whole(asked.inputs)["y"])
+        np.testing.assert_array_equal(one.reference["y"], original(asked.inputs)["y"])
         np.testing.assert_array_equal(answers["y"], half(asked.inputs)["y"])
     return counted.rows
 
@@ -60,9 +62,9 @@ def test_a_half_answers_rows_among_others_as_it_does_alone() -> None:
     assert run(doubled, questions(8, 8, 5), half) == [21]
 
 
-def test_the_whole_is_run_once_for_a_batch_and_once_for_its_first_alone() -> None:
-    whole = Counted(doubled)
-    assert len(list(batches(questions(8, 3, 8), whole))) == 1 and whole.rows == [19, 8]
+def test_the_original_is_run_once_for_a_batch_and_once_for_its_first_alone() -> None:
+    original = Counted(doubled)
+    assert len(list(batches(questions(8, 3, 8), original))) == 1 and original.rows == [19, 8]
 
 
 def test_answers_that_are_not_finite_in_the_same_places_may_be_run_as_one() -> None:
@@ -113,18 +115,18 @@ def numbered(inputs: Arrays) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("whole", [centred, summed, small, flagged, ranked, numbered])
-def test_where_the_whole_answers_otherwise_among_others_each_is_run_alone(
-    whole: Callable[[Arrays], dict[str, np.ndarray]],
+def test_where_the_original_answers_otherwise_among_others_each_is_run_alone(
+    original: Callable[[Arrays], dict[str, np.ndarray]],
 ) -> None:
     several = sorted(questions(8, 8), key=lambda one: one.inputs["x"].max())  # the first alone is asked twice
-    assert run(whole, several, half=whole) == [8, 8]
+    assert run(original, several, half=original) == [8, 8]
 
 
 def test_a_row_is_the_same_among_others_within_a_share_of_the_largest_and_integers_are_equal() -> None:
     row = np.array([1.0, -2.0, np.nan, np.inf], np.float32)
     assert same_among_others(row, row + np.float32(1e-4), largest_of(row)) and largest_of(row) == 2.0
     assert not same_among_others(row, row + np.float32(3e-4), largest_of(row))
-    assert same_among_others(row, row + np.float32(3e-4), 100.0), "a share of the whole output's largest"
+    assert same_among_others(row, row + np.float32(3e-4), 100.0), "a share of the original output's largest"
     assert not same_among_others(row, -row, 100.0) and not same_among_others(row, row[:2], 1.0)
     ids = np.array([100000, 3])
     assert same_among_others(ids, ids, 1e5) and not same_among_others(ids, ids + 1, 1e9)

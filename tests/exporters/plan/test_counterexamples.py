@@ -30,7 +30,7 @@ from tests.conversions import converted, samples_of
 
 @dataclass(frozen=True)
 class One:
-    """A sample that the whole answers with ``size`` four times; the half under test errs by ``error`` of the limit."""
+    """A sample that the original answers with ``size`` four times; the half under test errs by ``error`` of the limit."""
 
     error: float
     size: float = 1.0
@@ -115,7 +115,7 @@ def test_an_error_is_held_against_the_largest_answer_of_its_own_set() -> None:
     assert [one.samples for one in found.found] == [(2,), (3,)] and found.failed(half) is not None
 
 
-def test_a_whole_that_has_used_up_its_operations_is_asked_about_one_more_and_no_more() -> None:
+def test_an_original_that_has_used_up_its_operations_is_asked_about_one_more_and_no_more() -> None:
     meter, found = Meter(Operations(fixed=OPERATIONS // 3)), unseen()
 
     def draw() -> Iterator[Batch]:

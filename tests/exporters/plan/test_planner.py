@@ -22,7 +22,7 @@ from halfeven.models.package import Precision
 from halfeven.models.spec import ParityLimits
 from torch import Tensor, nn
 
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 
 class Gate(nn.Module):
@@ -78,10 +78,12 @@ def prepared(module: nn.Module, precision: Precision | None = None) -> tuple[Pro
     """With the samples that plan and those that judge."""
     torch.manual_seed(1)
     samples = {"x": torch.randn(32, 8)}
-    return graph_of(whole(module, samples), Samples({"x": samples["x"].numpy()}), precision or Precision())
+    return graph_of(original(module, samples), Samples({"x": samples["x"].numpy()}), precision or Precision())
 
 
-def graph_of(model: Whole, samples: Samples, precision: Precision) -> tuple[ProgramGraph, Samples, Samples]:
+def graph_of(
+    model: Original, samples: Samples, precision: Precision
+) -> tuple[ProgramGraph, Samples, Samples]:
     subject = Subject(model.program, model.spec, samples, precision, ("torch",), Path(), {})
     planning, judging = samples.split()
     return program_graph(subject, planning, model.example), planning, judging
@@ -258,7 +260,7 @@ def test_planning_samples_beyond_those_of_every_trial_are_tried_before_perturbed
     torch.manual_seed(1)
     samples = {"x": torch.randn(80, 8)}
     graph, planning, _ = graph_of(
-        whole(Healthy(), samples), Samples({"x": samples["x"].numpy()}), Precision()
+        original(Healthy(), samples), Samples({"x": samples["x"].numpy()}), Precision()
     )
     unseen = [one for batch in Rehearsal(graph, planning).counterexamples.unseen for one in batch.questions]
     given = {row.tobytes() for row in planning.arrays["x"]}
@@ -324,7 +326,7 @@ def test_after_a_proof_that_failed_the_lists_alone_are_held_to_stricter_limits_t
 def test_ids_are_asked_as_they_continue_in_another_sample_and_a_lone_sample_is_asked_as_it_is() -> None:
     torch.manual_seed(1)
     tokens = torch.randint(0, 32, (32, 6))
-    model = whole(nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 4)), {"input": tokens})
+    model = original(nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 4)), {"input": tokens})
     graph, planning, _ = graph_of(model, Samples({"input": tokens.numpy()}), Precision())
     found = questions(Rehearsal(graph, planning))
     assert sum(len(one.samples) for one in found) == (1 + COPIES) * planning.count
@@ -347,7 +349,7 @@ def test_a_plan_that_the_proof_refused_leaves_room_for_larger_samples() -> None:
     """Samples that judge may be larger than those that choose a plan: four times 1.3 leaves half's range."""
     rows = torch.rand(32, 8) * 2 - 1
     rows[:, 0] = 1.0
-    graph, planning, _ = graph_of(whole(Loud(), {"x": rows}), Samples({"x": rows.numpy()}), Precision())
+    graph, planning, _ = graph_of(original(Loud(), {"x": rows}), Samples({"x": rows.numpy()}), Precision())
     asked = Planner(graph, planning, search=False)
     assert asked.settle(SHARES[0], lambda line: None) and asked.plan.names == []
     assert asked.settle(SHARES[1], lambda line: None) and asked.plan.names == ["linear"]

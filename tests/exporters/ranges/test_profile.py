@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.corpus import CORPUS, captured, fresh
 from tests.corpus.case import net
-from tests.programs import whole
+from tests.programs import original
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def profiled(
     forward: Callable[..., object], *batches: Tensor, half: torch.dtype = torch.float16, **parts: Tensor
 ) -> Profile:
     """The profile of a function of x over batches."""
-    made = whole(net(forward, **parts), {"x": torch.cat(batches)}, max_batch_size=64)
+    made = original(net(forward, **parts), {"x": torch.cat(batches)}, max_batch_size=64)
     return profile(runnable(made.program), [[batch] for batch in batches], half)
 
 
@@ -64,7 +64,7 @@ def test_the_limits_are_those_of_the_half() -> None:
 
 
 def test_integers_and_bools_are_no_magnitudes_and_weights_are_measured() -> None:
-    made = whole(
+    made = original(
         net(
             lambda self, ids: self.embed(ids * 1000 // 1000) * (ids > 3).unsqueeze(-1),
             embed=nn.Embedding(99999, 4),
@@ -97,7 +97,7 @@ def test_nodes_in_control_flow_bodies_are_measured_under_their_qualified_names()
 
 
 def test_the_longest_sum_behind_one_element_is_known() -> None:
-    made = whole(
+    made = original(
         net(
             lambda self, x: (x.mean((1, 2)), self.linear(x), self.conv(x), x @ x.transpose(1, 2)),
             linear=nn.Linear(30, 4),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from tests.corpus.case import net
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 WIDTH = 16
 
@@ -74,15 +74,15 @@ def rows(count: int, scale: float = 500.0) -> dict[str, Tensor]:
     return {"x": x}
 
 
-def captured(forward: Callable[..., Tensor], scale: float = 500.0) -> Whole:
+def captured(forward: Callable[..., Tensor], scale: float = 500.0) -> Original:
     conv = nn.Conv2d(1, 4, 3)
     nn.init.normal_(conv.weight, std=100.0)
     grow = nn.Linear(WIDTH, WIDTH)
     nn.init.normal_(grow.weight, std=100.0)
-    return whole(net(forward, grow=grow, conv=conv, weight=torch.rand(WIDTH)), rows(8, scale))
+    return original(net(forward, grow=grow, conv=conv, weight=torch.rand(WIDTH)), rows(8, scale))
 
 
-def proposed(made: Whole, scale: float = 500.0) -> tuple[GraphModule, list[Repair]]:
+def proposed(made: Original, scale: float = 500.0) -> tuple[GraphModule, list[Repair]]:
     module = runnable(made.program)
     return module, candidates(module, profile(module, [list(rows(8, scale).values()) for _ in range(2)]))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from tests.corpus.case import net
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 LEAST = torch.finfo(torch.float32).min
 LENGTH, WIDTH = 6, 8
@@ -157,13 +157,13 @@ REWRITTEN: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def captured(forward: Callable[..., Tensor | tuple[Tensor, ...]], scale: float = 1.0) -> Whole:
+def captured(forward: Callable[..., Tensor | tuple[Tensor, ...]], scale: float = 1.0) -> Original:
     parts = {"least": torch.tensor(LEAST), "causal": triangle(), "positions": torch.randn(LENGTH, LENGTH)}
-    return whole(net(forward, **parts), rows(8, scale))
+    return original(net(forward, **parts), rows(8, scale))
 
 
 def rewritten(
-    made: Whole, half: torch.dtype = torch.float16, scale: float = 1.0
+    made: Original, half: torch.dtype = torch.float16, scale: float = 1.0
 ) -> tuple[GraphModule, Rewritten, Profile]:
     module = runnable(made.program)
     held = profile(module, [list(rows(8, scale).values()) for _ in range(2)], half)
@@ -350,7 +350,7 @@ def test_an_input_that_holds_the_sentinel_itself_is_named() -> None:
 
     bias = torch.zeros(8, LENGTH).masked_fill(rows(8)["mask"] == 0, LEAST)
     inputs = {"x": rows(8)["x"], "bias": bias}
-    module = runnable(whole(net(forward), inputs).program)
+    module = runnable(original(net(forward), inputs).program)
     result = rewrite_sentinels(module, profile(module, [list(inputs.values())]))
     assert result.repairs == () and all("the input" in kept.reason for kept in result.keep)
     assert {kept.op for kept in result.keep} >= {"add", "softmax"}

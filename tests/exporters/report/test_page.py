@@ -31,12 +31,12 @@ KEPT = {
 
 
 def report(random: np.random.Generator, error: float) -> dict:
-    whole = random.standard_normal((40, 10)).astype(np.float32)
-    half = whole + np.float32(error) * random.standard_normal(whole.shape).astype(np.float32)
-    trial = Trial(tuple(range(40)), {"logits": whole}, {"logits": half})
-    named = Trial((0,), {"logits": whole[:1]}, {"logits": half[:1]}, name="zeros")
-    endless = Trial((0,), {"logits": whole[:1] * np.nan}, {"logits": half[:1]}, name="longest")
-    targets = {"logits": whole.argmax(-1)}
+    original = random.standard_normal((40, 10)).astype(np.float32)
+    half = original + np.float32(error) * random.standard_normal(original.shape).astype(np.float32)
+    trial = Trial(tuple(range(40)), {"logits": original}, {"logits": half})
+    named = Trial((0,), {"logits": original[:1]}, {"logits": half[:1]}, name="zeros")
+    endless = Trial((0,), {"logits": original[:1] * np.nan}, {"logits": half[:1]}, name="longest")
+    targets = {"logits": original.argmax(-1)}
     return judge(SPEC, "fp16", [trial], [named, endless], targets).to_json()
 
 
@@ -150,7 +150,7 @@ def test_every_changed_first_choice_is_listed(random):
     parity = report(random, 0.5)
     flips = parity["outputs"][0]["decisions"]["flips"]
     rows = re.findall(r"<tr><td>(\d+)</td><td>–</td><td>(\d)</td><td>(\d)</td>", render_html(facts(parity)))
-    assert flips and [(str(f["sample"]), str(f["whole"]), str(f["half"])) for f in flips] == rows
+    assert flips and [(str(f["sample"]), str(f["original"]), str(f["half"])) for f in flips] == rows
 
 
 def test_what_a_model_is_called_cannot_become_markup(random):
@@ -383,11 +383,11 @@ def test_the_table_fits_80_columns_and_its_columns_have_a_legend(random):
 
 
 def test_the_floor_and_the_verdict_are_told(random):
-    whole = random.standard_normal((40, 10)).astype(np.float32)
+    original = random.standard_normal((40, 10)).astype(np.float32)
 
     def judged(error: float):
-        half = whole + np.float32(error) * random.standard_normal(whole.shape).astype(np.float32)
-        return judge(SPEC, "fp16", [Trial(tuple(range(40)), {"logits": whole}, {"logits": half})])
+        half = original + np.float32(error) * random.standard_normal(original.shape).astype(np.float32)
+        return judge(SPEC, "fp16", [Trial(tuple(range(40)), {"logits": original}, {"logits": half})])
 
     for error, floor, verdict in ((5e-3, 1e-5, "range"), (5e-3, 4e-3, "precision"), (1e-4, 8e-5, "equal")):
         parity = diagnosed(judged(error), judged(floor)).to_json()
@@ -411,10 +411,10 @@ def test_the_gate_is_a_table_of_what_was_asked_and_what_held(random):
 
 
 def test_after_a_mask_has_failed_nothing_more_is_asked(random):
-    whole = random.standard_normal((4, 10)).astype(np.float32)
-    half = whole.copy()
+    original = random.standard_normal((4, 10)).astype(np.float32)
+    half = original.copy()
     half[1, 1] = np.nan
-    found = judge(SPEC, "fp16", [Trial((0, 1, 2, 3), {"logits": whole}, {"logits": half})]).to_json()
+    found = judge(SPEC, "fp16", [Trial((0, 1, 2, 3), {"logits": original}, {"logits": half})]).to_json()
     assert [row.held for row in gate_rows(found["outputs"][0])] == [True, False]
 
 
@@ -458,9 +458,9 @@ def test_sizes_are_told_in_powers_of_1024(count, text):
 
 def test_a_ranking_is_told_in_the_terminal_and_in_the_page(random: np.random.Generator) -> None:
     spec = replace(SPEC, outputs=(TensorSpec("match", "FP32", (Dim(), Dim(1, 1)), "score"),))
-    whole = (1.0 / (1.0 + np.exp(-random.uniform(6, 13, (40, 1))))).astype(np.float32)
-    half = whole.astype(np.float16).astype(np.float32)
-    parity = judge(spec, "fp16", [Trial(tuple(range(40)), {"match": whole}, {"match": half})]).to_json()
+    original = (1.0 / (1.0 + np.exp(-random.uniform(6, 13, (40, 1))))).astype(np.float32)
+    half = original.astype(np.float16).astype(np.float32)
+    parity = judge(spec, "fp16", [Trial(tuple(range(40)), {"match": original}, {"match": half})]).to_json()
     order = parity["outputs"][0]["order"]
     reply = terminal(facts(parity))
     assert f"'match' ranks 40 samples: {order['tied']} of {order['pairs']} pairs tie, 0 swap beyond" in reply
@@ -472,16 +472,18 @@ def test_a_ranking_is_told_in_the_terminal_and_in_the_page(random: np.random.Gen
 def test_a_limit_that_fp32_itself_widened_is_named_on_the_page_and_in_the_terminal(
     random: np.random.Generator,
 ) -> None:
-    whole = random.standard_normal((40, 10)).astype(np.float32)
-    again = whole.copy()
-    again[3] = whole[3, ::-1]  # another order of what ties: as large as the values themselves
+    original = random.standard_normal((40, 10)).astype(np.float32)
+    again = original.copy()
+    again[3] = original[3, ::-1]  # another order of what ties: as large as the values themselves
 
     def judged(itself: np.ndarray) -> dict:
         rows = tuple(range(40))
-        noise = noise_of(SPEC, [Trial(rows, {"logits": whole}, {"logits": itself})])
-        return judge(SPEC, "fp16", [Trial(rows, {"logits": whole}, {"logits": whole})], noise=noise).to_json()
+        noise = noise_of(SPEC, [Trial(rows, {"logits": original}, {"logits": itself})])
+        return judge(
+            SPEC, "fp16", [Trial(rows, {"logits": original}, {"logits": original})], noise=noise
+        ).to_json()
 
-    for itself, expected in ((again, True), (whole, False)):
+    for itself, expected in ((again, True), (original, False)):
         reply = facts(judged(itself))
         for page in (render_html(reply), terminal(reply)):
             assert ("the FP32 model itself differs" in " ".join(page.split())) == expected

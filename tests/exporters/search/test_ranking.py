@@ -18,8 +18,8 @@ def scores() -> np.ndarray:
     return np.linspace(1.0, 2.0, ROWS, dtype=np.float32)
 
 
-def answered(half: np.ndarray, whole: np.ndarray | None = None) -> list[Trial]:
-    return [Trial(tuple(range(ROWS)), {"y": scores() if whole is None else whole}, {"y": half})]
+def answered(half: np.ndarray, original: np.ndarray | None = None) -> list[Trial]:
+    return [Trial(tuple(range(ROWS)), {"y": scores() if original is None else original}, {"y": half})]
 
 
 def tying(share: float) -> np.ndarray:
@@ -40,11 +40,11 @@ def test_half_of_the_ties_that_the_gate_allows_are_too_many_for_a_plan(share: fl
 
 @pytest.mark.parametrize(("distance_u", "plans"), [(2.0, True), (3.5, False)])
 def test_a_plan_swaps_nothing_that_is_near_the_allowed_error(distance_u: float, plans: bool) -> None:
-    whole = scores()
-    whole[201] = whole[200] + distance_u * U * 0.9
-    half = whole.copy()
-    half[200:202] = whole[201:199:-1]
-    trials = answered(half, whole)
+    original = scores()
+    original[201] = original[200] + distance_u * U * 0.9
+    half = original.copy()
+    half[200:202] = original[201:199:-1]
+    trials = answered(half, original)
     broken = ranking(SPEC, "fp16")
     assert broken is not None and judge(SPEC, "fp16", trials).passed
     report = broken(trials, True)

@@ -29,7 +29,7 @@ def published(dtype: str, folder: Path) -> Version:
 def test_the_fp32_file_stays_where_onnx_cannot_write_the_half(tmp_path: Path) -> None:
     version = published("bf16", tmp_path)  # ONNX Runtime has no bfloat16 convolution
     assert "bfloat16" in version.manifest["forms"]["onnx"]["error"]
-    assert version.has("whole.onnx") and "whole.onnx" in version.manifest["files"]
+    assert version.has("original.onnx") and "original.onnx" in version.manifest["files"]
     assert version.has("half.pt2") and not version.has("half.onnx")
 
 
@@ -40,7 +40,7 @@ def test_a_file_that_is_not_the_program_does_not_stay(
     def differs(reference_run: ReferenceRun, answers: Answers) -> None:
         raise ExportFailed("in FP32 the exported form already differs from the program")
 
-    monkeypatch.setattr(forms, "check_whole_form", differs)
+    monkeypatch.setattr(forms, "check_original_form", differs)
     version = published("fp16", tmp_path)
     assert "already differs" in version.manifest["forms"]["onnx"]["error"]
-    assert version.has("half.pt2") and not version.has("whole.onnx") and not version.has("half.onnx")
+    assert version.has("half.pt2") and not version.has("original.onnx") and not version.has("half.onnx")

@@ -22,7 +22,7 @@ from halfeven.models.store import Store, Version
 from torch import Tensor, nn
 
 from tests.model_folders import write_folder
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.simulated_gpu import SimulatedGpu
 
 CPU = torch.device("cpu")
@@ -40,8 +40,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def net() -> Whole:
-    return whole(Net(), {"x": torch.randn(8, 4)})
+def net() -> Original:
+    return original(Net(), {"x": torch.randn(8, 4)})
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def gpu() -> Iterator[SimulatedGpu]:
         yield gpu
 
 
-def published(net: Whole, folder: Path, device: torch.device) -> Version:
+def published(net: Original, folder: Path, device: torch.device) -> Version:
     samples = Samples(
         {net.spec.inputs[0].name: np.random.default_rng().standard_normal((32, 4)).astype(np.float32)}
     )
@@ -63,7 +63,7 @@ def kept(version: Version) -> dict[str, str]:
 
 
 def test_a_plan_asks_its_device_and_the_proof_holds_there_alone(
-    net: Whole, gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    net: Original, gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raised(self: HalfKernels, call: Any, instead: torch.dtype | None) -> str:
         return "\"addmm\" not implemented for 'Half'" if call.op_name == "linear" and not instead else ""
@@ -79,7 +79,7 @@ def test_a_plan_asks_its_device_and_the_proof_holds_there_alone(
 
 
 def test_the_proof_runs_on_the_device(gpu: SimulatedGpu, tmp_path: Path) -> None:
-    net = whole(nn.Linear(4, 4), {"input": torch.randn(8, 4)})
+    net = original(nn.Linear(4, 4), {"input": torch.randn(8, 4)})
     before = gpu.queues.done
     version = published(net, tmp_path, gpu.device)
     assert version.manifest["forms"]["torch"]["passed"] and gpu.queues.done > before

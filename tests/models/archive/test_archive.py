@@ -111,7 +111,7 @@ def test_a_program_with_its_weights_answers_the_same_after_loading(
 
 
 def test_weights_that_were_left_out_are_put_in_again(program: ExportedProgram, tmp_path: Path) -> None:
-    path = tmp_path / "whole.pt2"
+    path = tmp_path / "original.pt2"
     save_program(program, path, weights=False)
     tokens = torch.randint(0, 16, (2, 3))
     loaded = load_program(path, {name: tensor.clone() for name, tensor in program.state_dict.items()})
@@ -120,7 +120,7 @@ def test_weights_that_were_left_out_are_put_in_again(program: ExportedProgram, t
 
 
 def test_other_weights_give_the_answers_of_those(program: ExportedProgram, tmp_path: Path) -> None:
-    path = tmp_path / "whole.pt2"
+    path = tmp_path / "original.pt2"
     save_program(program, path, weights=False)
     module = Net().eval()
     with torch.inference_mode():
@@ -139,8 +139,8 @@ def test_weights_that_were_left_out_take_no_room(program: ExportedProgram, tmp_p
             return self.linear(x)
 
     wide = torch.export.export(Wide().eval(), (torch.randn(2, 1000),))
-    save_program(wide, tmp_path / "whole.pt2", weights=False)
-    assert (tmp_path / "whole.pt2").stat().st_size < 100_000
+    save_program(wide, tmp_path / "original.pt2", weights=False)
+    assert (tmp_path / "original.pt2").stat().st_size < 100_000
     # The program kept its own.
     assert wide.state_dict["linear.weight"].untyped_storage().nbytes() == 4_000_000
 
@@ -156,7 +156,7 @@ def test_weights_that_were_left_out_take_no_room(program: ExportedProgram, tmp_p
 def test_wrong_weights_are_named(
     change: Callable[[dict[str, torch.Tensor]], Any], word: str, program: ExportedProgram, tmp_path: Path
 ) -> None:
-    path = tmp_path / "whole.pt2"
+    path = tmp_path / "original.pt2"
     save_program(program, path, weights=False)
     state = dict(program.state_dict)
     change(state)

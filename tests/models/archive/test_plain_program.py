@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from tests import control_flow
 from tests.nets import NETS, captured_net
 from tests.patience import PATIENCE_S
-from tests.programs import whole
+from tests.programs import original
 from tests.slow import slow_but
 
 
@@ -83,7 +83,7 @@ class Split(nn.Module):
 
 
 def test_several_results_and_scalars_of_every_kind(tmp_path: Path) -> None:
-    captured = whole(Split(), {"x": torch.randn(8, 6)})
+    captured = original(Split(), {"x": torch.randn(8, 6)})
     save_program(captured.program, tmp_path / "net.pt2", weights=True)
     found = read_module(tmp_path / "net.pt2")
     assert found is not None
@@ -93,7 +93,7 @@ def test_several_results_and_scalars_of_every_kind(tmp_path: Path) -> None:
 
 
 def test_equal_free_sizes_look_equal_and_others_do_not(tmp_path: Path) -> None:
-    captured = whole(Split(), {"x": torch.randn(8, 6)})
+    captured = original(Split(), {"x": torch.randn(8, 6)})
     save_program(captured.program, tmp_path / "net.pt2", weights=True)
     found = read_module(tmp_path / "net.pt2")
     assert found is not None
@@ -105,14 +105,14 @@ def test_equal_free_sizes_look_equal_and_others_do_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [control_flow.Branches, control_flow.Loop])
 def test_control_flow_is_left_to_torch(kind: type[nn.Module], tmp_path: Path) -> None:
-    captured = whole(kind(), {"x": torch.randn(8, 4)})
+    captured = original(kind(), {"x": torch.randn(8, 4)})
     save_program(captured.program, tmp_path / "net.pt2", weights=True)
     assert read_module(tmp_path / "net.pt2") is None
 
 
 @pytest.fixture
 def linear(tmp_path: Path) -> Path:
-    captured = whole(nn.Sequential(nn.Linear(4, 3)), {"input": torch.randn(8, 4)})
+    captured = original(nn.Sequential(nn.Linear(4, 3)), {"input": torch.randn(8, 4)})
     save_program(captured.program, tmp_path / "linear.pt2", weights=False)
     return tmp_path / "linear.pt2"
 
@@ -163,7 +163,7 @@ def test_what_is_not_known_is_left_to_torch(linear: Path, target: str) -> None:
 
 @pytest.mark.parametrize("key", ["storage_offset", "sizes"])
 def test_a_weight_that_lies_outside_of_its_bytes_is_never_read(key: str, tmp_path: Path) -> None:
-    captured = whole(nn.Sequential(nn.Linear(4, 3)), {"input": torch.randn(8, 4)})
+    captured = original(nn.Sequential(nn.Linear(4, 3)), {"input": torch.randn(8, 4)})
     save_program(captured.program, tmp_path / "linear.pt2", weights=True)
 
     def moved(document: Any) -> None:

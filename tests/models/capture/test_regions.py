@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from halfeven.models.archive.archive import load_program, save_program
-from halfeven.models.capture.autocast import whole_in_fp32
+from halfeven.models.capture.autocast import original_in_fp32
 from halfeven.models.capture.capture import normalise
 from halfeven.models.capture.regions import ISLAND
 from halfeven.models.errors import CaptureFailed, DamagedFile
@@ -21,7 +21,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 Forward = Callable[["Net", Tensor], Any]
 
@@ -38,8 +38,8 @@ class Net(nn.Module):
         return self.body(self, x)
 
 
-def captured(forward: Forward, *shape: int) -> Whole:
-    return whole(Net(forward), {"x": torch.randn(8, *(shape or (4,)))})
+def captured(forward: Forward, *shape: int) -> Original:
+    return original(Net(forward), {"x": torch.randn(8, *(shape or (4,)))})
 
 
 def nodes(program: ExportedProgram) -> dict[str, torch.fx.Node]:
@@ -55,7 +55,7 @@ def islands(program: ExportedProgram) -> dict[str, str]:
     }
 
 
-def answers_as_the_module(came: Whole, forward_of: nn.Module, *shape: int) -> None:
+def answers_as_the_module(came: Original, forward_of: nn.Module, *shape: int) -> None:
     for rows in (1, 2, 5):
         x = torch.randn(rows, *(shape or (4,)))
         with torch.inference_mode():
@@ -64,9 +64,9 @@ def answers_as_the_module(came: Whole, forward_of: nn.Module, *shape: int) -> No
         torch.testing.assert_close(came.run(x), expected)
 
 
-def through_an_archive(came: Whole, path: Path, **how: Any) -> Whole:
+def through_an_archive(came: Original, path: Path, **how: Any) -> Original:
     save_program(came.program, path, weights=True)
-    return Whole(load_program(path), came.spec, came.example)
+    return Original(load_program(path), came.spec, came.example)
 
 
 def softmax_in_fp32(net: Net, x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def softmax_in_fp32(net: Net, x: Tensor) -> Tensor:
 
 def test_a_region_without_autocast_is_an_island_and_its_neighbours_are_not(tmp_path: Path) -> None:
     net = Net(softmax_in_fp32)
-    came = whole(net, {"x": torch.randn(8, 4)})
+    came = original(net, {"x": torch.randn(8, 4)})
     why = {"to.dtype": "autocast(enabled=False)", "softmax.int": "autocast(enabled=False)"}
     assert islands(came.program) == {**why, "mul.Tensor": "autocast(enabled=False)"}
     assert sum("linear" in name for name in nodes(came.program)) == 2
@@ -89,7 +89,7 @@ def test_a_region_without_autocast_is_an_island_and_its_neighbours_are_not(tmp_p
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_region_that_asks_for_half_leaves_no_cast_in_the_whole_but_a_note(device: str) -> None:
+def test_a_region_that_asks_for_half_leaves_no_cast_in_the_original_but_a_note(device: str) -> None:
     def forward(net: Net, x: Tensor) -> Tensor:
         with torch.autocast(device, dtype=torch.bfloat16):
             y = net.linear(x)
@@ -97,20 +97,20 @@ def test_a_region_that_asks_for_half_leaves_no_cast_in_the_whole_but_a_note(devi
                 y = y.float().exp()
             return net.linear(y)
 
-    with whole_in_fp32() as notes:
+    with original_in_fp32() as notes:
         came = captured(forward)
     assert {node.meta["val"].dtype for node in nodes(came.program).values()} == {torch.float32}
     assert set(islands(came.program)) == {"to.dtype", "exp.default"}
     came.run(torch.randn(3, 4))
     assert not notes  # the inner one heard it
-    with whole_in_fp32() as notes, torch.no_grad():
+    with original_in_fp32() as notes, torch.no_grad():
         Net(forward)(torch.randn(2, 4))
     assert [note for note in notes if f"torch.autocast on {device}" in note]
 
 
 def test_autocast_is_torchs_own_again_after_a_capture() -> None:
     before = (torch.autocast.__enter__, torch.amp.custom_fwd, torch.cuda.amp.custom_fwd)
-    with whole_in_fp32():
+    with original_in_fp32():
         assert torch.autocast.__enter__ is not before[0] and torch.amp.custom_fwd is not before[1]
     assert (torch.autocast.__enter__, torch.amp.custom_fwd, torch.cuda.amp.custom_fwd) == before
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -127,7 +127,7 @@ def test_gradient_regions_are_taken_in_whatever_they_are_nested_in() -> None:
             return y, z + 1
 
     net = Net(forward)
-    came = whole(net, {"x": torch.randn(8, 4)})
+    came = original(net, {"x": torch.randn(8, 4)})
     assert islands(came.program) == {"exp.default": "autocast(enabled=False)"}
     assert not list(came.program.graph_module.children())
     answers_as_the_module(came, net)
@@ -139,7 +139,7 @@ def test_a_decorated_method_is_an_island_too() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
 
-    came = whole(nn.Sequential(nn.Linear(4, 4), Norm()), {"input": torch.randn(8, 4)})
+    came = original(nn.Sequential(nn.Linear(4, 4), Norm()), {"input": torch.randn(8, 4)})
     assert set(islands(came.program)) == {"mul.Tensor", "rsqrt.default", "mean.dim", "add.Tensor"}
 
 
@@ -162,9 +162,9 @@ def custom(cast_inputs: torch.dtype | None) -> Forward:
 
 
 def test_a_custom_function_with_fp32_inputs_is_an_island() -> None:
-    with whole_in_fp32():
+    with original_in_fp32():
         net = Net(custom(torch.float32))
-    came = whole(net, {"x": torch.randn(8, 4)})
+    came = original(net, {"x": torch.randn(8, 4)})
     why = "custom_fwd(cast_inputs=float32)"
     assert islands(came.program) == dict.fromkeys(("to.dtype", "mul.Tensor", "sum.dim_IntList"), why)
     answers_as_the_module(came, net)
@@ -172,9 +172,9 @@ def test_a_custom_function_with_fp32_inputs_is_an_island() -> None:
 
 @pytest.mark.parametrize("cast_inputs", [None, torch.float16])
 def test_a_custom_function_without_is_none(cast_inputs: torch.dtype | None) -> None:
-    with whole_in_fp32() as notes:
+    with original_in_fp32() as notes:
         net = Net(custom(cast_inputs))
-        came = whole(net, {"x": torch.randn(8, 4)})
+        came = original(net, {"x": torch.randn(8, 4)})
     assert islands(came.program) == {}
     assert len(notes) == (cast_inputs is not None)
     answers_as_the_module(came, net)
@@ -216,15 +216,17 @@ FLOWS: dict[str, tuple[Forward, tuple[int, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def flows() -> dict[str, tuple[Net, Whole]]:
+def flows() -> dict[str, tuple[Net, Original]]:
     nets = {name: Net(forward) for name, (forward, _) in FLOWS.items()}
-    return {name: (nets[name], whole(nets[name], {"x": torch.randn(8, *FLOWS[name][1])})) for name in FLOWS}
+    return {
+        name: (nets[name], original(nets[name], {"x": torch.randn(8, *FLOWS[name][1])})) for name in FLOWS
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", FLOWS)
 def test_control_flow_is_captured_saved_loaded_and_run(
-    flow: str, flows: dict[str, tuple[Net, Whole]], tmp_path: Path
+    flow: str, flows: dict[str, tuple[Net, Original]], tmp_path: Path
 ) -> None:
     net, came = flows[flow]
     assert any(str(node.target) == flow for node in nodes(came.program).values())
@@ -269,7 +271,7 @@ def test_no_node_needs_the_memory_layout_that_the_capturing_devices_kernels_gave
             return self.layer(tokens).view(-1, 16)
 
     net = Viewing().eval()
-    came, x = whole(net, {"x": torch.randn(3, 3, 4, 4)}), torch.randn(2, 3, 4, 4)
+    came, x = original(net, {"x": torch.randn(3, 3, 4, 4)}), torch.randn(2, 3, 4, 4)
     (plain,) = came.run(x)
     with OtherLayouts():
         (other,) = came.run(x)
@@ -291,7 +293,7 @@ def test_an_island_reaches_into_control_flow_and_out_of_it(tmp_path: Path) -> No
         return torch.cond(x.sum() > 0, inside, lambda y: net.linear(y), (x,))
 
     net = Net(forward)
-    came = through_an_archive(whole(net, {"x": torch.randn(8, 4)}), tmp_path / "program.pt2")
+    came = through_an_archive(original(net, {"x": torch.randn(8, 4)}), tmp_path / "program.pt2")
     assert {"sin.default", "cos.default", "exp.default"} <= set(islands(came.program))
     assert "linear.default" not in islands(came.program)
     answers_as_the_module(came, net)
@@ -308,7 +310,7 @@ def test_a_region_that_asks_for_half_inside_control_flow_leaves_no_cast_either(d
         return torch.cond(x.sum() > 0, inside, lambda y: y.cos(), (x,))
 
     net = Net(forward)
-    came = whole(net, {"x": torch.randn(8, 4)})
+    came = original(net, {"x": torch.randn(8, 4)})
     assert {node.meta["val"].dtype for node in nodes(came.program).values() if "linear" in node.name} == {
         torch.float32
     }
@@ -329,7 +331,7 @@ def test_any_other_construct_with_a_body_is_refused_with_its_name_and_line() -> 
 
 @pytest.mark.parametrize("flow", FLOWS)
 def test_a_body_is_held_against_the_same_lists_as_the_main_graph(
-    flow: str, flows: dict[str, tuple[Net, Whole]], tmp_path: Path
+    flow: str, flows: dict[str, tuple[Net, Original]], tmp_path: Path
 ) -> None:
     """Every op in every body, one at a time, becomes one that loading could execute."""
     save_program(flows[flow][1].program, tmp_path / "good.pt2", weights=True)

@@ -14,7 +14,7 @@ from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from tests.programs import whole
+from tests.programs import original
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -57,7 +57,7 @@ def test_what_reads_memory_as_it_was_found_is_captured_with_zeros_or_a_copy(
     forward: Forward, tmp_path: Path
 ) -> None:
     x = torch.randn(5, 4)
-    captured = whole(Made(forward), {"x": x})
+    captured = original(Made(forward), {"x": x})
     save_program(captured.program, tmp_path / "program.pt2", weights=True)
     (came,) = runnable(load_program(tmp_path / "program.pt2"))(x)
     assert torch.equal(came, forward(x))
@@ -68,7 +68,7 @@ def test_a_constant_that_forward_makes_may_be_half_after_it_was_read_from_an_arc
     level: str, tmp_path: Path
 ) -> None:
     x = torch.randn(5, 4)
-    captured = whole(Made(scaled), {"x": x})
+    captured = original(Made(scaled), {"x": x})
     save_program(captured.program, tmp_path / "program.pt2", weights=True)
     program = load_program(tmp_path / "program.pt2")
     plan = make_plan(runnable(program), Precision(level))

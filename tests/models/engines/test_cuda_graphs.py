@@ -19,15 +19,15 @@ from halfeven.models.program import runnable
 from torch import Tensor, nn
 
 from tests.models.engines.test_on_simulated_gpu import PACES, SEEDS, Net, Parts, differs, rows, trial
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.simulated_gpu import SimulatedGpu
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def net() -> Whole:
-    return whole(Net(), {"x": torch.randn(8, 24)})
+def net() -> Original:
+    return original(Net(), {"x": torch.randn(8, 24)})
 
 
 @pytest.fixture(params=SEEDS)
@@ -36,7 +36,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[SimulatedGpu]:
         yield gpu
 
 
-def recorded(net: Whole, gpu: SimulatedGpu, *sizes: int) -> TorchEngine:
+def recorded(net: Original, gpu: SimulatedGpu, *sizes: int) -> TorchEngine:
     there = TorchEngine(net.program, "fp32", gpu.device)
     there.warm_up(rows(max(sizes)))
     for size in sizes:
@@ -51,7 +51,7 @@ def mixed(count: int = 10) -> list[Parts]:
 
 
 def test_recorded_batches_two_in_flight_are_right_and_the_host_waits_for_nothing(
-    net: Whole, gpu: SimulatedGpu
+    net: Original, gpu: SimulatedGpu
 ) -> None:
     here, there = TorchEngine(net.program, "fp32", CPU), recorded(net, gpu, 1, 2, 4)
     replays, batches = gpu.replays, mixed()
@@ -60,7 +60,7 @@ def test_recorded_batches_two_in_flight_are_right_and_the_host_waits_for_nothing
 
 
 def test_a_replay_takes_no_memory_and_no_one_else_gets_its_memory(gpu: SimulatedGpu) -> None:
-    net = whole(nn.Sequential(*[nn.Linear(24, 24) for _ in range(4)]), {"input": torch.randn(8, 24)})
+    net = original(nn.Sequential(*[nn.Linear(24, 24) for _ in range(4)]), {"input": torch.randn(8, 24)})
     here, there = TorchEngine(net.program, "fp32", CPU), recorded(net, gpu, 4)
     with torch.cuda.stream(cuda_streams(gpu.device)._streams["compute"]):
         others = [torch.full((512,), 7, dtype=torch.uint8, device=gpu.device) for _ in range(24)]
@@ -74,7 +74,7 @@ def test_a_replay_takes_no_memory_and_no_one_else_gets_its_memory(gpu: Simulated
 
 
 def test_larger_batches_than_were_recorded_are_computed_and_the_recordings_are_not_mistaken_for_them(
-    net: Whole, gpu: SimulatedGpu
+    net: Original, gpu: SimulatedGpu
 ) -> None:
     here, there = TorchEngine(net.program, "fp32", CPU), recorded(net, gpu, 2)
     assert trial(gpu, there, here, [rows(n) for n in (2, 9, 2, 2, 9, 2)]) == []
@@ -100,7 +100,7 @@ class Said(nn.Module):
 def test_a_program_that_needs_the_host_is_not_recorded_and_goes_on_as_it_is(
     ask: Callable[[Tensor], Tensor], operation: str
 ) -> None:
-    program = whole(Said(ask), {"x": torch.rand(8, 4) + 1}).program
+    program = original(Said(ask), {"x": torch.rand(8, 4) + 1}).program
     assert [found.split()[0] for found in host_reads(runnable(program))] == [operation]
     parts: Parts = [[np.ones((2, 4), np.float32)]]
     with SimulatedGpu(random.Random(0)) as gpu:
@@ -112,7 +112,7 @@ def test_a_program_that_needs_the_host_is_not_recorded_and_goes_on_as_it_is(
         assert gpu.replays == 0
 
 
-def test_what_a_device_cannot_record_is_computed_and_harms_no_batch(net: Whole, gpu: SimulatedGpu) -> None:
+def test_what_a_device_cannot_record_is_computed_and_harms_no_batch(net: Original, gpu: SimulatedGpu) -> None:
     here, there = TorchEngine(net.program, "fp32", CPU), TorchEngine(net.program, "fp32", gpu.device)
     there.host_reads = ()
     program, asked = there._module, list[str]()
@@ -138,7 +138,7 @@ def test_what_a_device_cannot_record_is_computed_and_harms_no_batch(net: Whole, 
 
 
 def test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_memory_back(
-    net: Whole, gpu: SimulatedGpu
+    net: Original, gpu: SimulatedGpu
 ) -> None:
     """Torch lets the workspaces of a stream go when a graph that was captured there is reset."""
     here = TorchEngine(net.program, "fp32", CPU)
@@ -157,7 +157,7 @@ def test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_me
 
 
 def test_a_recording_takes_no_cached_memory_of_others_unless_there_is_no_other(
-    net: Whole, gpu: SimulatedGpu
+    net: Original, gpu: SimulatedGpu
 ) -> None:
     here, warm = TorchEngine(net.program, "fp32", CPU), TorchEngine(net.program, "fp32", gpu.device)
     warm.warm_up(rows(8))
@@ -172,7 +172,7 @@ def test_a_recording_takes_no_cached_memory_of_others_unless_there_is_no_other(
     assert gpu.replays == replays + 1
 
 
-def test_without_a_stream_of_its_own_nothing_is_recorded(net: Whole) -> None:
+def test_without_a_stream_of_its_own_nothing_is_recorded(net: Original) -> None:
     with SimulatedGpu(random.Random(0)) as gpu:
         streams = cuda_streams(gpu.device)
         lent = [streams.take() for _ in range(29)]
@@ -203,7 +203,7 @@ ADDS = {
 
 @pytest.mark.parametrize("operation", ADDS)
 def test_a_program_that_adds_in_any_order_is_recorded_and_said_by_name(operation: str) -> None:
-    net, parts = whole(Added(ADDS[operation]), {"x": torch.rand(8, 24)}), rows(4)
+    net, parts = original(Added(ADDS[operation]), {"x": torch.rand(8, 24)}), rows(4)
     for seed in SEEDS:
         with SimulatedGpu(random.Random(seed), PACES[seed % 3]) as gpu:
             there = TorchEngine(net.program, "fp32", gpu.device)
@@ -217,7 +217,7 @@ def test_a_program_that_adds_in_any_order_is_recorded_and_said_by_name(operation
 
 
 def test_only_what_adds_in_any_order_may_differ_and_only_within_the_gate() -> None:
-    puts = whole(Added(lambda x, at: x.index_put((at,), x)), {"x": torch.rand(8, 24)})
+    puts = original(Added(lambda x, at: x.index_put((at,), x)), {"x": torch.rand(8, 24)})
     assert adds_in_any_order(runnable(puts.program)) == []
     assert agreement_of("fp16", []) == 0.0 and agreement_of("bf16", ["cumsum"]) == 4 * 2.0**-8
     allowed, at = agreement_of("fp16", ["cumsum"]), torch.tensor([4.0, -1.0, torch.inf, torch.nan])
@@ -229,7 +229,7 @@ def test_only_what_adds_in_any_order_may_differ_and_only_within_the_gate() -> No
     assert not agrees(torch.full((4,), torch.inf), at, allowed)
 
 
-def test_a_replay_that_differs_from_the_program_is_not_used(net: Whole, gpu: SimulatedGpu) -> None:
+def test_a_replay_that_differs_from_the_program_is_not_used(net: Original, gpu: SimulatedGpu) -> None:
     here, there = TorchEngine(net.program, "fp32", CPU), TorchEngine(net.program, "fp32", gpu.device)
     program, calls = there._module, list[Tensor]()
 
@@ -247,7 +247,7 @@ def test_a_replay_that_differs_from_the_program_is_not_used(net: Whole, gpu: Sim
     assert trial(gpu, there, here, [rows(4), rows(4), rows(4)]) == []
 
 
-def test_recordings_that_are_forgotten_are_not_replayed(net: Whole, gpu: SimulatedGpu) -> None:
+def test_recordings_that_are_forgotten_are_not_replayed(net: Original, gpu: SimulatedGpu) -> None:
     here, there = TorchEngine(net.program, "fp32", CPU), recorded(net, gpu, 2, 4)
     there.forget_recordings()
     replays = gpu.replays

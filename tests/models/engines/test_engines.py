@@ -20,7 +20,7 @@ from halfeven.models.engines.cpu.one_product import make_one_product
 from halfeven.models.engines.cpu.setup import PLAIN, CpuSetup
 from halfeven.models.engines.device_choice import resolve_device
 from halfeven.models.engines.engine import Engine
-from halfeven.models.engines.load import load_half, load_whole
+from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting, DamagedFile, EngineFailed
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.nets import NETS, captured_net
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 CPU = torch.device("cpu")
 
@@ -49,19 +49,19 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def net() -> Whole:
-    return whole(Net(), {"x": torch.randn(8, 4), "index": torch.arange(8).reshape(8, 1)})
+def net() -> Original:
+    return original(Net(), {"x": torch.randn(8, 4), "index": torch.arange(8).reshape(8, 1)})
 
 
 @pytest.fixture(scope="module")
-def onnx_file(net: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("onnx") / "whole.onnx"
+def onnx_file(net: Original, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("onnx") / "original.onnx"
     write_onnx(net.program, net.spec, path, {})
     return path
 
 
 @pytest.fixture(params=["torch", "onnx"])
-def engine(request: pytest.FixtureRequest, net: Whole, onnx_file: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, net: Original, onnx_file: Path) -> Engine:
     if request.param == "onnx":
         return OnnxEngine(onnx_file, "fp32", CPU)
     return TorchEngine(net.program, "fp32", CPU)
@@ -92,7 +92,7 @@ def parts(*rows: int) -> list[list[np.ndarray]]:
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (64,), (1, 2, 3), (5, 1)])
 def test_an_engine_answers_as_the_program_does_whole_and_in_the_specs_order(
-    rows: tuple[int, ...], engine: Engine, net: Whole
+    rows: tuple[int, ...], engine: Engine, net: Original
 ) -> None:
     requests = parts(*rows)
     together = [torch.from_numpy(np.concatenate(arrays)) for arrays in requests]
@@ -142,7 +142,7 @@ def test_bfloat16_goes_in_and_comes_out() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
 
-    program = whole(Double(), {"x": torch.randn(3, 4).bfloat16()}).program
+    program = original(Double(), {"x": torch.randn(3, 4).bfloat16()}).program
     array = np.random.default_rng().standard_normal((5, 4)).astype(ml_dtypes.bfloat16)
     (came,) = TorchEngine(program, "bf16", CPU).run([[array[:2], array[2:]]])
     assert came.dtype == ml_dtypes.bfloat16
@@ -173,9 +173,9 @@ def test_parts_are_joined_in_order_whatever_their_size(dtype: type, width: int) 
     wide = random.integers(0, 2, (7, 2, width)).astype(dtype)
     wide.setflags(write=False)
     parts = [wide[:1], wide[1:4], wide[4:], wide[:0], wide[::3]]  # the last is not contiguous
-    whole = joined(parts)
-    assert whole.dtype == dtype and np.array_equal(whole, np.concatenate(parts))
-    assert whole.flags.writeable and whole.flags.c_contiguous and not np.shares_memory(whole, wide)
+    original = joined(parts)
+    assert original.dtype == dtype and np.array_equal(original, np.concatenate(parts))
+    assert original.flags.writeable and original.flags.c_contiguous and not np.shares_memory(original, wide)
 
 
 def test_a_tensor_that_is_not_contiguous_comes_out_so() -> None:
@@ -227,25 +227,25 @@ def test_a_device_is_auto_cpu_or_cuda_with_a_number() -> None:
 
 
 @pytest.fixture
-def version(net: Whole, onnx_file: Path, tmp_path: Path) -> Version:
+def version(net: Original, onnx_file: Path, tmp_path: Path) -> Version:
     with Store(tmp_path).draft("net") as draft:
         draft.write_json("spec.json", net.spec.to_json())
-        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_program(net.program, draft.folder / "original.pt2", weights=False)
         save_program(net.program, draft.folder / "half.pt2", weights=True)
         save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
-        for name in ("whole.onnx", "half.onnx"):
+        for name in ("original.onnx", "half.onnx"):
             (draft.folder / name).write_bytes(onnx_file.read_bytes())
         return draft.publish(LIVE, {"half": "bf16"})
 
 
 @pytest.mark.parametrize("form", ["torch", "onnx"])
-@pytest.mark.parametrize(("load", "precision"), [(load_whole, "fp32"), (load_half, "bf16")])
+@pytest.mark.parametrize(("load", "precision"), [(load_original, "fp32"), (load_half, "bf16")])
 def test_a_version_is_loaded_in_either_form(
     load: Callable[[Version, str, torch.device], Engine],
     precision: str,
     form: str,
     version: Version,
-    net: Whole,
+    net: Original,
 ) -> None:
     engine = load(version, form, CPU)
     assert (engine.form, engine.precision) == (form, precision)
@@ -256,7 +256,7 @@ def test_a_version_is_loaded_in_either_form(
 
 
 @pytest.mark.parametrize(
-    ("file", "form"), [("weights.safetensors", "torch"), ("whole.pt2", "torch"), ("whole.onnx", "onnx")]
+    ("file", "form"), [("weights.safetensors", "torch"), ("original.pt2", "torch"), ("original.onnx", "onnx")]
 )
 def test_a_version_with_a_damaged_file_is_not_loaded(file: str, form: str, version: Version) -> None:
     path = version.folder / file
@@ -264,7 +264,7 @@ def test_a_version_with_a_damaged_file_is_not_loaded(file: str, form: str, versi
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamagedFile, match=file):
-        load_whole(version, form, CPU)
+        load_original(version, form, CPU)
 
 
 def swapped_after_the_check(path: Path, other: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,13 +283,18 @@ def swapped_after_the_check(path: Path, other: bytes, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("file", "form"),
-    [("whole.pt2", "torch"), ("weights.safetensors", "torch"), ("half.pt2", "torch"), ("half.onnx", "onnx")],
+    [
+        ("original.pt2", "torch"),
+        ("weights.safetensors", "torch"),
+        ("half.pt2", "torch"),
+        ("half.onnx", "onnx"),
+    ],
 )
 def test_the_file_that_was_checked_is_the_file_that_is_loaded(
     file: str, form: str, version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swapped_after_the_check(version.folder / file, b"another file", monkeypatch)
-    engine = (load_half if file.startswith("half") else load_whole)(version, form, CPU)
+    engine = (load_half if file.startswith("half") else load_original)(version, form, CPU)
     requests = parts(2)
     expected = engine.run(requests)[0]
     engine.warm_up(requests)  # ONNX Runtime may be given the file once more
@@ -298,21 +303,21 @@ def test_the_file_that_was_checked_is_the_file_that_is_loaded(
     engine.close()
 
 
-@pytest.mark.parametrize(("file", "form"), [("whole.pt2", "torch"), ("whole.onnx", "onnx")])
+@pytest.mark.parametrize(("file", "form"), [("original.pt2", "torch"), ("original.onnx", "onnx")])
 def test_a_file_of_a_version_that_is_a_symbolic_link_is_refused(
     file: str, form: str, version: Version, tmp_path: Path
 ) -> None:
     (version.folder / file).rename(tmp_path / "elsewhere")
     (version.folder / file).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DamagedFile, match=rf"{file} cannot be read \(it is a symbolic link\)"):
-        load_whole(version, form, CPU)
+        load_original(version, form, CPU)
 
 
 def test_weights_beside_an_onnx_file_are_checked_as_well(version: Version) -> None:
-    files = {**version.manifest["files"], "whole.onnx.data": "0" * 64}
-    (version.folder / "whole.onnx.data").write_bytes(b"not what was written")
-    with pytest.raises(DamagedFile, match=r"whole.onnx.data is damaged"):
-        load_whole(replace(version, manifest={**version.manifest, "files": files}), "onnx", CPU)
+    files = {**version.manifest["files"], "original.onnx.data": "0" * 64}
+    (version.folder / "original.onnx.data").write_bytes(b"not what was written")
+    with pytest.raises(DamagedFile, match=r"original.onnx.data is damaged"):
+        load_original(replace(version, manifest={**version.manifest, "files": files}), "onnx", CPU)
 
 
 # Ops that write in place
@@ -357,7 +362,7 @@ class Ops(TorchDispatchMode):
 
 
 def test_a_matrix_is_not_multiplied_once_per_batch_entry() -> None:
-    captured = whole(Transposed(), {"x": torch.randn(8, 3, 6)})
+    captured = original(Transposed(), {"x": torch.randn(8, 3, 6)})
     x = torch.randn(7, 3, 6)
     ran = []
     for change in (lambda module: None, make_one_product):
@@ -396,7 +401,7 @@ class Branches(nn.Module):
 
 
 def test_only_what_nobody_reads_again_is_written_over() -> None:
-    captured = whole(Branches(), {"x": torch.randn(8, 4)})
+    captured = original(Branches(), {"x": torch.randn(8, 4)})
     module = runnable(captured.program)
     write_in_place(module)
     names = [str(node.target) for node in module.graph.nodes]

@@ -17,7 +17,7 @@ from halfeven.models.spec import Dim
 from torch import Tensor, nn
 
 from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Roberta, captured
-from tests.programs import whole
+from tests.programs import original
 from tests.slow import slow_but_every
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def test_on_a_cpu_what_the_spec_proves_is_not_checked_again(name: str) -> None:
 
 
 def test_an_engine_refuses_what_floats_lead_out_of_the_table_and_answers_the_rest() -> None:
-    net = whole(Binned(), {"x": torch.rand(4, 3)})
+    net = original(Binned(), {"x": torch.rand(4, 3)})
     engine = TorchEngine(net.program, "fp32", CPU, spec=net.spec)
     good = np.random.default_rng().random((5, 3), np.float32)
     expected = net.run(torch.from_numpy(good))[0].numpy()
@@ -92,7 +92,7 @@ def test_an_engine_refuses_what_floats_lead_out_of_the_table_and_answers_the_res
 
 
 def test_positions_beyond_their_table_are_refused_where_the_length_is_free() -> None:
-    net = whole(Roberta(), {"ids": torch.ones(4, 6, dtype=torch.int64)}, {1: Dim(2)})
+    net = original(Roberta(), {"ids": torch.ones(4, 6, dtype=torch.int64)}, {1: Dim(2)})
     engine = TorchEngine(net.program, "fp32", CPU, spec=with_ranges(net.spec, runnable(net.program)))
     longest = np.full((2, 12), 7)
     expected = net.run(torch.from_numpy(longest))[0].numpy()
@@ -106,7 +106,7 @@ def test_positions_beyond_their_table_are_refused_where_the_length_is_free() -> 
 
 def test_an_index_along_a_free_size_is_held_against_the_size_of_its_own_request() -> None:
     inputs = {"x": torch.randn(4, 6), "which": torch.zeros(4, 6, dtype=torch.int64)}
-    net = whole(Picked(), inputs, {1: Dim(2, 12, "length")})
+    net = original(Picked(), inputs, {1: Dim(2, 12, "length")})
     engine = TorchEngine(net.program, "fp32", CPU, spec=with_ranges(net.spec, runnable(net.program)))
     for length in (3, 8):
         x = np.random.default_rng().standard_normal((2, length)).astype(np.float32)
@@ -136,9 +136,9 @@ def test_on_a_device_the_flags_are_looked_at_when_they_have_arrived() -> None:
 
 
 def test_a_program_read_without_torch_export_is_guarded_alike(tmp_path: Path) -> None:
-    net = whole(Roberta(), {"ids": torch.ones(4, 6, dtype=torch.int64)}, {1: Dim(2)})
-    save_program(normalise(net.program), tmp_path / "whole.pt2", weights=True)
-    module = read_module(tmp_path / "whole.pt2")
+    net = original(Roberta(), {"ids": torch.ones(4, 6, dtype=torch.int64)}, {1: Dim(2)})
+    save_program(normalise(net.program), tmp_path / "original.pt2", weights=True)
+    module = read_module(tmp_path / "original.pt2")
     assert module is not None
     exact = with_ranges(net.spec, runnable(net.program))
     guard, other = guard_indices(module, exact), guard_indices(runnable(net.program), exact)
@@ -154,7 +154,7 @@ def test_inputs_have_the_same_rows_on_every_device_and_nothing_else_is_taken_for
             return x[torch.arange(ids.shape[0]), ids]
 
     inputs = {"x": torch.randn(4, 6), "ids": torch.zeros(4, dtype=torch.int64)}
-    net = whole(Chosen(), inputs)
+    net = original(Chosen(), inputs)
     exact = with_ranges(net.spec, runnable(net.program))
     assert guard_indices(runnable(net.program), exact) is None
     guard = guard_indices(runnable(net.program), rows_alone(exact))

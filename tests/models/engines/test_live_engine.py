@@ -115,9 +115,9 @@ def test_on_cuda_a_half_is_cudas_autocast_with_islands_on_the_same_device(tmp_pa
         expected = module.module(torch.from_numpy(x.copy()).to(cuda))[0]
     np.testing.assert_array_equal(ask(engine, x), expected.float().cpu().numpy())
     engine.close()
-    whole = ask(LiveEngine(module, "fp32", cuda), x)
+    original = ask(LiveEngine(module, "fp32", cuda), x)
     cured = ask(LiveEngine(module, "fp16", cuda, ["loud"]), x)
-    assert np.abs(cured - whole).max() <= 4 * 2**-11 * np.abs(whole).max()
+    assert np.abs(cured - original).max() <= 4 * 2**-11 * np.abs(original).max()
 
 
 def test_the_region_is_entered_in_the_thread_that_runs(tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ def test_an_overflow_is_cured_by_an_island_and_comes_back_when_the_engine_is_clo
     cured = LiveEngine(module, "fp16", CPU, ["loud"])
     half = ask(cured, x)
     cured.close()
-    whole = ask(LiveEngine(module, "fp32", CPU), x)
-    assert np.abs(half - whole).max() <= 4 * 2**-11 * np.abs(whole).max()
+    original = ask(LiveEngine(module, "fp32", CPU), x)
+    assert np.abs(half - original).max() <= 4 * 2**-11 * np.abs(original).max()
     assert not np.isfinite(ask(LiveEngine(module, "fp16", CPU), x)).all()
 
 
@@ -336,8 +336,8 @@ def build():
 def test_a_custom_function_with_cast_inputs_keeps_its_range_in_the_live_form(tmp_path: Path) -> None:
     x = fresh() * 3
     module = live(write_folder(tmp_path / "net", CUSTOM))
-    whole, half = (ask(LiveEngine(module, precision, CPU), x) for precision in ("fp32", "fp16"))
-    assert 0 < np.abs(half - whole).max() <= 4 * 2**-11 * np.abs(whole).max()
+    original, half = (ask(LiveEngine(module, precision, CPU), x) for precision in ("fp32", "fp16"))
+    assert 0 < np.abs(half - original).max() <= 4 * 2**-11 * np.abs(original).max()
     without = CUSTOM.replace(", cast_inputs=torch.float32", "")
     bare = live(write_folder(tmp_path / "bare", without))
     assert not np.isfinite(ask(LiveEngine(bare, "fp16", CPU), x)).all()

@@ -16,7 +16,7 @@ from halfeven.serve.selftest.comparing import answers_in_flight
 from torch import Tensor, nn
 
 from tests.corpus import captured
-from tests.programs import Whole, exported_as_it_is
+from tests.programs import Original, exported_as_it_is
 from tests.simulated_gpu import SimulatedGpu
 from tests.slow import slow_but
 
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def net() -> Whole:
+def net() -> Original:
     return exported_as_it_is(Net(), {"x": torch.randn(8, WIDTH)})
 
 
@@ -67,7 +67,7 @@ def trial(gpu: SimulatedGpu, there: Launching, here: Engine, batches: list[Parts
     return wrong + [f"the host waited in {name}" for name in gpu.operations.waits[waits:]]
 
 
-def problems(net: Whole, seed: int) -> list[str]:
+def problems(net: Original, seed: int) -> list[str]:
     chance = random.Random(seed)
     here = TorchEngine(net.program, "fp32", CPU)
     with SimulatedGpu(chance, pace=PACES[seed % 3]) as gpu:
@@ -89,7 +89,7 @@ SEEDS = range(9)
 
 
 def test_in_whatever_order_streams_work_answers_are_right_and_the_host_waits_for_nothing_else(
-    net: Whole,
+    net: Original,
 ) -> None:
     assert [fault for seed in SEEDS for fault in problems(net, seed)] == []
 
@@ -147,7 +147,7 @@ def mutant(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_rule_of_order_is_caught(name: str, net: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_rule_of_order_is_caught(name: str, net: Original, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch, *MUTANTS[name])
     assert any(problems(net, seed) for seed in SEEDS)
 
@@ -176,7 +176,7 @@ def test_what_was_computed_at_load_is_there_before_the_first_batch(monkeypatch: 
     assert found(), "the mutant that does not wait for it is not caught"
 
 
-def short_of_memory(net: Whole, seed: int) -> list[str]:
+def short_of_memory(net: Original, seed: int) -> list[str]:
     """A launch finds no memory at its n-th allocation; the one before it and those behind it are answered."""
     here = TorchEngine(net.program, "fp32", CPU)
     shown: list[str] = []
@@ -201,7 +201,7 @@ def short_of_memory(net: Whole, seed: int) -> list[str]:
 
 
 def test_a_launch_without_memory_disturbs_no_other_batch_at_whichever_allocation(
-    net: Whole, monkeypatch: pytest.MonkeyPatch
+    net: Original, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [fault for seed in SEEDS for fault in short_of_memory(net, seed)] == []
     mutant(monkeypatch, "self._streams.enqueue(stream, _nothing).synchronize()", "pass")
@@ -209,7 +209,7 @@ def test_a_launch_without_memory_disturbs_no_other_batch_at_whichever_allocation
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 9])
-def test_a_sticky_error_reaches_the_caller_and_no_wrong_answer_does(net: Whole, after: int) -> None:
+def test_a_sticky_error_reaches_the_caller_and_no_wrong_answer_does(net: Original, after: int) -> None:
     here = TorchEngine(net.program, "fp32", CPU)
     with SimulatedGpu(random.Random(after), pace=0.3) as gpu:
         there = TorchEngine(net.program, "fp32", gpu.device)

@@ -10,7 +10,7 @@ from halfeven.models.engines.true_fp32 import use_true_fp32
 from tests.models.engines.test_cuda_graphs import ADDS, Added
 from tests.models.engines.test_on_simulated_gpu import rows
 from tests.models.engines.test_recorded_races import DEPTHS, IN_FLIGHT, SIZES, net, recorded_on, wrong_of
-from tests.programs import whole
+from tests.programs import original
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda:0")
@@ -65,7 +65,7 @@ def test_a_capture_that_fails_leaves_the_device_and_its_allocator_as_they_were()
 
 @pytest.mark.parametrize("operation", ADDS)
 def test_what_adds_in_any_order_is_recorded(operation: str) -> None:
-    there = TorchEngine(whole(Added(ADDS[operation]), {"x": torch.rand(8, 24)}).program, "fp32", CUDA)
+    there = TorchEngine(original(Added(ADDS[operation]), {"x": torch.rand(8, 24)}).program, "fp32", CUDA)
     there.warm_up(rows(4))
     there.record(rows(4))
     there.close()

@@ -16,7 +16,7 @@ from halfeven.serve.selftest.comparing import answers_in_flight
 from torch import Tensor, nn
 
 from tests.models.engines.test_on_simulated_gpu import PACES, WIDTH, differs, rows
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.simulated_gpu import SimulatedGpu
 from tests.slow import slow_but
 
@@ -59,12 +59,12 @@ class Net(nn.Module):
         return (*outputs, now)
 
 
-def net(depth: int, seed: int) -> Whole:
+def net(depth: int, seed: int) -> Original:
     torch.manual_seed(seed)
-    return whole(Net(depth, seed), {"x": torch.randn(8, WIDTH)})
+    return original(Net(depth, seed), {"x": torch.randn(8, WIDTH)})
 
 
-def wrong(one: Whole, sizes: tuple[int, ...], in_flight: int, seed: int) -> int:
+def wrong(one: Original, sizes: tuple[int, ...], in_flight: int, seed: int) -> int:
     """How many batches are wrong of one trial on the simulated device."""
     with SimulatedGpu(random.Random(seed), PACES[seed % 3]) as gpu:
         there = recorded_on(gpu.device, one, sizes, in_flight)
@@ -73,7 +73,9 @@ def wrong(one: Whole, sizes: tuple[int, ...], in_flight: int, seed: int) -> int:
         return found
 
 
-def recorded_on(device: torch.device, one: Whole, sizes: tuple[int, ...], in_flight: int = 2) -> TorchEngine:
+def recorded_on(
+    device: torch.device, one: Original, sizes: tuple[int, ...], in_flight: int = 2
+) -> TorchEngine:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_engine, "slots_on", lambda device: in_flight)
         there = TorchEngine(one.program, "fp32", device)
@@ -83,7 +85,7 @@ def recorded_on(device: torch.device, one: Whole, sizes: tuple[int, ...], in_fli
     return there
 
 
-def wrong_of(there: TorchEngine, one: Whole, sizes: tuple[int, ...], seed: int) -> int:
+def wrong_of(there: TorchEngine, one: Original, sizes: tuple[int, ...], seed: int) -> int:
     here, chance = TorchEngine(one.program, "fp32", CPU), random.Random(seed)
     batches = [rows(chance.choice(sizes)) for _ in range(BATCHES)]
     came = answers_in_flight(there, batches)

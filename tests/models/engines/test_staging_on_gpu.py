@@ -15,7 +15,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from torch import Tensor, nn
 
-from tests.programs import whole
+from tests.programs import original
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda:0")
@@ -38,7 +38,7 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def engines() -> Iterator[tuple[TorchEngine, TorchEngine]]:
     use_true_fp32()
-    captured = whole(Net(), {"x": torch.randn(8, WIDTH)})
+    captured = original(Net(), {"x": torch.randn(8, WIDTH)})
     here = TorchEngine(captured.program, "fp32", torch.device("cpu"))
     there = TorchEngine(captured.program, "fp32", CUDA)
     yield here, there

@@ -16,7 +16,7 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.wire import Wire
 from torch import Tensor, nn
 
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 PICTURE = {"color": "RGB", "scale": 1 / 255, "mean": [0.491, 0.482, 0.447], "std": [0.247, 0.243, 0.262]}
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
@@ -39,11 +39,11 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def net() -> Whole:
-    return whole(Net(), {"image": torch.randn(8, 3, 6, 6), "ids": torch.arange(8)[:, None]})
+def net() -> Original:
+    return original(Net(), {"image": torch.randn(8, 3, 6, 6), "ids": torch.arange(8)[:, None]})
 
 
-def wired(net: Whole, image: Wire | None, picture: dict[str, Any] | None = None) -> ModelSpec:
+def wired(net: Original, image: Wire | None, picture: dict[str, Any] | None = None) -> ModelSpec:
     """The net with a wire datatype of its image; ids come as INT32."""
     first, second = net.spec.inputs
     inputs = (
@@ -53,11 +53,11 @@ def wired(net: Whole, image: Wire | None, picture: dict[str, Any] | None = None)
     return ModelSpec("net", inputs, net.spec.outputs, 64)
 
 
-def engine_of(form: str, net: Whole, device: str, tmp_path: Path) -> Engine:
+def engine_of(form: str, net: Original, device: str, tmp_path: Path) -> Engine:
     if form == "torch":
         return TorchEngine(net.program, "fp32", torch.device(device))
-    write_onnx(net.program, net.spec, tmp_path / "whole.onnx", {})
-    return OnnxEngine(tmp_path / "whole.onnx", "fp32", torch.device(device))
+    write_onnx(net.program, net.spec, tmp_path / "original.onnx", {})
+    return OnnxEngine(tmp_path / "original.onnx", "fp32", torch.device(device))
 
 
 def drawn(datatype: str, rows: int) -> np.ndarray:
@@ -79,7 +79,7 @@ def drawn(datatype: str, rows: int) -> np.ndarray:
     ],
 )
 def test_small_numbers_get_the_answer_of_the_wide_ones_to_the_bit(
-    wire: Wire, picture: dict[str, Any] | None, form: str, device: str, net: Whole, tmp_path: Path
+    wire: Wire, picture: dict[str, Any] | None, form: str, device: str, net: Original, tmp_path: Path
 ) -> None:
     spec = wired(net, wire, picture)
     engine = engine_of(form, net, device, tmp_path)
@@ -132,7 +132,7 @@ def test_the_pixels_of_a_picture_go_through_its_own_scale_mean_and_deviation(sha
     np.testing.assert_allclose(came, wanted, rtol=0, atol=1e-6)
 
 
-def test_an_engine_without_wire_datatypes_is_left_alone(net: Whole) -> None:
+def test_an_engine_without_wire_datatypes_is_left_alone(net: Original) -> None:
     engine = TorchEngine(net.program, "fp32", torch.device("cpu"))
     assert widened(engine, net.spec) is engine
     before = engine._module

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Roberta, captured
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 LEAST, MOST = -150, 250  # tried; no table here has as many rows
 INT64 = np.iinfo(np.int64)
@@ -41,7 +41,7 @@ def named(name: str) -> Net:
     return graph_of(captured(name))
 
 
-def graph_of(net: Whole) -> Net:
+def graph_of(net: Original) -> Net:
     return Net(net.spec, runnable(net.program))
 
 
@@ -118,7 +118,7 @@ def test_a_request_that_the_kernels_answer_is_in_range(name: str, random: np.ran
 
 def test_positions_counted_in_a_mask_are_proven_where_the_length_is_bounded() -> None:
     ids = torch.ones(4, 6, dtype=torch.int64)
-    bounded, free = (graph_of(whole(Roberta(), {"ids": ids}, {1: dim})) for dim in (Dim(2, 12), Dim(2)))
+    bounded, free = (graph_of(original(Roberta(), {"ids": ids}, {1: dim})) for dim in (Dim(2, 12), Dim(2)))
     for net in (bounded, free):
         assert derived(net).inputs[0].range == ValueRange((0,), (49,))
     assert not unproven_sites(bounded.module, derived(bounded))
@@ -132,7 +132,7 @@ def test_indices_along_a_free_dimension_are_left_to_the_guard_within_its_bounds(
             return x.gather(1, which)
 
     inputs = {"x": torch.randn(4, 6), "which": torch.zeros(4, 6, dtype=torch.int64)}
-    net = graph_of(whole(Picked(), inputs, {1: Dim(2, 12, "length")}))
+    net = graph_of(original(Picked(), inputs, {1: Dim(2, 12, "length")}))
     exact = derived(net)
     assert exact.inputs[1].range == ValueRange((0,), (11,))
     assert [site.size for site in unproven_sites(net.module, exact)] == [
@@ -141,7 +141,7 @@ def test_indices_along_a_free_dimension_are_left_to_the_guard_within_its_bounds(
 
 
 def test_what_floats_compute_is_not_known() -> None:
-    net = graph_of(whole(Binned(), {"x": torch.rand(4, 3)}))
+    net = graph_of(original(Binned(), {"x": torch.rand(4, 3)}))
     assert derived(net) == net.spec
     assert len(unproven_sites(net.module, net.spec)) == 1
 
@@ -155,7 +155,7 @@ def test_ids_of_fewer_bits_than_a_table_has_rows_need_no_range() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return self.table(ids.int()).sum(1)
 
-    net = graph_of(whole(Bytes(), {"ids": torch.ones(4, 5, dtype=torch.uint8)}))
+    net = graph_of(original(Bytes(), {"ids": torch.ones(4, 5, dtype=torch.uint8)}))
     assert derived(net).inputs[0].range is None
     assert not unproven_sites(net.module, None)
 

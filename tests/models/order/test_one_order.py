@@ -56,7 +56,7 @@ def test_only_words_about_memory_mean_that_it_was_lacking(error: Exception, seen
         raise error
 
 
-def test_time_counts_for_the_whole_order_whatever_begins_within_it() -> None:
+def test_time_counts_for_the_original_order_whatever_begins_within_it() -> None:
     now_s = [10.0]
     order = Order(OrderBounds(seconds=5.0), lambda: now_s[0])
     assert order.left_s == 5.0

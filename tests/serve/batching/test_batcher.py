@@ -110,9 +110,9 @@ async def test_requests_of_different_lengths_are_never_mixed_and_the_oldest_goes
 
 @async_test
 async def test_a_model_that_is_not_batched_runs_one_request_per_execution() -> None:
-    whole = ModelSpec("toy", (tensor("x", 2, 4),), (tensor("y", -1, 1),), max_batch_size=0)
+    original = ModelSpec("toy", (tensor("x", 2, 4),), (tensor("y", -1, 1),), max_batch_size=0)
     engine = Fake()
-    async with serving(engine, whole) as (batcher, _):
+    async with serving(engine, original) as (batcher, _):
         answers = await asyncio.gather(*(batcher.submit(rows_of(i, i), 1) for i in range(3)))
     assert engine.batches == [[(2, 4)]] * 3
     assert [a.outputs[0].shape for a in answers] == [(2, 1)] * 3

@@ -419,18 +419,18 @@ def test_where_memory_is_short_even_that_shape_shrinks_once() -> None:
 
 
 def rescued_bench(**more: Any) -> tuple[Bench, Fake, Fake]:
-    half, whole = Fake(ends_at=65504.0), Fake(precision="fp32")
-    return Bench(half, whole=whole, **more), half, whole
+    half, original = Fake(ends_at=65504.0), Fake(precision="fp32")
+    return Bench(half, original=original, **more), half, original
 
 
 def test_only_the_rows_that_are_not_finite_are_run_again_in_fp32() -> None:
-    bench, half, whole = rescued_bench()
+    bench, half, original = rescued_bench()
     inputs = [some(3), some(2), some(4), some(1)]
     inputs[0][1] *= 1e6
     inputs[2][[0, 3], 2] = -1e30
     answers = bench.answer(*inputs)
     assert_right(answers, inputs)
-    assert (half.ran, whole.ran) == ([10], [3])
+    assert (half.ran, original.ran) == ([10], [3])
     assert [answer.rescued for answer in answers] == [1, 0, 2, 0]
     assert [answer.precision for answer in answers] == ["fp32-rescued", "fp16", "fp32-rescued", "fp16"]
     assert answers[0].compute_ns > answers[1].compute_ns and answers[0].batch_rows == 10
@@ -438,16 +438,16 @@ def test_only_the_rows_that_are_not_finite_are_run_again_in_fp32() -> None:
 
 
 def test_finite_batches_and_fp32_engines_are_never_run_twice() -> None:
-    bench, _, whole = rescued_bench()
+    bench, _, original = rescued_bench()
     assert_right(bench.answer(x := some(3)), [x])
-    assert whole.ran == []
+    assert original.ran == []
     (answer,) = Bench(Fake(ends_at=1.0, precision="fp32")).answer(some())
     assert np.isinf(answer.outputs[0]).all() and answer.precision == "fp16"  # as the prepared version says
 
 
-def test_where_the_whole_is_not_finite_either_its_answer_stands() -> None:
-    bench, _, whole = rescued_bench()
-    whole.ends_at = 1e20
+def test_where_the_original_is_not_finite_either_its_answer_stands() -> None:
+    bench, _, original = rescued_bench()
+    original.ends_at = 1e20
     x = some(2)
     x[1, 0] = 1e30
     (answer,) = bench.answer(x)
@@ -456,7 +456,7 @@ def test_where_the_whole_is_not_finite_either_its_answer_stands() -> None:
 
 
 def test_past_its_time_a_row_is_not_rescued_and_its_neighbours_are() -> None:
-    bench, _, whole = rescued_bench()
+    bench, _, original = rescued_bench()
     bench.now_ns = 1_000
     late, early, lasting = some(), some(2), some()
     for x in (late, early, lasting):
@@ -465,46 +465,46 @@ def test_past_its_time_a_row_is_not_rescued_and_its_neighbours_are() -> None:
     outcomes = [outcome for _, outcome in bench.execution().outcomes(batch)]
     assert isinstance(outcomes[0], TimedOut) and "no finite answer" in str(outcomes[0])
     assert_right(outcomes[1:], [early, lasting])
-    assert whole.ran == [2] and bench.counters.failures == 1
+    assert original.ran == [2] and bench.counters.failures == 1
     assert bench.counters.copy().requests == 2, "what has no answer is no success"
 
 
-def test_a_whole_that_fails_on_one_row_fails_only_its_request() -> None:
-    bench, _, whole = rescued_bench()
+def test_an_original_that_fails_on_one_row_fails_only_its_request() -> None:
+    bench, _, original = rescued_bench()
     inputs = [some(), some(), some()]
     for x in inputs:
         x[0, 0] = 1e30
-    run = whole.run
+    run = original.run
 
     def picky(parts: Any) -> list[np.ndarray]:
         if any((array == inputs[1]).all() for array in parts[0]):
             raise ValueError("not this one")
         return run(parts)
 
-    whole.run = picky  # type: ignore[method-assign]
+    original.run = picky  # type: ignore[method-assign]
     answers = bench.answer(*inputs)
-    assert isinstance(answers[1], EngineFailed) and "FP32 whole" in str(answers[1])
+    assert isinstance(answers[1], EngineFailed) and "FP32 original" in str(answers[1])
     assert_right([answers[0], answers[2]], [inputs[0], inputs[2]])
 
 
 def test_a_model_without_a_batch_is_rescued_as_a_whole() -> None:
-    bench, _, whole = rescued_bench(toy=spec(rows=0))
+    bench, _, original = rescued_bench(toy=spec(rows=0))
     x = some(3)
     x[2, 1] = 1e30
     (answer,) = bench.answer(x)
     assert_right([answer], [x])
-    assert whole.ran == [3] and answer.precision == "fp32-rescued"
+    assert original.ran == [3] and answer.precision == "fp32-rescued"
 
 
 def test_rows_are_rescued_after_halving_and_in_buckets_too() -> None:
-    bench, _, whole = rescued_bench(toy=spec(buckets=(4,)))
+    bench, _, original = rescued_bench(toy=spec(buckets=(4,)))
     inputs = [some(), np.full((1, 4), POISON, np.float32), some(), some()]
     inputs[3][0] = 1e30
     answers = bench.answer(*inputs)
     assert isinstance(answers.pop(1), EngineFailed)
     inputs.pop(1)
     assert_right(answers, inputs)
-    assert whole.ran == [4] and bench.counters.rescued_rows == 1
+    assert original.ran == [4] and bench.counters.rescued_rows == 1
 
 
 # Two in flight
@@ -592,7 +592,7 @@ def test_a_batch_above_the_ceiling_is_not_launched() -> None:
 
 def test_parts_of_a_split_request_are_not_counted_as_requests() -> None:
     bench = Bench(Fake())
-    bench.execution().outcomes([request(some(2), part="of a whole"), request(some(1))])
+    bench.execution().outcomes([request(some(2), part="of an original"), request(some(1))])
     assert (bench.counters.requests, bench.counters.rows) == (1, 3)
-    bench.execution().outcomes([request(np.full((1, 4), POISON, np.float32), part="of a whole")])
+    bench.execution().outcomes([request(np.full((1, 4), POISON, np.float32), part="of an original")])
     assert bench.counters.failures == 0

@@ -14,7 +14,7 @@ from halfeven.serve.batching.engine_runner import EngineRunner, Run
 from halfeven.serve.batching.warming import warm
 from torch import Tensor, nn
 
-from tests.programs import whole
+from tests.programs import original
 from tests.serve.batching.stage import Fake, rows_of, spec
 from tests.simulated_gpu import SimulatedGpu
 
@@ -146,7 +146,7 @@ class Wide(nn.Module):
 
 def test_the_real_engine_on_a_device_with_memory_for_one_and_a_half_batches() -> None:
     with SimulatedGpu(random.Random(0), capacity=40 << 20) as gpu:
-        engine = TorchEngine(whole(Wide(), {"x": torch.randn(8, 4)}).program, "fp32", gpu.device)
+        engine = TorchEngine(original(Wide(), {"x": torch.randn(8, 4)}).program, "fp32", gpu.device)
         toy, ceiling = spec(rows=4), Ceiling()
         runner = EngineRunner(toy, engine, time.monotonic_ns, ceiling)
         for first in (1, 3, 5):
@@ -166,6 +166,6 @@ def test_warm_up_keeps_a_bucket_that_fits_alone_and_measures_with_a_batch_in_eve
     assert warm(engine, spec(rows=4, buckets=(1, 2)), batch_of, ceiling, lambda fn: fn()) == 4
     assert not ceiling.known
     with SimulatedGpu(random.Random(0), capacity=60 << 20) as gpu:
-        real = TorchEngine(whole(Wide(), {"x": torch.randn(8, 4)}).program, "fp32", gpu.device)
+        real = TorchEngine(original(Wide(), {"x": torch.randn(8, 4)}).program, "fp32", gpu.device)
         assert warm(real, spec(rows=16), batch_of, ceiling := Ceiling(), lambda fn: fn()) == 2
         assert ceiling.rows(4) == 2, "two batches of 4 rows take more than there is"

@@ -20,7 +20,7 @@ from halfeven.serve.batching.warming import warm
 from torch import Tensor, nn
 
 from tests.patience import PATIENCE_S
-from tests.programs import whole
+from tests.programs import original
 from tests.serve.batching.stage import async_test, rows_of, serving, spec
 from tests.simulated_gpu import SimulatedGpu
 
@@ -30,7 +30,7 @@ class Doubled(nn.Module):
         return x[:, :1] * 2 + 0
 
 
-PROGRAM = whole(Doubled(), {"x": torch.randn(8, 4)}).program
+PROGRAM = original(Doubled(), {"x": torch.randn(8, 4)}).program
 
 
 def test_after_the_warm_up_no_bucket_in_any_slot_and_datatype_takes_memory_or_blocks() -> None:

@@ -11,7 +11,7 @@ from halfeven.models.errors import BadRequest
 from halfeven.serve.batching.interface import PreparedVersion
 
 from tests.index_nets import Binned
-from tests.programs import whole
+from tests.programs import original
 from tests.serve.batching.stage import Fake, async_test, looked, rows_of, serving, spec
 
 BAD = 7.0
@@ -29,7 +29,7 @@ class Refusing(Fake):
 
 @async_test
 async def test_batch_mates_get_the_bits_that_they_get_alone() -> None:
-    net = whole(Binned(), {"x": torch.rand(4, 3)})
+    net = original(Binned(), {"x": torch.rand(4, 3)})
     engine = TorchEngine(net.program, "fp32", torch.device("cpu"), spec=net.spec)
     drawn = [np.random.default_rng().random((1, 3), np.float32) for _ in range(9)]
     for row, value in ((2, 1.5), (6, np.nan)):
@@ -49,10 +49,10 @@ async def test_batch_mates_get_the_bits_that_they_get_alone() -> None:
 
 
 @async_test
-async def test_what_a_half_alone_refuses_its_whole_answers() -> None:
-    half, whole_engine = Refusing(), Fake(factor=3.0)
+async def test_what_a_half_alone_refuses_its_original_answers() -> None:
+    half, original_engine = Refusing(), Fake(factor=3.0)
     async with serving(half, spec(rows=8)) as (batcher, device):
-        rescued = PreparedVersion("2", "sha", "fp16", half, whole=whole_engine)
+        rescued = PreparedVersion("2", "sha", "fp16", half, original=original_engine)
         await asyncio.wrap_future(device.call(lambda: batcher.swap(rescued)))
         device.hold()
         futures = [batcher.submit(rows_of(value), 1) for value in (1.0, BAD, 2.0)]

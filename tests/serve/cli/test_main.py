@@ -196,7 +196,7 @@ def test_the_facts_of_a_conversion_are_those_of_the_contract(converted: tuple[Pa
         assert (store / form["path"]).is_file()
     assert facts["digest"] == facts["forms"]["torch"]["digest"]
     manifest = Store(store).version("net", 1).manifest
-    assert {"whole.pt2", "whole.onnx", "half.pt2", "half.onnx", "weights.safetensors"} <= set(
+    assert {"original.pt2", "original.onnx", "half.pt2", "half.onnx", "weights.safetensors"} <= set(
         manifest["files"]
     )
     assert "source/model.py" in manifest["files"]
@@ -298,7 +298,7 @@ def test_a_program_without_a_half_node_is_published_in_fp32(tmp_path: Path) -> N
     assert code == 0
     form = facts["forms"]["torch"]
     assert form["half_nodes"] == 0
-    assert form["path"].endswith("whole.pt2")
+    assert form["path"].endswith("original.pt2")
 
 
 def test_serve_does_not_listen_beyond_this_machine_unless_told_to() -> None:

@@ -86,14 +86,14 @@ def test_a_model_that_cannot_be_served_keeps_a_new_replica_from_callers_and_ends
     source: Store,
 ) -> None:
     damaged = source.root / "models/net/1/half.pt2"
-    whole = damaged.read_bytes()
-    damaged.write_bytes(whole[:-1] + b"?")
+    original = damaged.read_bytes()
+    damaged.write_bytes(original[:-1] + b"?")
     with (
         replica(source, expose_without_auth=True) as (_, made),
         pytest.raises(NotReady, match=r"net@1 cannot be copied .*half\.pt2 is damaged"),
     ):
         made.check_health()
-    damaged.write_bytes(whole)
+    damaged.write_bytes(original)
     with replica(source, expose_without_auth=True) as (address, made):
         made.check_health()
         broken = source.root / "models/net/3"

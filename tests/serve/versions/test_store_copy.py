@@ -19,7 +19,7 @@ from halfeven.serve.versions.store_writer import OwnStore
 
 def publish(store: Store, text: str) -> int:
     with store.draft("net") as draft:
-        (draft.folder / "whole.pt2").write_text(text)
+        (draft.folder / "original.pt2").write_text(text)
         (draft.folder / "source").mkdir()
         (draft.folder / "source" / "model.py").write_text("# " + text)
         return draft.publish(LIVE, {}).number
@@ -47,7 +47,9 @@ def test_a_copy_follows_versions_alias_orders_drift_and_keys(source: Store, copy
     writer.note_drift("net", 1, "cpu", "it drifted")
     (source.root / "keys.json").write_text("{}")
     copy.follow()
-    assert copy.store.live_number("net") == 2 and copy.store.version("net", 2).bytes("whole.pt2") == b"second"
+    assert (
+        copy.store.live_number("net") == 2 and copy.store.version("net", 2).bytes("original.pt2") == b"second"
+    )
     assert read_orders(copy.store, "net") == read_orders(source, "net")
     assert drifted(copy.store.version("net", 1), "cpu") == "it drifted"
     assert (copy.store.root / "keys.json").stat().st_mode & 0o777 == 0o600
@@ -84,12 +86,12 @@ def test_what_was_copied_is_not_fetched_again(source: Store, copy: StoreCopy) ->
 def test_a_damaged_version_is_named_and_the_alias_stays_where_it_was(source: Store, copy: StoreCopy) -> None:
     copy.follow()
     number = publish(source, "second")
-    damaged = source.root / f"models/net/{number}/whole.pt2"
+    damaged = source.root / f"models/net/{number}/original.pt2"
     damaged.write_text("sec0nd")
     OwnStore(source).promote("net", number)
     copy.follow()
     (fault,) = copy.faults()
-    assert f"net@{number} cannot be copied" in fault and "models/net/2/whole.pt2 is damaged" in fault
+    assert f"net@{number} cannot be copied" in fault and "models/net/2/original.pt2 is damaged" in fault
     assert copy.store.live_number("net") == 1 and copy.store.numbers("net") == [1]
     damaged.write_text("second")
     os.utime(damaged, (1, 1))  # another time than that of the damage, however coarse the clock
@@ -140,7 +142,9 @@ def in_memory(source: Store) -> Iterator[str]:
 def test_a_store_of_objects_is_copied_and_followed(in_memory: str, tmp_path: Path) -> None:
     copy = StoreCopy(in_memory, tmp_path / "copy")
     copy.follow()
-    assert copy.store.live_number("net") == 1 and copy.store.version("net", 1).bytes("whole.pt2") == b"first"
+    assert (
+        copy.store.live_number("net") == 1 and copy.store.version("net", 1).bytes("original.pt2") == b"first"
+    )
     fs, root = fsspec.core.url_to_fs(in_memory)
     fs.pipe_file(f"{root}/models/net/live", b"7\n")  # version 7 is not there
     copy.follow()
@@ -192,7 +196,7 @@ def test_a_store_that_was_made_anew_is_copied_anew(source: Store, copy: StoreCop
     source.promote(source.version("net", publish(source, "anew")))
     for one in (copy, StoreCopy(str(source.root), copy.store.root)):
         one.follow()
-        assert one.store.version("net", 1).bytes("whole.pt2") == b"anew"
+        assert one.store.version("net", 1).bytes("original.pt2") == b"anew"
 
 
 def test_a_copy_is_kept_only_in_a_folder_of_this_user_alone(source: Store, tmp_path: Path) -> None:
@@ -212,7 +216,7 @@ def test_a_damaged_version_that_was_deleted_is_a_fault_no_more(
     deleted: str, source: Store, copy: StoreCopy
 ) -> None:
     number = publish(source, "second")
-    (source.root / f"models/net/{number}/whole.pt2").write_text("sec0nd")
+    (source.root / f"models/net/{number}/original.pt2").write_text("sec0nd")
     copy.follow()
     assert len(copy.faults()) == 1
     shutil.rmtree(source.root / deleted)
@@ -223,7 +227,7 @@ def test_a_damaged_version_that_was_deleted_is_a_fault_no_more(
 def test_a_version_that_another_process_of_the_node_has_copied_since_is_a_fault_no_more(
     source: Store, copy: StoreCopy
 ) -> None:
-    damaged = source.root / "models/net/1/whole.pt2"
+    damaged = source.root / "models/net/1/original.pt2"
     damaged.write_text("f1rst")
     copy.follow()
     assert len(copy.faults()) == 1

@@ -24,7 +24,7 @@ def run(*words: object) -> tuple[int, dict[str, Any], str]:
 
 def published(store: Path, name: str) -> Version:
     with Store(store).draft(name) as draft:
-        (draft.folder / "whole.onnx").write_bytes(b"as it was written")
+        (draft.folder / "original.onnx").write_bytes(b"as it was written")
         return draft.publish(LIVE, FACTS)
 
 
@@ -93,15 +93,15 @@ def test_a_damaged_file_of_the_active_version_is_listed(tmp_path: Path) -> None:
     version = published(tmp_path, "net")
     Store(tmp_path).promote(version)
     assert run("models", "--check", "--store", tmp_path)[1]["damaged"] == {}
-    (version.folder / "whole.onnx").write_bytes(b"as it is now")
+    (version.folder / "original.onnx").write_bytes(b"as it is now")
     assert run("models", "--store", tmp_path)[1]["damaged"] == {}, (
         "no large file is read unless that is asked for"
     )
     (fault,) = run("models", "--check", "--store", tmp_path)[1]["damaged"]["net"]
-    assert f"{version.folder / 'whole.onnx'} is damaged" in fault
-    (version.folder / "whole.onnx").unlink()
+    assert f"{version.folder / 'original.onnx'} is damaged" in fault
+    (version.folder / "original.onnx").unlink()
     (fault,) = run("models", "--store", tmp_path)[1]["damaged"]["net"]
-    assert f"{version.folder / 'whole.onnx'} cannot be read" in fault
+    assert f"{version.folder / 'original.onnx'} cannot be read" in fault
 
 
 def test_a_damaged_alias_hides_no_other_model(tmp_path: Path) -> None:

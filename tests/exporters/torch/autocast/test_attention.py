@@ -16,7 +16,7 @@ from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 
-from tests.programs import whole
+from tests.programs import original
 from tests.slow import slow_but
 
 LENGTH, HEADS, WIDTH = 12, 2, 16
@@ -50,7 +50,7 @@ MASKS = {
 @pytest.mark.parametrize("kind", slow_but({"masked"}, MASKS))
 def test_it_is_nearer_to_the_files_own_storage_than_one_rounding_is(kind: str, tmp_path: Path) -> None:
     mask, causal = MASKS[kind]
-    made = whole(Sharp(mask(), causal), {"x": 3 * torch.randn(4, LENGTH, HEADS * WIDTH)})
+    made = original(Sharp(mask(), causal), {"x": 3 * torch.randn(4, LENGTH, HEADS * WIDTH)})
     module, precision = runnable(made.program), Precision("O3")
     plan = make_plan(module, precision)
     half = rewrite(made.program, plan, made.spec, made.example)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 Forward = Callable[[Tensor, nn.Linear], Tensor]
 
@@ -52,8 +52,8 @@ class Net(nn.Module):
         return self._made(x, self.linear)
 
 
-def captured(name: str) -> Whole:
-    return whole(Net(FORWARDS[name]), {"x": torch.randn(8, 5, 4)})
+def captured(name: str) -> Original:
+    return original(Net(FORWARDS[name]), {"x": torch.randn(8, 5, 4)})
 
 
 def ops(module: GraphModule) -> list[str]:
@@ -101,7 +101,7 @@ def test_the_ops_of_a_composite_have_its_module_and_are_kept_by_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inside(x)
 
-    module = runnable(whole(Outer(), {"x": torch.randn(8, 5, 4)}).program)
+    module = runnable(original(Outer(), {"x": torch.randn(8, 5, 4)}).program)
     open_composites(module, LISTS["cpu"])
     kept = make_plan(module, Precision(keep=("inside",)), "cpu").kept
     assert "einsum_bmm" in {one.node for one in kept}

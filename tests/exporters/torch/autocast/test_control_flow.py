@@ -21,15 +21,15 @@ from halfeven.models.program import runnable, walk
 from torch.fx import Node
 
 from tests.control_flow import CONTROL_FLOW
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 
 
 @cache
-def captured(name: str) -> Whole:
-    return whole(CONTROL_FLOW[name].build(), CONTROL_FLOW[name].inputs(8))
+def captured(name: str) -> Original:
+    return original(CONTROL_FLOW[name].build(), CONTROL_FLOW[name].inputs(8))
 
 
 @cache
@@ -46,12 +46,12 @@ def half_casts(half: HalfProgram) -> list[tuple[str, Node]]:
 @pytest.mark.parametrize("rows", slow_but({2}, [1, 2, 7]))
 @pytest.mark.parametrize("name", CONTROL_FLOW)
 def test_the_half_program_is_bit_equal_to_live_autocast(name: str, rows: int) -> None:
-    whole, half = runnable(captured(name).program), runnable(converted(name).program)
+    original, half = runnable(captured(name).program), runnable(converted(name).program)
     for _ in range(4):  # some go one way, some the other
         tensors = list(CONTROL_FLOW[name].inputs(rows).values())
         with torch.inference_mode():
             with torch.autocast("cpu", dtype=torch.float16):
-                expected = whole(*tensors)
+                expected = original(*tensors)
             came = half(*tensors)
         for one, other in zip(expected, came, strict=True):
             assert torch.equal(one.float(), other)
@@ -180,8 +180,8 @@ def test_the_onnx_form_has_the_same_bodies_and_answers(name: str, op: str, tmp_p
 def test_a_loop_from_an_archive_has_its_onnx_form_too(tmp_path: Path) -> None:
     """Its operands are lists there, tuples in a program that was never written."""
     model = captured("loop")
-    save_program(model.program, tmp_path / "whole.pt2", weights=True)
-    loaded = load_program(tmp_path / "whole.pt2")
+    save_program(model.program, tmp_path / "original.pt2", weights=True)
+    loaded = load_program(tmp_path / "original.pt2")
     half = rewrite(loaded, make_plan(runnable(loaded), Precision("O1"), "cpu"), model.spec, model.example)
     write_onnx(half.program, model.spec, tmp_path / "half.onnx", {})
     assert "Loop" in {node.op_type for node in onnx.load(tmp_path / "half.onnx").graph.node}
@@ -193,5 +193,5 @@ def test_what_torch_cannot_write_as_onnx_is_told_by_name(name: str, words: str, 
     """A map has no op there, and torch.onnx 2.13 cannot inline a body in a body."""
     model = captured(name)
     with pytest.raises(ExportFailed, match=rf"{words}.*--form torch"):
-        write_onnx(model.program, model.spec, tmp_path / "whole.onnx", {})
+        write_onnx(model.program, model.spec, tmp_path / "original.onnx", {})
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from tests.nets import NETS, captured_net
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.slow import slow_but
 
 U = 2.0**-11
@@ -28,7 +28,7 @@ def net(forward: object, **parts: nn.Module) -> nn.Module:
 
 
 def emulate(
-    model: Whole, precision: Precision, *tensors: Tensor, mantissa: bool = False
+    model: Original, precision: Precision, *tensors: Tensor, mantissa: bool = False
 ) -> tuple[Tensor, ...]:
     module = runnable(model.program)
     plan = make_plan(module, precision)
@@ -38,7 +38,7 @@ def emulate(
         return tuple(emulation.run(*[tensor.clone() for tensor in tensors]))
 
 
-def true_half(model: Whole, precision: Precision, *tensors: Tensor) -> tuple[Tensor, ...]:
+def true_half(model: Original, precision: Precision, *tensors: Tensor) -> tuple[Tensor, ...]:
     module = runnable(model.program)
     half = rewrite(model.program, make_plan(module, precision), model.spec, model.example)
     with torch.inference_mode():
@@ -66,7 +66,9 @@ def test_it_gives_what_true_half_kernels_give(name: str, level: str) -> None:
 
 def test_a_second_run_remembers_nothing_of_the_first() -> None:
     """What is read in half and given back as it is, too."""
-    model = whole(net(lambda self, x: (self.linear(x), x), linear=nn.Linear(4, 4)), {"x": torch.randn(8, 4)})
+    model = original(
+        net(lambda self, x: (self.linear(x), x), linear=nn.Linear(4, 4)), {"x": torch.randn(8, 4)}
+    )
     module = runnable(model.program)
     dtypes = Typing(module, model.example).under(make_plan(module, Precision()))
     emulation = Emulation(module, dtypes, half_rounding(torch.float16))
@@ -77,7 +79,7 @@ def test_a_second_run_remembers_nothing_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_a_plan_with_nothing_in_half_gives_the_whole_bit_for_bit(name: str) -> None:
+def test_a_plan_with_nothing_in_half_gives_the_original_bit_for_bit(name: str) -> None:
     model = captured_net(name)
     tensors = list(NETS[name].inputs(3).values())
     for emulated, exact in zip(
@@ -143,7 +145,7 @@ def test_the_floor_rounds_the_mantissa_as_half_does_and_leaves_the_range(
 
 
 def test_what_overflows_in_half_does_not_on_the_floor() -> None:
-    model = whole(net(lambda self, x: (x @ x.transpose(1, 2)) / 1e4), {"x": 300 * torch.randn(4, 3, 8)})
+    model = original(net(lambda self, x: (x @ x.transpose(1, 2)) / 1e4), {"x": 300 * torch.randn(4, 3, 8)})
     x = 300 * torch.randn(2, 3, 8)
     (exact,), (half,), (floor,) = (
         model.run(x), emulate(model, Precision(), x), emulate(model, Precision(), x, mantissa=True)
@@ -157,17 +159,17 @@ def test_a_half_that_is_changed_in_place_is_rounded_where_it_stands() -> None:
         hidden[:, :2].mul_(1.0 / 3.0)
         return hidden
 
-    model = whole(net(forward, linear=nn.Linear(8, 4)), {"x": torch.randn(8, 8)})
+    model = original(net(forward, linear=nn.Linear(8, 4)), {"x": torch.randn(8, 8)})
     x = torch.randn(5, 8)
     (emulated,) = emulate(model, Precision(), x)
     assert torch.equal(emulated, emulated.half().float())
     assert torch.equal(emulated, true_half(model, Precision(), x)[0])
 
 
-def with_constant(forward: object, value: float) -> Whole:
+def with_constant(forward: object, value: float) -> Original:
     module = net(forward, linear=nn.Linear(4, 4))
     module.register_buffer("constant", torch.tensor(value))
-    return whole(module, {"x": torch.randn(4, 4)})
+    return original(module, {"x": torch.randn(4, 4)})
 
 
 def test_a_constant_that_half_is_compared_with_is_as_small_as_half_makes_it() -> None:
@@ -206,8 +208,8 @@ class Choosing(nn.Module):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_control_flow_takes_the_branch_that_the_whole_takes(sign: float) -> None:
-    model = whole(Choosing(), {"x": torch.randn(4, 4)})
+def test_control_flow_takes_the_branch_that_the_original_takes(sign: float) -> None:
+    model = original(Choosing(), {"x": torch.randn(4, 4)})
     x = sign * torch.rand(3, 4)
     (emulated,), (exact,) = emulate(model, Precision(), x), model.run(x)
     assert 0.0 < apart(emulated, exact) < 4.0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.corpus import captured
 from tests.nets import NETS, captured_net
-from tests.programs import whole
+from tests.programs import original
 from tests.slow import slow_but
 
 
@@ -32,7 +32,7 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_what_has_no_half_kernel_stays_fp32_and_says_what_the_device_said(level: str) -> None:
-    model = whole(Odd(), {"x": torch.randn(8, 4)})
+    model = original(Odd(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
     plan = keep_without_kernel(module, make_plan(module, Precision(level)), model.example)
     kept = {one.op: one for one in plan.kept}
@@ -61,7 +61,7 @@ def test_an_op_that_is_given_fp32_is_not_asked_about() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.special.bessel_j0(x)
 
-    model = whole(Wide(), {"x": torch.randn(8, 4)})
+    model = original(Wide(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
     assert keep_without_kernel(module, make_plan(module, Precision()), model.example).kept == ()
 
@@ -91,7 +91,7 @@ def test_each_device_has_its_own_kernels_and_is_asked_once_for_each_kind() -> No
         def forward(self, x: Tensor) -> Tensor:
             return torch.special.bessel_j0(self.linear(self.linear(x)))
 
-    model = whole(Bessel(), {"x": torch.randn(8, 4)})
+    model = original(Bessel(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
 
     def kept(kernels: HalfKernels) -> dict[str, str]:
@@ -145,7 +145,7 @@ class Scattered(nn.Module):
 
 @pytest.mark.parametrize(("onnx", "kept"), [(True, {"scatter_add", "index_put"}), (False, set())])
 def test_what_scatters_and_reduces_stays_fp32_for_onnx_alone(onnx: bool, kept: set[str]) -> None:
-    model = whole(Scattered(), {"x": torch.randn(8, 4)})
+    model = original(Scattered(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
     plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example, onnx=onnx)
     assert {one.op for one in plan.kept} == kept and len(plan.kept) == len(kept)

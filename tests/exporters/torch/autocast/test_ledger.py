@@ -15,7 +15,7 @@ from halfeven.models.program import runnable
 from torch import Tensor, nn
 
 from tests.nets import NETS
-from tests.programs import whole
+from tests.programs import original
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -59,7 +59,7 @@ def test_zeros_and_a_few_lost_numbers_are_in_budget_and_only_lost_ones_are_not()
 
 @pytest.mark.parametrize("level", ["O1", "O3"])
 def test_the_readers_of_a_weight_that_does_not_fit_are_fp32_with_reason_and_evidence(level: str) -> None:
-    model = whole(Weights(), {"x": torch.randn(8, 4)})
+    model = original(Weights(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
     ledger, plan = weigh(module, make_plan(module, Precision(level)), model.example)
     assert {e.weight: e.over_budget for e in ledger.entries} == {
@@ -84,7 +84,7 @@ def test_the_readers_of_a_weight_that_does_not_fit_are_fp32_with_reason_and_evid
 
 
 def test_weighing_leaves_program_and_plan_as_they_were_where_all_fits() -> None:
-    model = whole(NETS["tied"].build(), NETS["tied"].inputs(8))
+    model = original(NETS["tied"].build(), NETS["tied"].inputs(8))
     module = runnable(model.program)
     before = [str(node) for node in module.graph.nodes]
     plan = make_plan(module, Precision())

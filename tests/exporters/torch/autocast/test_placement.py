@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from tests.nets import NETS, captured_net
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.slow import slow_but_every
 
 HALF, FP32 = True, False
@@ -160,7 +160,7 @@ def pieces(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def of(function: Callable[..., Any], *inputs: Tensor, **weights: nn.Module | Tensor) -> Whole:
+def of(function: Callable[..., Any], *inputs: Tensor, **weights: nn.Module | Tensor) -> Original:
     """A net of one function: ``function(self, *inputs)``."""
 
     class Made(nn.Module):
@@ -176,7 +176,7 @@ def of(function: Callable[..., Any], *inputs: Tensor, **weights: nn.Module | Ten
     scope: dict[str, Any] = {"function": function}
     exec(f"def forward(self, {arguments}):\n    return function(self, {arguments})", scope)
     Made.forward = scope["forward"]  # type: ignore[method-assign]
-    return whole(Made(), {f"x{i}": x for i, x in enumerate(inputs)})
+    return original(Made(), {f"x{i}": x for i, x in enumerate(inputs)})
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_tensor_that_many_read_in_another_dtype_is_cast_once() -> None:
 
 
 def placed(
-    model: Whole, level: str = "O1", lists: str = "cuda", keep: tuple[str, ...] = ()
+    model: Original, level: str = "O1", lists: str = "cuda", keep: tuple[str, ...] = ()
 ) -> tuple[PrecisionPlan, Placed, GraphModule]:
     module = runnable(model.program)
     plan = make_plan(module, Precision(level, "fp16", keep=keep), lists)
@@ -309,7 +309,7 @@ def placed(
     )
 
 
-def converted(model: Whole, plan: PrecisionPlan) -> HalfProgram:
+def converted(model: Original, plan: PrecisionPlan) -> HalfProgram:
     return rewrite(model.program, plan, model.spec, model.example)
 
 
@@ -317,7 +317,7 @@ def cast_bytes(half: HalfProgram) -> int:
     return sum(cast.bytes for cast in cast_map(half.program))
 
 
-def agree(model: Whole, plan: PrecisionPlan, result: Placed, *inputs: Tensor) -> None:
+def agree(model: Original, plan: PrecisionPlan, result: Placed, *inputs: Tensor) -> None:
     """The placed program answers bit for bit as the unplaced one, and casts as many bytes as was foretold."""
     one, other = converted(model, plan), converted(model, result.plan)
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from tests.nets import captured_net
-from tests.programs import whole
+from tests.programs import original
 
 
 class Block(nn.Module):
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def program() -> GraphModule:
-    return runnable(whole(Net(), {"x": torch.randn(8, 4)}).program)
+    return runnable(original(Net(), {"x": torch.randn(8, 4)}).program)
 
 
 def plan(program: GraphModule, *keep: str, level: str = "O1", lists: str = "cuda") -> PrecisionPlan:
@@ -170,7 +170,7 @@ def island(program: GraphModule, *names: str) -> GraphModule:
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_the_users_own_islands_are_fp32_at_every_level_by_policy_and_not_kept(level: str) -> None:
-    program = runnable(whole(Net(), {"x": torch.randn(8, 4)}).program)
+    program = runnable(original(Net(), {"x": torch.randn(8, 4)}).program)
     before = plan(program, level=level)
     made = plan(island(program, "linear", "add"), level=level)
     assert made.actions["linear"] is made.actions["add"] is Action.FP32
@@ -181,7 +181,7 @@ def test_the_users_own_islands_are_fp32_at_every_level_by_policy_and_not_kept(le
 
 
 def test_an_island_is_not_kept_a_second_time_and_is_nothing_at_O0() -> None:
-    program = island(runnable(whole(Net(), {"x": torch.randn(8, 4)}).program), "linear")
+    program = island(runnable(original(Net(), {"x": torch.randn(8, 4)}).program), "linear")
     assert kept(program, "linear", "op:linear") == ["linear_1", "linear_2", "linear_3"]
     assert plan(program, level="O0").actions["linear"] is Action.INPUT
 

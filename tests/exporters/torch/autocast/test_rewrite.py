@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from tests.nets import NETS, captured_net
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.slow import slow_but
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -33,12 +33,12 @@ def converted(name: str, level: str = "O1", dtype: str = "fp16", lists: str = "c
     return half_of(captured_net(name), Precision(level, dtype), lists)
 
 
-def half_of(model: Whole, precision: Precision, lists: str = "cpu") -> HalfProgram:
+def half_of(model: Original, precision: Precision, lists: str = "cpu") -> HalfProgram:
     plan = make_plan(runnable(model.program), precision, lists)
     return rewrite(model.program, plan, model.spec, model.example)
 
 
-def emulation(model: Whole, half: HalfProgram) -> Emulation:
+def emulation(model: Original, half: HalfProgram) -> Emulation:
     module = runnable(model.program)
     dtypes = Typing(module, model.example).under(half.plan)
     return Emulation(module, dtypes, half_rounding(half.plan.dtype))
@@ -119,13 +119,13 @@ def true_fp32() -> Iterator[None]:
 def test_the_half_program_is_bit_equal_to_live_autocast_on_cuda(name: str, dtype: str) -> None:
     """Under the CUDA lists, on the device; the program is captured and rewritten on the CPU as always."""
     device = torch.device("cuda:0")
-    fresh = whole(NETS[name].build(), NETS[name].inputs(8))
+    fresh = original(NETS[name].build(), NETS[name].inputs(8))
     half = half_of(fresh, Precision("O1", dtype), "cuda")
-    original = on_device(fresh.program, device)
+    unchanged = on_device(fresh.program, device)
     moved = on_device(half.program, device)
     for rows in (1, 7):
         tensors = [tensor.to(device) for tensor in NETS[name].inputs(rows).values()]
-        expected, came = live(original, HALF[dtype], *tensors), run(moved, *tensors)
+        expected, came = live(unchanged, HALF[dtype], *tensors), run(moved, *tensors)
         allowed = agreement_on(device, half.program, dtype)
         for one, other in zip(expected, came, strict=True):
             assert same_numbers(one, other, allowed), (one.to(other.dtype) - other).abs().max()
@@ -192,9 +192,9 @@ def test_tied_and_transposed_weights_are_rounded_once(tmp_path: Path) -> None:
     one, other = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
     other.weight = one.weight
     module = net(lambda self, x: self.other(self.one(x)) @ self.one.weight.t(), one=one, other=other)
-    model = whole(module, {"x": torch.randn(8, 8)})
-    save_program(model.program, tmp_path / "whole.pt2", weights=True)
-    loaded = Whole(load_program(tmp_path / "whole.pt2"), model.spec, model.example)
+    model = original(module, {"x": torch.randn(8, 8)})
+    save_program(model.program, tmp_path / "original.pt2", weights=True)
+    loaded = Original(load_program(tmp_path / "original.pt2"), model.spec, model.example)
     for tied in (model, loaded):
         half = half_of(tied, Precision())
         assert (half.bytes, half.bytes_fp32) == (8 * 8 * 2, 8 * 8 * 4)
@@ -210,13 +210,13 @@ def test_two_weights_whose_paths_differ_in_a_dot_do_not_become_one() -> None:
     inner = nn.Module()
     inner.register_parameter("b", nn.Parameter(torch.randn(4, 4)))
     module = net(lambda self, x: both(x, self.a.b) - both(x, self.a_b), a=inner, a_b=torch.randn(4, 4))
-    model, x = whole(module, {"x": torch.randn(8, 4)}), torch.randn(3, 4)
+    model, x = original(module, {"x": torch.randn(8, 4)}), torch.randn(3, 4)
     half = half_of(model, Precision())
     assert half.bytes == 2 * 4 * 4 * (2 + 4)
     assert torch.equal(run(half.program, x)[0], live(model.program, torch.half, x)[0].float())
 
 
-def test_O0_is_the_whole_bit_for_bit() -> None:
+def test_O0_is_the_original_bit_for_bit() -> None:
     for name in ("encoder", "residual"):
         half = converted(name, "O0", lists="cuda")
         tensors = list(NETS[name].inputs(4).values())
@@ -255,7 +255,7 @@ def test_integers_booleans_and_float64_stay_what_they_are(level: str) -> None:
         lambda self, x: (self.linear(x), (x > 0).long().cumsum(1), x > 0, x.double().sin() * 1e300),
         linear=linear,
     )
-    model = whole(module, {"x": torch.randn(8, 4)})
+    model = original(module, {"x": torch.randn(8, 4)})
     x = torch.randn(5, 4)
     came = run(half_of(model, Precision(level), "cuda").program, x)
     assert [t.dtype for t in came] == [torch.float32, torch.int64, torch.bool, torch.float64]
@@ -282,7 +282,7 @@ def test_a_cast_is_made_anew_after_its_tensor_was_changed_in_place() -> None:
         x.mul_(3.0)
         return before + F.linear(x, self.get_parameter("weight"))
 
-    model = whole(net(forward, weight=torch.randn(4, 4)), {"x": torch.randn(8, 4)})
+    model = original(net(forward, weight=torch.randn(4, 4)), {"x": torch.randn(8, 4)})
     x = torch.randn(3, 4)
     assert torch.equal(
         run(half_of(model, Precision()).program, x)[0], live(model.program, torch.half, x)[0].float()
@@ -293,7 +293,7 @@ def test_a_cast_is_made_anew_after_its_tensor_was_changed_in_place() -> None:
 def test_a_loop_over_time_in_one_op_stays_fp32_whatever_comes_before_it() -> None:
     """The lists act inside it, where the plan cannot look, and a CPU has no FP16 kernel for an LSTM."""
     linear, lstm = nn.Linear(4, 8), nn.LSTM(8, 4, batch_first=True)
-    model = whole(
+    model = original(
         net(lambda self, x: self.lstm(self.linear(x))[0], linear=linear, lstm=lstm),
         {"x": torch.randn(8, 5, 4)},
     )
@@ -330,7 +330,7 @@ def test_the_emulation_is_within_a_rounding_of_true_half(name: str, dtype: str) 
 
 def test_the_emulation_takes_ops_that_give_several_tensors() -> None:
     module = net(lambda self, x: self.cell(x)[1], cell=nn.LSTMCell(4, 4))
-    model = whole(module, {"x": torch.randn(8, 4)})
+    model = original(module, {"x": torch.randn(8, 4)})
     half = half_of(model, Precision(), "cuda")
     x = torch.randn(3, 4)
     with torch.inference_mode():
@@ -341,7 +341,7 @@ def test_the_emulation_takes_ops_that_give_several_tensors() -> None:
 def test_the_inputs_of_a_users_island_are_widened() -> None:
     """``autocast(enabled=False)`` alone widens nothing: its product of half and FP32 would raise."""
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    model = whole(
+    model = original(
         net(lambda self, x: self.second(self.first(x)) * 2.0, first=first, second=second),
         {"x": torch.randn(8, 4)},
     )
@@ -360,7 +360,7 @@ def test_the_inputs_of_a_users_island_are_widened() -> None:
 def test_there_and_back_is_not_cast_at_all() -> None:
     """A half tensor that the user widens and a product reads in half again."""
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    model = whole(
+    model = original(
         net(lambda self, x: self.second(self.first(x).to(torch.float16).float()), first=first, second=second),
         {"x": torch.randn(8, 4)},
     )
@@ -370,7 +370,7 @@ def test_there_and_back_is_not_cast_at_all() -> None:
     assert torch.equal(run(half.program, x)[0], live(model.program, torch.half, x)[0].float())
 
 
-def test_a_prepared_whole_is_left_as_it_is() -> None:
+def test_a_prepared_original_is_left_as_it_is() -> None:
     model = captured_net("tied")
     module = runnable(model.program)
     before, weights = str(module.graph), {n: t.dtype for n, t in module.state_dict().items()}
@@ -385,7 +385,7 @@ def test_a_tensor_whose_size_its_values_decide_runs_in_half_too() -> None:
         return x * self.get_submodule("layer")(x[x[:, 0] > 0]).mean()
 
     x = torch.randn(8, 16)
-    model = whole(net(forward, layer=nn.Linear(16, 4)), {"x": x})
+    model = original(net(forward, layer=nn.Linear(16, 4)), {"x": x})
     half = half_of(model, Precision("O1", "fp16"))
     assert half.half_nodes > 0
     torch.testing.assert_close(

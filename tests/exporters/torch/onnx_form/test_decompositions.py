@@ -13,7 +13,7 @@ from halfeven.models.engines.onnx_engine import OnnxEngine
 from torch import Tensor, nn
 from torch.onnx._internal.exporter import _fx_passes
 
-from tests.programs import whole
+from tests.programs import original
 
 passes: Any = _fx_passes
 
@@ -60,7 +60,7 @@ def test_only_what_cannot_be_translated_otherwise_is_traced_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, traces = KINDS[kind]
-    model = whole(Made(forward), {"x": torch.randn(3, 6)})
+    model = original(Made(forward), {"x": torch.randn(3, 6)})
     again, path = list[object](), tmp_path / "it.onnx"
     decompose = passes.decompose_with_registry
     monkeypatch.setattr(

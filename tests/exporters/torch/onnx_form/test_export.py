@@ -25,18 +25,18 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from tests.nets import NETS, captured_net
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 
 CPU = torch.device("cpu")
 FLOAT, FLOAT16, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64
 
 
-def half_of(model: Whole, level: str = "O1") -> ExportedProgram:
+def half_of(model: Original, level: str = "O1") -> ExportedProgram:
     plan = make_plan(runnable(model.program), Precision(level))
     return rewrite(model.program, plan, model.spec, model.example).program
 
 
-def written(model: Whole, path: Path, program: ExportedProgram | None = None) -> onnx.ModelProto:
+def written(model: Original, path: Path, program: ExportedProgram | None = None) -> onnx.ModelProto:
     write_onnx(program or model.program, model.spec, path, {"precision": "fp16"})
     return onnx.load(path)
 
@@ -75,7 +75,7 @@ def dims(value: onnx.ValueInfoProto) -> list[int | str]:
 
 @pytest.mark.parametrize("rows", [1, 2, 11])
 @pytest.mark.parametrize("name", sorted(NETS.keys() - {"in place"}))
-def test_the_whole_answers_as_the_program_does_at_other_batch_sizes(
+def test_the_original_answers_as_the_program_does_at_other_batch_sizes(
     name: str, rows: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = _file(name, tmp_path_factory)
@@ -90,14 +90,14 @@ _FILES: dict[str, Path] = {}
 
 def _file(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if name not in _FILES:
-        _FILES[name] = tmp_path_factory.mktemp("onnx") / "whole.onnx"
+        _FILES[name] = tmp_path_factory.mktemp("onnx") / "original.onnx"
         written(captured_net(name), _FILES[name])
     return _FILES[name]
 
 
 def test_names_order_datatypes_and_free_dimensions_are_the_specs(tmp_path: Path) -> None:
     free = {1: Dim(1, None, "length")}
-    model = whole(NETS["encoder"].build(), NETS["encoder"].inputs(8), free)
+    model = original(NETS["encoder"].build(), NETS["encoder"].inputs(8), free)
     graph = written(model, tmp_path / "half.onnx", half_of(model)).graph
     assert [value.name for value in graph.input] == ["tokens", "mask"]
     assert [dims(value) for value in graph.input] == [["batch", "length"]] * 2
@@ -122,8 +122,8 @@ def test_replacing_operations_shows_no_warning_of_torch() -> None:
 
 
 def test_free_dimensions_without_a_name_get_one(tmp_path: Path) -> None:
-    model = whole(Made(lambda x: (x * 2, x.sum(1))), {"x": torch.randn(8, 5, 3)}, {1: Dim()})
-    graph = written(model, tmp_path / "whole.onnx").graph
+    model = original(Made(lambda x: (x * 2, x.sum(1))), {"x": torch.randn(8, 5, 3)}, {1: Dim()})
+    graph = written(model, tmp_path / "original.onnx").graph
     assert [dims(value) for value in graph.input] == [["batch", "x_1", 3]]
 
 
@@ -148,11 +148,11 @@ def test_the_half_is_half_where_the_program_is_and_answers_as_it_does(
 
 def test_a_tiny_addend_and_a_factor_near_one_survive(tmp_path: Path) -> None:
     """torch.onnx's default optimiser deletes both."""
-    model = whole(Made(lambda x: (1.0 / (x + 1e-8), x * (1.0 + 1e-6))), {"x": torch.rand(8, 4)})
-    written(model, tmp_path / "whole.onnx")
-    zeros, big = answers(tmp_path / "whole.onnx", torch.zeros(2, 4))[0], torch.full((2, 4), 2.0**20)
+    model = original(Made(lambda x: (1.0 / (x + 1e-8), x * (1.0 + 1e-6))), {"x": torch.rand(8, 4)})
+    written(model, tmp_path / "original.onnx")
+    zeros, big = answers(tmp_path / "original.onnx", torch.zeros(2, 4))[0], torch.full((2, 4), 2.0**20)
     np.testing.assert_allclose(zeros, 1e8, rtol=1e-5)
-    assert np.array_equal(answers(tmp_path / "whole.onnx", big)[1], (big * (1.0 + 1e-6)).numpy())
+    assert np.array_equal(answers(tmp_path / "original.onnx", big)[1], (big * (1.0 + 1e-6)).numpy())
     assert (big * (1.0 + 1e-6) != big).all(), "this test could not fail"
 
 
@@ -174,7 +174,7 @@ def test_attention_with_a_bias_and_a_free_batch_is_torchs_masked_whole_rows_incl
     bias: Callable[[Tensor], Tensor], scale: float | None, level: str, tmp_path: Path
 ) -> None:
     samples = {"x": torch.randn(8, 5, 8), "mask": torch.ones(8, 5, dtype=torch.int64)}
-    model = whole(Attention(bias, scale), samples, {1: Dim()})
+    model = original(Attention(bias, scale), samples, {1: Dim()})
     program = half_of(model, level)
     written(model, tmp_path / "half.onnx", program)
     x, mask = torch.randn(6, 7, 8), torch.randint(0, 2, (6, 7))
@@ -237,7 +237,7 @@ NOT_FOLDED: dict[str, tuple[Callable[[], nn.Module], torch.Size]] = {
 
 def normed(build: Callable[[], nn.Module], shape: torch.Size, path: Path) -> tuple[onnx.ModelProto, float]:
     """The half file, and the ratio of its root mean square error to the half program's, both against FP32."""
-    model = whole(build(), {"x": torch.randn(shape)})
+    model = original(build(), {"x": torch.randn(shape)})
     program = half_of(model)
     half = written(model, path, program)
     x = torch.randn(64, *shape[1:])
@@ -269,7 +269,7 @@ def test_a_batch_norm_that_cannot_be_folded_is_an_fp32_island(name: str, tmp_pat
 
 
 def test_a_batch_norm_that_the_plan_keeps_in_fp32_is_not_folded(tmp_path: Path) -> None:
-    model = whole(FOLDED["transposed"][0](), {"x": torch.randn(IMAGES)})
+    model = original(FOLDED["transposed"][0](), {"x": torch.randn(IMAGES)})
     plan = make_plan(runnable(model.program), Precision(keep=("batch_norm",)))
     half = rewrite(model.program, plan, model.spec, model.example).program
     (norm,) = [
@@ -286,13 +286,13 @@ def test_weights_that_a_folded_norm_would_take_out_of_halfs_range_stay(tmp_path:
         (part for part in net.modules() if isinstance(part, nn.BatchNorm2d)), (1e7, 1e-5), strict=True
     ):
         nn.init.constant_(norm.weight, scale)
-    model = whole(net, {"x": torch.randn(IMAGES)})
+    model = original(net, {"x": torch.randn(IMAGES)})
     ops = [node.op_type for node in written(model, tmp_path / "half.onnx", half_of(model)).graph.node]
     assert ops.count("BatchNormalization") == 2
 
 
 def test_an_inner_value_that_is_called_as_an_output_makes_room(tmp_path: Path) -> None:
-    model = whole(Made(lambda x: torch.relu(x * 2) + 1), {"x": torch.randn(8, 4)})
+    model = original(Made(lambda x: torch.relu(x * 2) + 1), {"x": torch.randn(8, 4)})
     inner = {name for node in written(model, tmp_path / "a.onnx").graph.node for name in node.output} - {"y0"}
     assert len(inner) >= 2
     for name in sorted(inner)[:1]:
@@ -300,7 +300,7 @@ def test_an_inner_value_that_is_called_as_an_output_makes_room(tmp_path: Path) -
         renamed = type(spec)(
             spec.name, spec.inputs, (type(spec.outputs[0])(name, "FP32", spec.outputs[0].shape),)
         )
-        graph = written(Whole(model.program, renamed, model.example), tmp_path / "b.onnx").graph
+        graph = written(Original(model.program, renamed, model.example), tmp_path / "b.onnx").graph
         assert [value.name for value in graph.output] == [name]
         x = torch.randn(3, 4)
         np.testing.assert_allclose(
@@ -310,13 +310,13 @@ def test_an_inner_value_that_is_called_as_an_output_makes_room(tmp_path: Path) -
 
 def test_an_output_may_be_an_input_or_another_output_or_a_weight(tmp_path: Path) -> None:
     constant = torch.randn(4)
-    model = whole(
+    model = original(
         Made(lambda x: (x, x * 2, (y := x * 3), y, constant.expand(x.shape[0], -1))), {"x": torch.randn(8, 4)}
     )
-    graph = written(model, tmp_path / "whole.onnx").graph
+    graph = written(model, tmp_path / "original.onnx").graph
     assert [value.name for value in graph.output] == ["y0", "y1", "y2", "y3", "y4"]
     x = torch.randn(3, 4)
-    came = answers(tmp_path / "whole.onnx", x)
+    came = answers(tmp_path / "original.onnx", x)
     for factor, array in zip((1, 2, 3, 3), came[:4], strict=True):
         np.testing.assert_allclose(array, (x * factor).numpy(), rtol=1e-6)
     assert np.array_equal(came[4], constant.expand(3, -1).numpy())
@@ -361,34 +361,34 @@ def test_nothing_is_left_of_a_file_that_is_not_valid(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(onnx.checker, "check_model", refuse)
     monkeypatch.setattr(onnx_form, "SELF_CONTAINED_BELOW", 64)
-    with pytest.raises(ExportFailed, match=r"whole.onnx is not valid.*--form torch"):
-        written(captured_net("mlp"), tmp_path / "whole.onnx")
+    with pytest.raises(ExportFailed, match=r"original.onnx is not valid.*--form torch"):
+        written(captured_net("mlp"), tmp_path / "original.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_inner_free_dimensions_have_the_names_of_the_inputs(tmp_path: Path) -> None:
     free = {1: Dim(1, None, "length")}
-    model = whole(NETS["encoder"].build(), NETS["encoder"].inputs(8), free)
-    graph = written(model, tmp_path / "whole.onnx").graph
+    model = original(NETS["encoder"].build(), NETS["encoder"].inputs(8), free)
+    graph = written(model, tmp_path / "original.onnx").graph
     names = {dim for value in graph.value_info for dim in dims(value) if str(dim).isidentifier()}
     assert names == {"batch", "length"}
 
 
 def test_no_path_of_the_machine_that_wrote_it_is_in_the_file(tmp_path: Path) -> None:
-    written(captured_net("digits"), tmp_path / "whole.onnx")
-    assert b".py" not in (tmp_path / "whole.onnx").read_bytes()
+    written(captured_net("digits"), tmp_path / "original.onnx")
+    assert b".py" not in (tmp_path / "original.onnx").read_bytes()
 
 
 def test_what_cannot_be_written_is_told_with_the_way_out(tmp_path: Path) -> None:
-    model = whole(Made(lambda x: torch.special.bessel_j0(x)), {"x": torch.randn(8, 4)})
+    model = original(Made(lambda x: torch.special.bessel_j0(x)), {"x": torch.randn(8, 4)})
     with pytest.raises(ExportFailed, match=r"'net'.*--form torch"):
-        written(model, tmp_path / "whole.onnx")
-    assert not (tmp_path / "whole.onnx").exists()
+        written(model, tmp_path / "original.onnx")
+    assert not (tmp_path / "original.onnx").exists()
 
 
 def test_a_float64_and_an_integer_output_keep_their_datatypes(tmp_path: Path) -> None:
-    model = whole(Made(lambda x: (x.double().cumsum(1), x.argmax(1), x > 0)), {"x": torch.randn(8, 4)})
+    model = original(Made(lambda x: (x.double().cumsum(1), x.argmax(1), x > 0)), {"x": torch.randn(8, 4)})
     written(model, tmp_path / "half.onnx", half_of(model))
     x = torch.randn(3, 4)
     came = answers(tmp_path / "half.onnx", x)
@@ -408,19 +408,19 @@ class Gated(nn.Module):
 
 
 def test_weights_are_cut_when_the_file_is_written_and_not_at_every_call(tmp_path: Path) -> None:
-    model = whole(Gated(), {"x": torch.randn(8, 5, 4)})
+    model = original(Gated(), {"x": torch.randn(8, 5, 4)})
     file = written(model, tmp_path / "m.onnx")
     constants = {tensor.name for tensor in file.graph.initializer}
     assert [node for node in file.graph.node if node.input and set(node.input) <= constants] == []
     stored = sum(np.prod(tensor.dims) for tensor in file.graph.initializer if tensor.data_type == FLOAT)
-    # And not beside the whole.
+    # And not beside the original.
     assert stored <= 1.1 * sum(weight.numel() for weight in Gated().parameters()) + 64
     x = torch.randn(3, 5, 4)
     assert np.allclose(answers(tmp_path / "m.onnx", x)[0], model.run(x)[0].numpy(), atol=1e-6)
 
 
 def test_a_split_leaves_no_sequence_behind(tmp_path: Path) -> None:
-    model = whole(
+    model = original(
         Made(lambda x: torch.cat([part.tanh() for part in x.split(2, 1)], 1)), {"x": torch.randn(8, 4)}
     )
     ops = {node.op_type for node in written(model, tmp_path / "m.onnx").graph.node}
@@ -428,7 +428,7 @@ def test_a_split_leaves_no_sequence_behind(tmp_path: Path) -> None:
 
 
 def test_an_output_that_has_the_name_of_an_input_has_another_one_in_the_file(tmp_path: Path) -> None:
-    model = whole(Made(lambda x: (x.tanh(), x.relu())), {"x": torch.randn(8, 4)})
+    model = original(Made(lambda x: (x.tanh(), x.relu())), {"x": torch.randn(8, 4)})
     first, second = model.spec.outputs
     spec = replace(model.spec, outputs=(replace(first, name="x"), replace(second, name="x_output")))
     write_onnx(model.program, spec, tmp_path / "m.onnx", {})
@@ -460,7 +460,7 @@ def test_a_split_into_parts_as_long_as_the_batch_is_written_without_a_sequence(
     forward: Callable[[Tensor], Tensor], tmp_path: Path
 ) -> None:
     x = torch.randn(8, 4)
-    model = whole(Made(forward), {"x": x})
+    model = original(Made(forward), {"x": x})
     ops = {node.op_type for node in written(model, tmp_path / "m.onnx").graph.node}
     assert not any("Sequence" in op for op in ops)
     assert np.allclose(answers(tmp_path / "m.onnx", x[:5])[0], forward(x[:5]).numpy(), atol=1e-6)
@@ -475,6 +475,6 @@ def test_a_tied_table_is_not_stored_a_second_time_turned(tmp_path: Path) -> None
         def forward(self, x: Tensor) -> Tensor:
             return self.table(x) @ self.table.weight.t()
 
-    model = whole(Tied(), {"x": torch.randint(0, 4096, (8, 3))})
+    model = original(Tied(), {"x": torch.randint(0, 4096, (8, 3))})
     file = written(model, tmp_path / "m.onnx")
     assert sum(np.prod(tensor.dims) for tensor in file.graph.initializer) < 1.5 * 4096 * 16

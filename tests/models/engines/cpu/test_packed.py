@@ -11,14 +11,14 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 from tests.nets import NETS, captured_net
-from tests.programs import whole
+from tests.programs import original
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN's")
 
 
 def packed(net: nn.Module, *shape: int) -> tuple[GraphModule, list[str]]:
     """The program after packing, its answers compared with those of before, and the ops of its graph."""
-    captured = whole(net.eval(), {"input": torch.randn(8, *shape)})
+    captured = original(net.eval(), {"input": torch.randn(8, *shape)})
     module = runnable(captured.program)
     pack_weights(module)
     for rows in (1, 5):
@@ -142,7 +142,7 @@ class Wide(nn.Module):
 def test_what_is_not_finite_is_not_made_finite(dtype: torch.dtype, poison: float) -> None:
     """A row that overflowed must be seen: oneDNN's own ReLU would answer 0 for NaN."""
     net = Wide().eval().to(dtype)
-    captured = whole(net, {"input": torch.randn(8, 4, 6, 6).to(dtype)})
+    captured = original(net, {"input": torch.randn(8, 4, 6, 6).to(dtype)})
     module = runnable(captured.program)
     pack_weights(module)
     assert "mkldnn._linear_pointwise.default" in {str(node.target) for node in module.graph.nodes}
@@ -196,7 +196,7 @@ def test_a_half_keeps_its_rounded_weights_and_its_norm() -> None:
         pytest.skip("this processor has no bf16 kernels")
     net = nn.Sequential(nn.Conv2d(4, 8, 3), randomised(nn.BatchNorm2d(8)), nn.ReLU()).eval().bfloat16()
     example = {"input": torch.randn(8, 4, 6, 6).bfloat16()}
-    captured = whole(net, example)
+    captured = original(net, example)
     module = runnable(captured.program)
     pack_weights(module)
     ops = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]

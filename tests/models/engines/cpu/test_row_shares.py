@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.control_flow import CONTROL_FLOW
 from tests.patience import PATIENCE_S
-from tests.programs import whole
+from tests.programs import original
 
 CPU = torch.device("cpu")
 
@@ -133,7 +133,7 @@ def test_who_wants_several_threads_in_an_operation_waits_until_no_shares_are_com
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 def test_a_batch_that_is_not_shared_gets_its_threads_back_from_mkl_as_well() -> None:
-    net = whole(Rows(), {"x": torch.randn(8, 64)})
+    net = original(Rows(), {"x": torch.randn(8, 64)})
     engine = TorchEngine(net.program, "fp32", CPU, SHARED, rows_apart=True)
     torch.set_num_threads(1)
     engine.run([[array(16)]])
@@ -161,7 +161,7 @@ def array(rows: int) -> np.ndarray:
 
 
 def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bits() -> None:
-    net = whole(Rows(), {"x": torch.randn(8, 64)})
+    net = original(Rows(), {"x": torch.randn(8, 64)})
     engine = TorchEngine(net.program, "fp32", CPU, SHARED, rows_apart=True)
     engine.warm_up([[array(16)]])
     assert engine._shares is not None and engine.in_flight == 2
@@ -181,9 +181,9 @@ def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bi
 
 
 def test_rows_stay_together_where_they_are_not_a_batch_or_hold_the_lock_or_have_one_core() -> None:
-    program = whole(Rows(), {"x": torch.randn(8, 64)}).program
+    program = original(Rows(), {"x": torch.randn(8, 64)}).program
     branches = CONTROL_FLOW["branches"]
-    in_python = whole(branches.build(), branches.inputs(8)).program
+    in_python = original(branches.build(), branches.inputs(8)).program
     for engine, left in [
         (TorchEngine(program, "fp32", CPU, SHARED), {WITHOUT_LOCK}),
         (TorchEngine(program, "fp32", CPU, SHARED, rows_apart=True), {WITHOUT_LOCK, SHARED_ROWS}),

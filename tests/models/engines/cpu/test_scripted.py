@@ -23,14 +23,14 @@ from torch.fx import Graph, GraphModule
 from tests.control_flow import CONTROL_FLOW
 from tests.corpus import CORPUS, captured, cases, fresh
 from tests.nets import NETS, captured_net
-from tests.programs import Whole, exported_as_it_is, whole
+from tests.programs import Original, exported_as_it_is, original
 from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 SCRIPTED = CpuSetup(passes=frozenset((WITHOUT_LOCK,)))
 
 
-def as_served(found: Whole) -> GraphModule:
+def as_served(found: Original) -> GraphModule:
     """The program with all that an engine on a CPU does to it before."""
     module = runnable(found.program)
     pack_weights(module)
@@ -73,7 +73,7 @@ def test_a_model_of_the_corpus_answers_the_same_bits_and_only_control_flow_stays
 @pytest.mark.parametrize("name", sorted(CONTROL_FLOW))
 def test_control_flow_is_left_to_python(name: str) -> None:
     net = CONTROL_FLOW[name]
-    module = runnable(whole(net.build(), net.inputs(8)).program)
+    module = runnable(original(net.build(), net.inputs(8)).program)
     assert without_the_lock(module) is module
 
 
@@ -154,7 +154,7 @@ class Table(nn.Module):
 
 
 def test_an_error_says_what_torch_said_and_the_next_batch_is_answered() -> None:
-    net = whole(Table(), {"index": torch.arange(8).reshape(8, 1)})
+    net = original(Table(), {"index": torch.arange(8).reshape(8, 1)})
     ranged = with_ranges(net.spec, runnable(net.program))  # with it the kernels alone refuse, on a CPU
     engine = TorchEngine(net.program, "fp32", CPU, SCRIPTED, spec=ranged)
     with pytest.raises(RuntimeError) as caught:
@@ -165,7 +165,7 @@ def test_an_error_says_what_torch_said_and_the_next_batch_is_answered() -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_torchscript_of_others_on_the_thread_is_optimised_as_before(wanted: bool) -> None:
-    module = runnable(whole(Steps(), {"x": torch.randn(8, 4)}).program)
+    module = runnable(original(Steps(), {"x": torch.randn(8, 4)}).program)
     before = torch._C._get_graph_executor_optimize()
     torch._C._set_graph_executor_optimize(wanted)
     try:
@@ -176,7 +176,7 @@ def test_torchscript_of_others_on_the_thread_is_optimised_as_before(wanted: bool
 
 
 def test_what_torchscript_does_not_know_stays_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = runnable(whole(Steps(), {"x": torch.randn(8, 4)}).program)
+    module = runnable(original(Steps(), {"x": torch.randn(8, 4)}).program)
     for node in module.graph.nodes:
         if node.target is torch.ops.aten.sin.default:
             node.target = torch.sin  # no operator of the dispatcher's
@@ -191,7 +191,7 @@ class Checked(nn.Module):
 
 
 def test_a_program_that_asserts_something_of_a_value_still_does() -> None:
-    engine = TorchEngine(whole(Checked(), {"x": torch.randn(8, 4)}).program, "fp32", CPU, SCRIPTED)
+    engine = TorchEngine(original(Checked(), {"x": torch.randn(8, 4)}).program, "fp32", CPU, SCRIPTED)
     assert engine.run([[np.zeros((2, 4), np.float32)]])[0].tolist() == [[1.0] * 4] * 2
     with pytest.raises(RuntimeError, match="too large"):
         engine.run([[np.full((2, 4), 200.0, np.float32)]])

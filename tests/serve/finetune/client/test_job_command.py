@@ -158,7 +158,7 @@ def test_the_metrics_are_shown_before_and_after() -> None:
 
     gate = {
         "active": scored(f1=0.086, auroc=None),
-        "forms": {"torch": scored(f1=0.978, auroc=0.99), "whole": {}},
+        "forms": {"torch": scored(f1=0.978, auroc=0.99), "original": {}},
     }
     words = measured(gate)
     assert (

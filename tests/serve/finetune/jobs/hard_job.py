@@ -70,7 +70,7 @@ def outcome(store: Store, client: openai.OpenAI, port: int, job: Any) -> Outcome
     version = store.version("net", job.to_dict()["halfeven"]["version"])
     files = {
         name: version.manifest["files"][name]
-        for name in ("weights.safetensors", "whole.pt2", "samples.safetensors", "precision.json")
+        for name in ("weights.safetensors", "original.pt2", "samples.safetensors", "precision.json")
     }
     steps = httpx.get(f"http://127.0.0.1:{port}/v1/fine_tuning/jobs/{job.id}/metrics?most=10000").json()[
         "data"

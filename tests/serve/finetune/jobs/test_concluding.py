@@ -208,7 +208,7 @@ def test_a_job_that_is_to_be_cancelled_promotes_nothing(place: Place) -> None:
 def test_over_a_parent_that_serves_without_an_alias_it_is_promoted_and_over_another_it_is_not(
     place: Place,
 ) -> None:
-    """The parent's half was refused: its FP32 whole serves, and the store names nothing."""
+    """The parent's half was refused: its FP32 original serves, and the store names nothing."""
     (place.store.root / "models/net/live").unlink()
     version = learnt(place.store)
     place.roster.serving = "7"

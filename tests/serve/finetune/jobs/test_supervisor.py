@@ -127,8 +127,8 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
         assert (by_hand["by"], by_hand["over"], by_hand["stale_parent"]) == ("operator", 2, 1)
     version_2 = store.version("digits", 2)
     scored = version_2.manifest["gate"]["forms"]
-    assert set(scored) == {"torch", "whole"}, "what auto could make active is scored"
-    for found in (scored["torch"]["held_out"]["logits"], scored["whole"]["judging"]["logits"]):
+    assert set(scored) == {"torch", "original"}, "what auto could make active is scored"
+    for found in (scored["torch"]["held_out"]["logits"], scored["original"]["judging"]["logits"]):
         assert (found["metric"], set(found["metrics"])) == ("f1", {"f1", "accuracy"})
         assert found["value"] == found["metrics"]["f1"] >= 0.9
     assert version_2.manifest["parent"] == 1
@@ -136,7 +136,7 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
     assert (lineage["job"], lineage["seed"]) == (job.id, 7)
     assert lineage["scaler"]["steps"] > 0
     assert version_2.manifest["gate"]["passed"] is True
-    assert store.version("digits", 1).manifest["files"]["whole.pt2"], "the parent stays"
+    assert store.version("digits", 1).manifest["files"]["original.pt2"], "the parent stays"
 
 
 @pytest.mark.slow(seconds=30)

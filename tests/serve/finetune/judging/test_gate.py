@@ -88,15 +88,15 @@ def test_ten_seeds_of_a_job_worth_40_points_are_promoted_although_each_forgets_t
         random = np.random.default_rng(seed)
         before = int(random.integers(10, 50))
         old = int(random.integers(90, 101))
-        verdict = judged({"torch": (before + 40, old - 2), "whole": (before + 42, old - 1)}, (before, old))
+        verdict = judged({"torch": (before + 40, old - 2), "original": (before + 42, old - 1)}, (before, old))
         assert verdict.passed and verdict.numbers["not_learnt"] is None, verdict.reason
 
 
 def test_every_form_that_could_serve_is_held_to_it() -> None:
-    verdict = judged({"torch": (90, 99), "whole": (90, 60)}, (50, 99))
-    assert not verdict.passed and verdict.reason.startswith("the whole form")
+    verdict = judged({"torch": (90, 99), "original": (90, 60)}, (50, 99))
+    assert not verdict.passed and verdict.reason.startswith("the original form")
     assert verdict.numbers["forms"]["torch"][JUDGING]["y"]["comparison"]["holds"]
-    assert judged({"torch": (90, 99), "whole": (50, 99)}, (50, 99)).numbers["not_learnt"].count("whole")
+    assert judged({"torch": (90, 99), "original": (50, 99)}, (50, 99)).numbers["not_learnt"].count("original")
 
 
 def test_a_growing_squared_error_is_a_loss_and_a_target_that_is_nan_is_not_graded() -> None:

@@ -75,7 +75,7 @@ def test_a_newer_one_that_was_refused_goes_before_the_one_that_was_gone_on_from(
     assert [place.name for place in again.places()] == ["step-00000010", "step-00000015"]
 
 
-def test_wherever_a_write_is_killed_a_whole_checkpoint_is_found(
+def test_wherever_a_write_is_killed_an_original_checkpoint_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The n-th call that reaches the disk does not come back, for every n until the write is done."""

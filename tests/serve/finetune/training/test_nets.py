@@ -158,5 +158,5 @@ def test_a_model_that_cannot_be_built_any_more_is_not_trained_as_a_program(
     (Path(adversarial["source"]["folder"]) / "model.py").write_text("import gone")
     said = re.escape("[[training.steps]] need the layers of the model's code")
     with pytest.raises(Stopped, match=said) as caught:
-        trainee_of({**adversarial, "program": "whole.pt2"}, {})
+        trainee_of({**adversarial, "program": "original.pt2"}, {})
     assert caught.value.code == "NO_MODULES"

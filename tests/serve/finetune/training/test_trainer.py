@@ -78,7 +78,7 @@ def with_code(request: Line, forward: str = "pass", build: str = "pass") -> Line
 
 
 def with_program(request: Line, module: nn.Module, example: Tensor) -> Line:
-    path = Path(request["out"]).parent / "whole.pt2"
+    path = Path(request["out"]).parent / "original.pt2"
     rows = torch.export.Dim.DYNAMIC(min=1, max=request["max_batch_size"])
     flat = Flat(module.eval(), request)  # as the capture does: the outputs are a tuple
     with torch.no_grad():

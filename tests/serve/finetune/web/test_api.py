@@ -53,7 +53,7 @@ def publish(store: Store, name: str, *outputs: TensorSpec, without: str = "") ->
     spec = ModelSpec(name, (tensor("x", "FP32", -1, 4),), outputs, 8)
     with store.draft(name) as draft:
         draft.write_json("spec.json", spec.to_json())
-        for file in ("weights.safetensors", "whole.pt2"):
+        for file in ("weights.safetensors", "original.pt2"):
             if file != without:
                 (draft.folder / file).write_bytes(b"for the trainer")
         return draft.publish("live", {"model": name})

@@ -53,7 +53,7 @@ def place() -> Iterator[Place]:
 
 
 def forms(prepared: PreparedVersion, place: Place) -> set[tuple[str, str]]:
-    for engine in (prepared.engine, prepared.whole):
+    for engine in (prepared.engine, prepared.original):
         if engine is not None:
             place.call(engine.close)
     return {(one.form, one.precision) for one in prepared.forms}
@@ -68,10 +68,10 @@ def asking_for(version: Version, form: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_proven_may_serve_and_a_form_that_is_asked_for_stays(
     store: Store, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wholes, halves = {(form, "fp32") for form in FORMS}, {(form, "fp16") for form in FORMS}
+    originals, halves = {(form, "fp32") for form in FORMS}, {(form, "fp16") for form in FORMS}
     proven, refused = store.version("digits", 1), store.version("digits", 2)
-    assert forms(make_ready(proven, place), place) == wholes | halves
-    assert forms(make_ready(refused, place), place) == wholes, (
+    assert forms(make_ready(proven, place), place) == originals | halves
+    assert forms(make_ready(refused, place), place) == originals, (
         "a half that is not proven never takes the place"
     )
     torch_alone = asking_for(proven, "torch", monkeypatch)
@@ -114,7 +114,7 @@ def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
         way = way_of(loaded.prepared)
         assert (way.form, way.precision) == kind, events
         assert loaded.prepared.digest == version.manifest["files"][file_of(*kind)]
-        assert (loaded.prepared.whole is not None) == (kind[1] != "fp32")
+        assert (loaded.prepared.original is not None) == (kind[1] != "fp32")
         answer = place.call(lambda: loaded.prepared.engine.run([[x]]))[0]
         assert np.allclose(answer, reference, atol=0.05)
     assert len(events) >= 4
@@ -122,7 +122,7 @@ def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
 
 
 def file_of(form: str, precision: str) -> str:
-    return ("whole" if precision == "fp32" else "half") + (".pt2" if form == "torch" else ".onnx")
+    return ("original" if precision == "fp32" else "half") + (".pt2" if form == "torch" else ".onnx")
 
 
 def spec_of(version: Version) -> ModelSpec:

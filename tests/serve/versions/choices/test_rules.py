@@ -80,7 +80,7 @@ def test_forms_of_equal_rank_need_the_same_room_both_ways() -> None:
     assert gain_needed(*halves) == HYSTERESIS
 
 
-def test_no_size_of_batch_may_lose_by_a_pass_and_threads_count_on_the_whole() -> None:
+def test_no_size_of_batch_may_lose_by_a_pass_and_threads_count_on_the_original() -> None:
     assert not wins(way(4), way(4, PACKED_PRODUCTS), [0.8, 2.0], crowded=False)
     assert wins(way(4), way(4, PACKED_PRODUCTS), [0.96, 2.0], crowded=False)
     assert wins(way(1), way(4), [0.8, 2.0], crowded=False)

@@ -86,8 +86,8 @@ class Loaded:
         if not self.serves_by(engine):
             return False
         old, self.prepared = self.prepared, new
-        for unused in (old.engine, old.whole):
-            if unused is not None and unused not in (new.engine, new.whole):
+        for unused in (old.engine, old.original):
+            if unused is not None and unused not in (new.engine, new.original):
                 unused.close()
         self.served.append(self.way)
         return True
@@ -233,8 +233,10 @@ def test_from_any_way_the_best_one_of_the_processor_is_found_and_kept(
     assert handicapped(processor, one.loaded.way) <= 1.12 * best, one.loaded.way
     served = one.loaded.served
     assert len(served) == len(set(served)) or one.loaded.prepared.useful_rows, "a way came back"
-    assert one.world.loaded == [one.loaded.prepared.engine] or one.loaded.prepared.whole in one.world.loaded
-    assert one.world.most_loaded <= 3, "what serves, its whole, and one that is tried"
+    assert (
+        one.world.loaded == [one.loaded.prepared.engine] or one.loaded.prepared.original in one.world.loaded
+    )
+    assert one.world.most_loaded <= 3, "what serves, its original, and one that is tried"
     kept = kept_setup(version, one.loaded.way.form, one.loaded.way.precision, CPU)
     if served and served[-1].setup != way.setup:
         assert kept is not None and kept.setup == one.loaded.way.setup
@@ -459,20 +461,23 @@ def test_a_half_needs_the_margin_of_a_load_and_goes_only_clearly_below_it(versio
         assert one.loaded.way.precision == serves, factor
 
 
-def test_a_half_takes_the_whole_that_served_beside_it_and_gives_it_up_again(version: Version) -> None:
+def test_a_half_takes_the_original_that_served_beside_it_and_gives_it_up_again(version: Version) -> None:
     kinds = [("torch", "fp32"), ("torch", "bf16")]
     one = bench(version, BF16, PLAIN_ONE, forms=kinds)
     one.settle()
     prepared = one.loaded.prepared
-    whole: Any = prepared.whole
+    original: Any = prepared.original
     assert prepared.precision == "bf16" and prepared.digest == "sha of torch bf16"
-    assert whole is not None and whole.precision == "fp32" and not whole.closed
-    assert one.world.loaded == [whole, prepared.engine] or set(one.world.loaded) == {whole, prepared.engine}
+    assert original is not None and original.precision == "fp32" and not original.closed
+    assert one.world.loaded == [original, prepared.engine] or set(one.world.loaded) == {
+        original,
+        prepared.engine,
+    }
     slow = replace(BF16, factors=BF16.factors | {"torch bf16": 3.0})
     one.world.processor = slow  # as if it had been chosen at a bad moment
     one.settle(12)
-    assert one.loaded.prepared.precision == "fp32" and one.loaded.prepared.whole is None
-    assert one.world.loaded == [one.loaded.prepared.engine] and whole.closed
+    assert one.loaded.prepared.precision == "fp32" and one.loaded.prepared.original is None
+    assert one.world.loaded == [one.loaded.prepared.engine] and original.closed
 
 
 def test_after_drift_no_half_comes_back(version: Version) -> None:
@@ -483,7 +488,9 @@ def test_after_drift_no_half_comes_back(version: Version) -> None:
     assert all(way.precision == "fp32" for way, _, _ in one.world.runs)
 
 
-def test_a_whole_that_took_the_place_of_the_half_that_was_asked_for_keeps_its_setup(version: Version) -> None:
+def test_an_original_that_took_the_place_of_the_half_that_was_asked_for_keeps_its_setup(
+    version: Version,
+) -> None:
     one = bench(version, AMX, PLAIN_ONE, forms=[("torch", "fp16")])
     one.loaded.fell_back = True
     assert not one.run()

@@ -19,7 +19,7 @@ from halfeven.serve.versions.loading.graph_choice import choose_graphs
 from torch import Tensor, nn
 
 from tests.patience import PATIENCE_S
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.simulated_gpu import SimulatedGpu
 
 
@@ -33,13 +33,13 @@ class Chosen(nn.Module):
         return x * x.nonzero().sum()
 
 
-def net(module: nn.Module) -> Whole:
-    made = whole(module, {"x": torch.rand(8, 3) + 1})
+def net(module: nn.Module) -> Original:
+    made = original(module, {"x": torch.rand(8, 3) + 1})
     return replace(made, spec=made.spec.with_max_batch_size(4))
 
 
 @contextmanager
-def loaded(model: Whole) -> Iterator[tuple[SimulatedGpu, Place, Candidate, Samples]]:
+def loaded(model: Original) -> Iterator[tuple[SimulatedGpu, Place, Candidate, Samples]]:
     thread = DeviceThread("cuda:0")
     thread.start()
     samples = Samples({"x": np.ones((8, 3), np.float32)})

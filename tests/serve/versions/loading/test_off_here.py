@@ -37,27 +37,27 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.patience import PATIENCE_S
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.simulated_gpu import SimulatedGpu
 
 WHY = "graphs against eager: net: replays at [4] rows differ"
 
 
 @pytest.fixture(scope="module")
-def net() -> Whole:
-    return whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
+def net() -> Original:
+    return original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
 
 
 @pytest.fixture
-def version(net: Whole, tmp_path: Path) -> Version:
+def version(net: Original, tmp_path: Path) -> Version:
     return published(net, tmp_path, ())
 
 
-def published(net: Whole, root: Path, halves: tuple[str, ...]) -> Version:
+def published(net: Original, root: Path, halves: tuple[str, ...]) -> Version:
     """A version with a torch whole, and with halves that passed, whose files are none: loading one fails."""
     with Store(root).draft("net") as draft:
         draft.write_json("spec.json", net.spec.to_json())
-        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_program(net.program, draft.folder / "original.pt2", weights=False)
         save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
         Samples({"input": np.ones((8, 3), np.float32)}).save(draft.folder / "samples.safetensors")
         for form in halves:
@@ -135,8 +135,8 @@ def test_from_a_device_that_is_off_nothing_is_served_and_the_way_out_is_said(
 
 
 @pytest.mark.parametrize(("form", "feature"), [("torch", TORCH_HALF), ("onnx", ONNX_HALF)])
-def test_a_half_that_is_off_is_not_loaded_and_its_whole_serves_also_in_the_place_of_a_half(
-    form: str, feature: str, net: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_half_that_is_off_is_not_loaded_and_its_original_serves_also_in_the_place_of_a_half(
+    form: str, feature: str, net: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = published(net, tmp_path, (form,))
     with simulated(monkeypatch) as (_, place):
@@ -150,10 +150,10 @@ def test_a_half_that_is_off_is_not_loaded_and_its_whole_serves_also_in_the_place
 
 @pytest.mark.slow
 def test_the_other_half_is_proven_and_served(
-    net: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    net: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version, asked = published(net, tmp_path, ("torch", "onnx")), list[str]()
-    load = readying.load_whole
+    load = readying.load_original
 
     def load_half(version: Version, form: str, device: torch.device) -> object:
         asked.append(form)

@@ -26,7 +26,7 @@ from halfeven.serve.versions.loading.ready import proven_halves
 from torch import Tensor, nn
 
 from tests.patience import PATIENCE_S
-from tests.programs import whole
+from tests.programs import original
 from tests.simulated_gpu import SimulatedGpu
 
 
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    net = whole(Net(), {"x": torch.randn(8, 4)})
+    net = original(Net(), {"x": torch.randn(8, 4)})
     samples = Samples({"x": np.random.default_rng().standard_normal((32, 4)).astype(np.float32)})
     return Subject(net.program, net.spec, samples, Precision("O3"), ("torch",), "name = 'net'", {})
 

@@ -26,7 +26,7 @@ from halfeven.serve.versions.loading.ready import proven_halves
 from torch import nn
 
 from tests.patience import PATIENCE_S
-from tests.programs import whole
+from tests.programs import original
 from tests.simulated_gpu import SimulatedGpu
 
 pytestmark = pytest.mark.slow  # a conversion, proven again
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow  # a conversion, proven again
 
 @pytest.fixture
 def version(tmp_path: Path) -> Version:
-    net = whole(nn.Linear(4, 4), {"input": torch.randn(8, 4)}, max_batch_size=4)
+    net = original(nn.Linear(4, 4), {"input": torch.randn(8, 4)}, max_batch_size=4)
     samples = Samples({"input": np.random.default_rng().standard_normal((32, 4)).astype(np.float32)})
     subject = Subject(net.program, net.spec, samples, Precision(), ("torch",), "name = 'net'", {})
     return travel(subject, ProgramForms(subject), Store(tmp_path), lambda _: None)
@@ -115,8 +115,8 @@ def test_a_changed_file_or_a_damaged_note_is_proven_anew(
     (note,) = version.folder.parent.glob("proofs-*.json")
     note.write_text(note.read_text().replace(version.manifest["files"]["half.pt2"], "0" * 64))
     start(version, place)
-    whole = json.loads(note.read_text())[-1]
-    damaged = [{**whole, "passed": "false"}, {**whole, "environment": 1}, {**whole, "buckets": 1.5}]
+    original = json.loads(note.read_text())[-1]
+    damaged = [{**original, "passed": "false"}, {**original, "environment": 1}, {**original, "buckets": 1.5}]
     for text in ("{", *(json.dumps([one]) for one in damaged)):
         note.write_text(text)
         start(version, place)

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.patience import PATIENCE_S
-from tests.programs import Whole, whole
+from tests.programs import Original, original
 from tests.simulated_gpu import SimulatedGpu
 
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
@@ -164,38 +164,38 @@ def test_a_server_that_stops_meanwhile_blames_no_form(caplog: pytest.LogCaptureF
     assert "does not run here" not in caplog.text
 
 
-def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
+def test_an_original_that_is_passed_over_because_its_file_is_damaged_is_named(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)})
+    net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)})
     with Store(tmp_path).draft("net") as draft:
         draft.write_json("spec.json", net.spec.to_json())
-        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_program(net.program, draft.folder / "original.pt2", weights=False)
         save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
-        (draft.folder / "whole.onnx").write_bytes(b"as it was written")
+        (draft.folder / "original.onnx").write_bytes(b"as it was written")
         version = draft.publish(LIVE, {"half": None})
-    (version.folder / "whole.onnx").write_bytes(b"as it is now")
+    (version.folder / "original.onnx").write_bytes(b"as it is now")
     damaged: list[str] = []
     spec, samples = version.spec(), Samples({"input": np.zeros((4, 3), np.float32)})
-    found = [candidate.file for candidate in readying._wholes(version, spec, samples, place, damaged)]
-    assert found == ["whole.pt2"]
-    assert len(damaged) == 1 and f"{version.folder / 'whole.onnx'} is damaged" in damaged[0]
+    found = [candidate.file for candidate in readying._originals(version, spec, samples, place, damaged)]
+    assert found == ["original.pt2"]
+    assert len(damaged) == 1 and f"{version.folder / 'original.onnx'} is damaged" in damaged[0]
     assert damaged[0] in caplog.text
 
 
 # On a device that is simulated
 
 
-def published(store: Store, net: Whole, spec: ModelSpec, halves: tuple[str, ...] = ()) -> Version:
+def published(store: Store, net: Original, spec: ModelSpec, halves: tuple[str, ...] = ()) -> Version:
     """A version with halves that are said to have passed, or without any."""
     with store.draft("net") as draft:
         draft.write_json("spec.json", spec.to_json())
-        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_program(net.program, draft.folder / "original.pt2", weights=False)
         save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
         Samples({"input": np.random.default_rng().random((8, 3), np.float32)}).save(
             draft.folder / "samples.safetensors"
         )
-        for file in ("whole.onnx", "half.pt2", "half.onnx") if halves else ():
+        for file in ("original.onnx", "half.pt2", "half.onnx") if halves else ():
             (draft.folder / file).write_bytes(file.encode())
         forms = {form: {"passed": True} for form in halves}
         return draft.publish(LIVE, {"half": "fp16" if halves else None, "forms": forms, "reason": ""})
@@ -218,7 +218,7 @@ def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(
     monkeypatch.setattr(graph_choice, "MUST_GAIN", must_gain)
     # Measured, it is fewer on a busy machine, and larger batches are not warmed up again.
     monkeypatch.setattr(readying, "_useful_rows", lambda spec, samples, chosen, place: 4)
-    net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
+    net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
     spec = replace(net.spec, inputs=(replace(net.spec.inputs[0], wire=Wire("UINT8", 0.5, 1.0)),))
     version = published(Store(tmp_path), net, spec)
     with simulated() as (gpu, place):
@@ -258,7 +258,7 @@ class Counted(Timed):
 
 @pytest.fixture
 def four_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
-    """A version with two wholes and two halves on ``cuda:0``; the half of ONNX Runtime is the fastest."""
+    """A version with two originals and two halves on ``cuda:0``; the half of ONNX Runtime is the fastest."""
     Counted.open_now.clear()
     Counted.most_open = 0
     seconds = {("torch", "fp32"): 9.0, ("onnx", "fp32"): 8.0, ("torch", "fp16"): 5.0, ("onnx", "fp16"): 4.0}
@@ -266,11 +266,11 @@ def four_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
     def load(precision: str) -> Any:
         return lambda version, form, device: Counted(form, precision, seconds[form, precision])
 
-    monkeypatch.setattr(readying, "load_whole", load("fp32"))
+    monkeypatch.setattr(readying, "load_original", load("fp32"))
     monkeypatch.setattr(readying, "load_half", load("fp16"))
     monkeypatch.setattr(readying, "holds_here", lambda version, device: True)
     monkeypatch.setattr(measuring, "shortest_seconds", lambda run: run.func.__self__.seconds)
-    net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
+    net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
     return published(Store(tmp_path), net, net.spec, ("torch", "onnx"))
 
 

@@ -148,10 +148,10 @@ import sys
 from pathlib import Path
 import torch
 import halfeven.serve.server
-from halfeven.models.engines.load import load_whole
+from halfeven.models.engines.load import load_original
 from halfeven.models.store import Store
 
-load_whole(Store(Path(sys.argv[1])).live("net"), "torch", torch.device("cpu"))
+load_original(Store(Path(sys.argv[1])).live("net"), "torch", torch.device("cpu"))
 print(sorted({"sympy", "onnx", "onnxruntime", "jinja2"} & set(sys.modules)))
 """
 

@@ -69,13 +69,13 @@ class Engine:
 
 @dataclass(eq=False)
 class Versions:
-    """What ``make_ready`` gives: ``halves[n]`` is the newest engine of version n, ``wholes[n]`` its whole.
+    """What ``make_ready`` gives: ``halves[n]`` is the newest engine of version n, ``originals[n]`` its original.
 
     ``prepare[n]`` changes an engine before it serves; ``refuse[n]`` is raised; ``gate`` holds loading.
     """
 
     halves: dict[int, Engine] = field(default_factory=dict)
-    wholes: dict[int, Engine] = field(default_factory=dict)
+    originals: dict[int, Engine] = field(default_factory=dict)
     prepare: dict[int, Callable[[Engine], object]] = field(default_factory=dict)
     refuse: dict[int, HalfevenError] = field(default_factory=dict)
     loads: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -90,10 +90,10 @@ class Versions:
         if number in self.refuse:
             raise self.refuse[number]
         self.loads[number] += 1
-        half, whole = Engine(number), Engine(number, "fp32")
+        half, original = Engine(number), Engine(number, "fp32")
         self.prepare.get(number, lambda engine: None)(half)
-        self.halves[number], self.wholes[number] = half, whole
-        return PreparedVersion(str(number), version.manifest["digest"], "fp16", half, "made up", whole)
+        self.halves[number], self.originals[number] = half, original
+        return PreparedVersion(str(number), version.manifest["digest"], "fp16", half, "made up", original)
 
 
 @pytest.fixture(autouse=True)

@@ -140,7 +140,7 @@ def test_an_order_that_cannot_be_written_leaves_no_loaded_version_behind(
     (store.root / "models" / "net" / "rollout.json").write_text("{")
     with pytest.raises(DamagedFile):
         Director(roster).canary("net", 3, 10.0)
-    assert versions.halves[3].closed and versions.wholes[3].closed
+    assert versions.halves[3].closed and versions.originals[3].closed
 
     def unreachable() -> None:
         raise StoreUnusable("the store's writer does not answer")
@@ -148,7 +148,7 @@ def test_an_order_that_cannot_be_written_leaves_no_loaded_version_behind(
     writer.meanwhile = unreachable
     with pytest.raises(StoreUnusable):
         Director(roster).promote("net", 2)
-    assert versions.halves[2].closed and versions.wholes[2].closed
+    assert versions.halves[2].closed and versions.originals[2].closed
     assert attached(roster) == before
     assert answering(roster) == "1"
 

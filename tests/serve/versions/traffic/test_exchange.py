@@ -43,8 +43,8 @@ def test_engines_and_batch_sizes_are_exchanged_and_every_request_is_answered(
         until(lambda: callers.answered > since + 50)
         (model,) = call(address, "/v1/models")[1]["models"]
         assert model["cpu"]["threads"] == 20 and model["reason"] == "turn 19"
-        whole: Any = loaded.prepared.whole
-        assert whole is versions.wholes[1] and not whole.closed, "it goes on checking"
+        original: Any = loaded.prepared.original
+        assert original is versions.originals[1] and not original.closed, "it goes on checking"
         assert loaded.drift is not None
     assert (callers.failed, callers.faults) == (0, [])
     assert callers.by_version == {"1": callers.answered}
@@ -88,13 +88,13 @@ def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
         half: Any = lender.engine
         assert loaded.lend(half, replace(lender, engine=rival))
         if how == "falls back":
-            assert loaded.fall_back("a test says so") and loaded.prepared.engine is lender.whole
+            assert loaded.fall_back("a test says so") and loaded.prepared.engine is lender.original
         else:
             loaded.close()
         assert not loaded.take_back() and half.closed and not rival.closed
 
 
-def test_from_half_to_whole_and_back_the_checks_end_and_begin(store: Store, versions: Versions) -> None:
+def test_from_half_to_original_and_back_the_checks_end_and_begin(store: Store, versions: Versions) -> None:
     with serving(store, parity_sample=1.0) as (address, roster), traffic(address) as callers:
         served = roster.all()[0]
         loaded = served.traffic.stable
@@ -102,12 +102,12 @@ def test_from_half_to_whole_and_back_the_checks_end_and_begin(store: Store, vers
         checked = attached(roster)
         until(lambda: callers.answered > 20)
         fp32: Any = Engine(1, "fp32")
-        assert loaded.exchange(half, replace(loaded.prepared, engine=fp32, precision="fp32", whole=None))
+        assert loaded.exchange(half, replace(loaded.prepared, engine=fp32, precision="fp32", original=None))
         served.exchanged(loaded)
-        assert half.closed and versions.wholes[1].closed and loaded.drift is None
+        assert half.closed and versions.originals[1].closed and loaded.drift is None
         assert attached(roster) == checked - 1, "the queue of the checks is gone with its engine"
         other: Any = Engine(1)
-        assert loaded.exchange(fp32, replace(loaded.prepared, engine=other, precision="fp16", whole=fp32))
+        assert loaded.exchange(fp32, replace(loaded.prepared, engine=other, precision="fp16", original=fp32))
         served.exchanged(loaded)
         assert not fp32.closed and loaded.drift is not None and attached(roster) == checked
         since = fp32.rows

@@ -53,7 +53,7 @@ def kinds(store: Store) -> list[str]:
     return [event["kind"] for event in decided(store)]
 
 
-def test_a_half_that_drifts_falls_back_to_its_whole_within_the_stated_number_of_requests(
+def test_a_half_that_drifts_falls_back_to_its_original_within_the_stated_number_of_requests(
     store: Store, versions: Versions
 ) -> None:
     """After the first request of a drifted half that is checked, five over the limit among the checked suffice."""
@@ -69,7 +69,7 @@ def test_a_half_that_drifts_falls_back_to_its_whole_within_the_stated_number_of_
         # way: while five are judged, 3 callers ask on. Twice that is the bound that holds on a busy machine.
         assert versions.halves[1].rows - healthy < 2 * (4 + sampled_every + 5) + 400
         assert versions.halves[1].closed
-        assert versions.wholes[1].rows > 50
+        assert versions.originals[1].rows > 50
         prepared = roster.find("net").prepared
         assert prepared.reason.startswith("drift: 5 of the last")
         assert infer(address) == "1"
@@ -93,7 +93,7 @@ def test_a_half_that_drifts_falls_back_to_its_whole_within_the_stated_number_of_
 
 def test_two_threads_that_fall_back_and_one_that_closes_close_every_engine_once(store: Store) -> None:
     """A replica finds its own drift while it reads that of another one, and the version is unloaded meanwhile."""
-    half, whole = ClosedOnce(1), ClosedOnce(1, "fp32")
+    half, original = ClosedOnce(1), ClosedOnce(1, "fp32")
     met = threading.Barrier(2)
 
     def call(fn: Callable[[], Any]) -> Any:
@@ -105,14 +105,14 @@ def test_two_threads_that_fall_back_and_one_that_closes_close_every_engine_once(
     thread.start()
     try:
         place = cast(Place, SimpleNamespace(thread=thread, call=call))
-        prepared = PreparedVersion("1", "d", "fp16", half, "made up", whole)
+        prepared = PreparedVersion("1", "d", "fp16", half, "made up", original)
         loaded = LoadedVersion(store.version("net", 1), spec(), place, prepared)
         with ThreadPoolExecutor(2) as pool:
             done = [pool.submit(loaded.fall_back, f"drift {n}") for n in range(2)]
         assert sorted(one.result() for one in done) == [False, True]
         loaded.close()
         assert not loaded.fall_back("drift after the end")
-        assert (half.times, whole.times) == (1, 1)
+        assert (half.times, original.times) == (1, 1)
     finally:
         thread.stop(10)
 
@@ -177,7 +177,7 @@ def test_drift_of_a_version_on_trial_rolls_back_to_the_previous_one(store: Store
             until(lambda: callers.by_version["1"] > since + 20)
         assert (callers.failed, callers.faults) == (0, [])
         until(lambda: store.live_number("net") == 1)
-        until(lambda: versions.halves[2].closed and versions.wholes[2].closed)
+        until(lambda: versions.halves[2].closed and versions.originals[2].closed)
         assert versions.loads[1] == 1, "the previous version had stayed warm"
         until(lambda: kinds(store) == ["rolled_back", "drift"])
         reply = decided(store)[0]

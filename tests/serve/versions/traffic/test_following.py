@@ -197,7 +197,7 @@ def test_a_version_that_fails_its_trial_on_one_replica_is_rolled_back_on_both(
         assert replica.active == 1
 
 
-def test_a_half_that_drifts_on_one_replica_is_replaced_by_its_whole_on_both(
+def test_a_half_that_drifts_on_one_replica_is_replaced_by_its_original_on_both(
     store: Store, replicas: tuple[Replica, Replica]
 ) -> None:
     one, other = replicas

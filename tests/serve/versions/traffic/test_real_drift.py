@@ -34,7 +34,7 @@ def weights_of(engine: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_half_whose_weights_change_in_memory_falls_back_to_its_whole(converted: Store) -> None:
+def test_a_half_whose_weights_change_in_memory_falls_back_to_its_original(converted: Store) -> None:
     rows = {"x": np.random.default_rng().standard_normal((16, 4), np.float32)}
     with serving(converted, parity_sample=1 / SAMPLED_EVERY) as (address, roster):
         served = roster.find("net")

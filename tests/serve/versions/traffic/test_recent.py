@@ -72,7 +72,7 @@ def test_a_quantile_is_right_to_its_bucket(random: np.random.Generator, share: f
     assert quantile_ns(together([]), share) is None
 
 
-def test_a_request_that_was_run_in_parts_is_counted_by_its_whole_time() -> None:
+def test_a_request_that_was_run_in_parts_is_counted_by_its_original_time() -> None:
     counters = Counters("1")
     counters.joined(400_000, 500_000)
     assert counters.copy().answer_buckets.index(1) == BOUNDS_NS.index(1_000_000)

@@ -39,7 +39,7 @@ def test_what_was_unloaded_refuses_with_words_and_comes_back_when_loaded(
     with serving(store) as (address, roster):
         assert infer(address) == "1"
         roster.unload("net")
-        assert versions.halves[1].closed and versions.wholes[1].closed
+        assert versions.halves[1].closed and versions.originals[1].closed
         with pytest.raises(UnknownName, match="has no available versions: it was unloaded"):
             roster.find("net")
         assert roster.index() == [("net", "1", "UNAVAILABLE", "unloaded")]
@@ -101,7 +101,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(store: Store
 
 
 @pytest.mark.slow
-def test_where_every_half_was_refused_the_whole_of_a_version_that_waits_for_its_promotion_does_not_serve(
+def test_where_every_half_was_refused_the_original_of_a_version_that_waits_for_its_promotion_does_not_serve(
     tmp_path: Path, versions: Versions
 ) -> None:
     """Version 2 was learnt from version 1: nobody promoted it, and a restart does not either."""

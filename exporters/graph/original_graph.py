@@ -1,4 +1,4 @@
-"""The protocol of an FP32 original whose run can be changed at a node (`Original`); both back ends have it.
+"""The protocol of an FP32 original whose run can be changed at a node (`OriginalGraph`); both back ends have it.
 
 `torch/program_original.py` (torch.fx) and `onnx/file_original.py` (ONNX) implement it; `planted_faults.py` plants
 faults with it, and `no_reference.py` finds the node where FP32's own noise is born.
@@ -18,7 +18,7 @@ Rest = Callable[[Tensor], Arrays]
 Visit = Callable[[str, Tensor, Rest], None]
 
 
-class Original(Protocol):
+class OriginalGraph(Protocol):
     """An FP32 model as a graph."""
 
     def nodes(self) -> Sequence[GraphNode]:
@@ -30,7 +30,7 @@ class Original(Protocol):
         again for the rest behind it."""
         ...
 
-    def whole(self, observe: Observe) -> Answers:
+    def as_served(self, observe: Observe) -> Answers:
         """The graph as it is served. ``observe``: sees every floating result."""
         ...
 

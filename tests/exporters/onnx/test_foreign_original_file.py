@@ -1,4 +1,4 @@
-"""A healthy file in which nothing can be half is served whole, with the reason in a plain sentence."""
+"""A healthy file in which nothing can be half is served in FP32, with the reason in a plain sentence."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 
@@ -17,13 +17,13 @@ from tests.exporters.onnx.test_foreign_road import mlp
 from tests.exporters.onnx.traps import normal
 
 
-def whole(tmp_path: Path, model: ModelProto) -> tuple[dict[str, Any], str]:
+def original(tmp_path: Path, model: ModelProto) -> tuple[dict[str, Any], str]:
     """The facts of a bare file's conversion, which publishes it in FP32, and why."""
     onnx.save(model, tmp_path / "net.onnx")
     code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
     assert code == 0 and facts["status"] == "live" and facts["half"] is None, said
     files = {file.name for file in Store(tmp_path / "store").version("net", 1).folder.iterdir()}
-    assert "whole.onnx" in files and "half.onnx" not in files
+    assert "original.onnx" in files and "half.onnx" not in files
     return facts, facts["reason"]
 
 
@@ -48,10 +48,10 @@ def classifier() -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=3)
 
 
-def test_operators_of_ai_onnx_ml_are_served_whole_with_their_probabilities_as_a_tensor(
+def test_operators_of_ai_onnx_ml_are_served_in_fp32_with_their_probabilities_as_a_tensor(
     tmp_path: Path,
 ) -> None:
-    facts, reason = whole(tmp_path, classifier())
+    facts, reason = original(tmp_path, classifier())
     assert "ai.onnx.ml (LinearClassifier)" in reason
     assert "guessed: output 'label' is left out: a STRING tensor is not served" in facts["notes"]
     spec = Store(tmp_path / "store").version("net", 1).spec()
@@ -83,13 +83,13 @@ def test_a_quantised_file_with_a_state_has_its_batch_where_the_state_has_it(tmp_
         "r": normal(random, 1, 6, 2),
         "zero": np.array([0]),
     }
-    _, reason = whole(tmp_path, parsed(text, weights))
+    _, reason = original(tmp_path, parsed(text, weights))
     spec = Store(tmp_path / "store").version("net", 1).spec()
     assert "it is quantised" in reason and [tensor.batch_axis for tensor in spec.inputs] == [0, 1]
     assert [tensor.batch_axis for tensor in spec.outputs] == [1, 0]
 
 
-def test_a_quantised_file_is_served_whole(tmp_path: Path) -> None:
+def test_a_quantised_file_is_served_in_fp32(tmp_path: Path) -> None:
     random = np.random.default_rng()
     text = """g (float[n,64] x) => (float[n,64] y) {
         d = DequantizeLinear(w, s) h = MatMul(x, d) b = Add(h, c) y = Relu(b) }"""
@@ -98,16 +98,16 @@ def test_a_quantised_file_is_served_whole(tmp_path: Path) -> None:
         "s": np.array(0.01, np.float32),
         "c": normal(random, 64),
     }
-    _, reason = whole(tmp_path, parsed(text, weights))
+    _, reason = original(tmp_path, parsed(text, weights))
     assert "it is quantised: 4096 of its 4161 weights are integers already" in reason
 
 
-def test_a_file_without_a_node_that_may_be_half_is_served_whole(tmp_path: Path) -> None:
-    _, reason = whole(tmp_path, parsed("g (float[n,8] x) => (float[n,8] y) { y = Sigmoid(x) }"))
+def test_a_file_without_a_node_that_may_be_half_is_served_in_fp32(tmp_path: Path) -> None:
+    _, reason = original(tmp_path, parsed("g (float[n,8] x) => (float[n,8] y) { y = Sigmoid(x) }"))
     assert "no node of the program is half" in reason
     text = "g (int64[n,8] x) => (int64[n,8] y) { y = Mul(x, x) }"
     (tmp_path / "integers").mkdir()
-    whole(tmp_path / "integers", parsed(text))
+    original(tmp_path / "integers", parsed(text))
 
 
 def test_a_half_that_saves_next_to_nothing_is_not_a_half(tmp_path: Path) -> None:
@@ -122,15 +122,15 @@ def test_a_half_that_saves_next_to_nothing_is_not_a_half(tmp_path: Path) -> None
     )
     model.graph.node[2].CopyFrom(helper.make_node("Gather", ["t", "i"], ["e"], axis=0))
     model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [None]))
-    _, reason = whole(tmp_path, model)
+    _, reason = original(tmp_path, model)
     assert "would save 16 of" in reason and "its casts would move more" in reason
 
 
-def test_what_cannot_be_planned_and_runs_is_served_whole(tmp_path: Path) -> None:
+def test_what_cannot_be_planned_and_runs_is_served_in_fp32(tmp_path: Path) -> None:
     text = """g (float[n,8] x) => (float[n,8] y) {
         s = SequenceConstruct(x, x) y = SequenceAt(s, one) }"""
     model = parsed(text, {"one": np.array(1)})
-    _, reason = whole(tmp_path, model)
+    _, reason = original(tmp_path, model)
     assert "it cannot be planned: " in reason and "Sequence" in reason
 
 
@@ -164,10 +164,10 @@ def test_constants_that_no_node_can_be_asked_with_alone_do_not_cost_the_file(
     steps = random.integers(-7, 8, 256).tolist()
     model.graph.initializer.append(helper.make_tensor("q", getattr(TensorProto, kind), [16, 16], steps))
     model.ir_version = 10
-    assert "it cannot be planned: ONNX Runtime cannot run node" in whole(tmp_path, model)[1]
+    assert "it cannot be planned: ONNX Runtime cannot run node" in original(tmp_path, model)[1]
 
 
 def test_fp64_is_named_where_it_is_why_nothing_is_half(tmp_path: Path) -> None:
     weights = {"w": normal(np.random.default_rng(), 16, 8).astype(np.float64)}
     model = parsed("g (double[n,16] x) => (double[n,8] y) { y = MatMul(x, w) }", weights)
-    assert "its numbers are FP64 ('x')" in whole(tmp_path, model)[1]
+    assert "its numbers are FP64 ('x')" in original(tmp_path, model)[1]

@@ -1,4 +1,4 @@
-"""A file that is served whole, in FP32: nothing in it can be half, or it cannot be planned but ONNX Runtime runs it."""
+"""A file that is served in FP32: nothing in it can be half, or it cannot be planned but ONNX Runtime runs it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .reading.bounded_file import tensors
 from .reading.graph import FLOATING, ONNX, walk
 from .reading.large_files import save
 
-ASKED = 4  # samples on which a file is run that is served whole
+ASKED = 4  # samples on which a file is run that is served in FP32
 _INTEGER_WEIGHTS = {
     getattr(TensorProto, name) for name in ("INT8", "UINT8", "INT4", "UINT4", "INT16", "UINT16")
 }
@@ -41,7 +41,7 @@ _QUANTISED = (
 )
 
 
-def why_whole(model: ModelProto) -> str | None:
+def why_original(model: ModelProto) -> str | None:
     """Why nothing of a file is made half, seen from its nodes and constants alone; None where something may be."""
     nodes = list(walk(model.graph))
     foreign = sorted({node.op_type for node in nodes if node.domain == "ai.onnx.ml"})
@@ -63,7 +63,7 @@ def _elements(constants: Iterable[TensorProto], types: Iterable[int]) -> int:
 
 
 @dataclass(slots=True)
-class WholeFile:
+class OriginalFile:
     """The one form of a file that is served as it is (`maker.Maker`), ``because`` of what.
 
     ``answers``: as ONNX Runtime's CPU gives them.
@@ -87,16 +87,16 @@ class WholeFile:
         first, self.planned = not self.planned, True
         return first
 
-    def whole(self) -> Answers:
+    def original(self) -> Answers:
         return self.answers
 
-    def original(self) -> None:
+    def original_graph(self) -> None:
         """None, because a live module has no graph that could be changed."""
 
     def operations_by_name(self) -> Sequence[Operation]:
         return ()
 
-    def serve_whole(self, because: str) -> None:
+    def serve_original(self, because: str) -> None:
         """Nothing else is made."""
 
     def nearest(self, notify: Notify) -> str:
@@ -107,7 +107,7 @@ class WholeFile:
         """Nothing more than the form."""
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
-        path: Path = draft.folder / "whole.onnx"
+        path: Path = draft.folder / "original.onnx"
         save(self.model, path)
         engine = OnnxEngine(path, "fp32", torch.device("cpu"), CpuSetup(torch.get_num_threads()))
         return Made(path.name, answers_of(self.subject.spec, engine))
@@ -127,13 +127,13 @@ class WholeFile:
             "bytes": size,
             "bytes_fp32": size,
             "search": NOT_ASKED,
-            "whole_because": self.because,
+            "original_because": self.because,
         }
 
     def plan_json(self) -> dict[str, Any]:
         return {
             **self.subject.precision.to_json(),
-            "lists": "none: the file is served whole",
+            "lists": "none: the file is served in FP32",
             "accumulation": "FP32",
             "nodes": [],
             "kept": [],
