@@ -59,7 +59,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a conversion beyond the folder; None: as the folder has it. ``device``: `Subject.device`.
+    """The options of a conversion beyond the folder; None: as the folder has it. ``search``, ``device``: as in
+    `Subject`.
 
     ``all_forms``: refuse a model that cannot have all of ``forms``.
     """
@@ -70,7 +71,7 @@ class Options:
     keep: tuple[str, ...] = ()
     samples: Path | None = None
     new_signature: bool = False
-    search: bool = False
+    search: bool | None = False
     device: torch.device = CPU
     all_forms: bool = False
     name: str | None = None

@@ -35,9 +35,9 @@ class Subject:
     ``source``: the folder whose text is kept with the version, or the text of its model.toml where that is all.
     ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
     (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
-    for kept nodes at O3 too, which otherwise means exactly what was asked. ``device``: the plan asks its kernels, and
-    the proof runs on it. ``original_because``: why nothing is made half although it was asked for; empty otherwise.
-    ``beside``: files that are kept with the version.
+    for kept nodes at O3 too, which otherwise means exactly what was asked; None: at no level. ``device``: the plan asks
+    its kernels, and the proof runs on it. ``original_because``: why nothing is made half although it was asked for;
+    empty otherwise. ``beside``: files that are kept with the version.
     """
 
     program: ExportedProgram | None
@@ -49,7 +49,7 @@ class Subject:
     origin: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     further: Further | None = None
-    search: bool = False
+    search: bool | None = False
     device: torch.device = CPU
     original_because: str = ""
     beside: Sequence[Path] = ()

@@ -72,9 +72,15 @@ class Decisions:
     def _add_divergence(
         self, samples: Sequence[int], original: np.ndarray, half: np.ndarray, usable: np.ndarray
     ) -> None:
+        together = divergence_nats(original, half, self.kind) if usable.all() else None
         for row, sample in enumerate(samples):
             if usable[row].any():
-                nats = divergence_nats(original[row][usable[row]], half[row][usable[row]], self.kind).mean()
+                chosen = usable[row]
+                nats = (
+                    divergence_nats(original[row][chosen], half[row][chosen], self.kind)
+                    if together is None
+                    else together[row]
+                ).mean()
                 self.nats[sample] = float(np.maximum(self.nats.get(sample, 0.0), nats))  # NaN stays NaN
 
     def _add_flips(

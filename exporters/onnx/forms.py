@@ -52,7 +52,7 @@ def foreign_subject(
     asked: ModelFolder,
     samples: Samples,
     origin: Mapping[str, Any],
-    search: bool,
+    search: bool | None,
     notify: Notify,
     original_because: str | None = None,
 ) -> tuple[Subject, Maker]:
@@ -92,7 +92,7 @@ def _planned_subject(
     asked: ModelFolder,
     samples: Samples,
     origin: Mapping[str, Any],
-    search: bool,
+    search: bool | None,
     notify: Notify,
 ) -> tuple[Subject, "FileForms"]:
     program, spec, notes = read_freed(path, asked, samples)
@@ -115,7 +115,7 @@ def _subject(
     spec: ModelSpec,
     samples: Samples,
     origin: Mapping[str, Any],
-    search: bool,
+    search: bool | None,
     notes: Sequence[str],
     answers: Answers,
 ) -> Subject:
@@ -200,7 +200,7 @@ class FileForms:
                 planning,
                 self.answers,
                 self.operations,
-                subject.search,
+                bool(subject.search),
             )
             self.planner = Planner(graph, planning, subject.search)
         if not self.planner.settle(share, notify):

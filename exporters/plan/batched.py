@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..operations import Operations
 from ..question import (
     REFUSALS,
     Answers,
@@ -22,6 +23,7 @@ from ..question import (
 )
 
 ELEMENTS = 1 << 14  # of inputs run at once; with more the work itself costs, and a failure comes late
+OPERATIONS = 1 << 33  # run at once, in the same way: of a large model fewer elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,16 @@ class Batch:
 
 
 def batches(
-    questions: Iterable[Question], original: Answers, may_join: bool = True, invented: Invented | None = None
+    questions: Iterable[Question], original: Answers, most: int = ELEMENTS, invented: Invented | None = None
 ) -> Iterator[Batch]:
-    """The questions with the original's answers, in order, as many in a batch as are small and alike in shape.
+    """The questions with the original's answers, in order, those alike in shape in batches of ``most`` elements of inputs;
+    a larger one is alone.
 
     The first of each batch is run alone as well: where it is answered otherwise among others, or where the original
     takes no more rows, all of that batch are answered and run alone. ``invented`` is given where the questions are:
     what the original refuses is left out.
     """
-    for group in _groups(questions) if may_join else ((one,) for one in questions):
+    for group in _groups(questions, most):
         if joined := _joined(group, original) if len(group) > 1 else None:
             yield joined
             if invented is not None:
@@ -80,13 +83,18 @@ def _run_as_one(group: Sequence[Question], answers: Answers) -> list[Arrays]:
     return [{name: parts[name][index] for name in parts} for index in range(len(group))]
 
 
-def _groups(questions: Iterable[Question]) -> Iterator[Sequence[Question]]:
-    """Consecutive ones whose rows have the same shapes, up to `ELEMENTS`."""
+def elements_together(operations: Operations) -> int:
+    """How many elements of inputs may be run at once. ``operations``: of one execution."""
+    return min(ELEMENTS, OPERATIONS * operations.inputs // max(operations.varying, 1))
+
+
+def _groups(questions: Iterable[Question], most: int) -> Iterator[Sequence[Question]]:
+    """Consecutive ones whose rows have the same shapes, of up to so many elements."""
     group: list[Question] = []
     elements = 0
     for one in questions:
         size = sum(array.size for array in one.inputs.values())
-        if group and (elements + size > ELEMENTS or _shapes(one) != _shapes(group[0])):
+        if group and (elements + size > most or _shapes(one) != _shapes(group[0])):
             yield group
             group, elements = [], 0
         group.append(one)

@@ -5,7 +5,7 @@ FP32, each with a reason and evidence.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -50,15 +50,15 @@ class CandidatePlan(Generic[G]):
 class Planner(Generic[G]):
     """Settles the plan of one graph; may be asked again, under stricter limits.
 
-    ``search``: look for kept nodes at O3 too, which otherwise means exactly what was asked.
+    ``search``: look for kept nodes at O3 too, which otherwise means exactly what was asked; None: at no level.
     """
 
-    def __init__(self, graph: G, planning: Samples, search: bool) -> None:
+    def __init__(self, graph: G, planning: Samples, search: bool | None) -> None:
         self.graph, self._planning = graph, planning
         self.plan = CandidatePlan(graph)
         self.search = NOT_ASKED
         level = graph.precision.level
-        self._searches = level in ("O1", "O2") or (level == "O3" and search)
+        self._searches = search is not None and (level in ("O1", "O2") or (level == "O3" and search))
         self._settled = False
 
     def settle(self, share: float, notify: Notify) -> bool:
@@ -137,13 +137,17 @@ class Planner(Generic[G]):
             asked = set(names)
             return [name for name in rehearsal.most_costly_first if name in asked]
 
+        def fails_unseen(names: Collection[str]) -> bool:
+            notify("trying the plan on unseen samples")
+            return rehearsal.find_counterexamples(names)
+
         rehearsal.leave_room_for(BUDGET.operations // 2)
         found = refined(
             [one.node for one in candidates],
             lambda names: rehearsal.score(
                 names, limits.searched if names else limits.as_it_is, limits.largest
             ),
-            rehearsal.find_counterexamples,
+            fails_unseen,
             budget=BUDGET,
             notify=notify,
             spent=rehearsal.meter.spent,

@@ -28,7 +28,7 @@ from ..search.delta_debugging import Score
 from ..search.measured_order import MEASUREMENTS, by_measured_error
 from ..search.ranking import RANKED, ranking
 from .aims import stricter
-from .batched import Batch, batches
+from .batched import Batch, batches, elements_together
 from .counterexamples import SHARE, Ask, Counterexamples
 from .near_ties import without_near_ties
 
@@ -47,7 +47,8 @@ class Rehearsal:
         self._tie_tolerance = graph.tie_tolerance(planning)
         self._few = few(planning, graph.operations(), self._bytes_of_a_row(planning))
         self._rows = max(self._few.count, 1)
-        self._may_join = spec.batched and spec.max_batch_size > 1
+        joins = spec.batched and spec.max_batch_size > 1
+        self._together = elements_together(graph.operations()) if joins else 0
         self.own = list(self._batches(self._questions([self._few], 0)))
         self._perturbed = Invented(self._original)
         moved = list(self._invented(self._questions(perturbed_if_small(spec, self._few), 1)))
@@ -120,7 +121,14 @@ class Rehearsal:
 
     def find_counterexamples(self, kept: Collection[str]) -> bool:
         """Whether the half fails unseen samples (`Counterexamples`)."""
-        return self.counterexamples.search(self._ask(kept))
+        ask = self._ask(kept)
+        if self._suspects <= set(kept) and self.counterexamples.errs_little(ask):
+            return False
+        return self.counterexamples.search(ask)
+
+    @cached_property
+    def _suspects(self) -> set[str]:
+        return {one.node for one in self._graph.candidates() if one.reason}
 
     def floor_passes(self) -> bool:
         """Whether rounding alone, with FP32's range, stays within the gate's limits."""
@@ -148,17 +156,17 @@ class Rehearsal:
         return ask
 
     def _batches(self, questions: Iterable[Question]) -> Iterator[Batch]:
-        return batches(questions, self._original, self._may_join)
+        return batches(questions, self._original, self._together)
 
     def _invented(self, questions: Iterable[Question]) -> Iterator[Batch]:
         """The questions in batches, without the perturbed samples that the original refuses."""
-        return batches(questions, self._original, self._may_join, self._perturbed)
+        return batches(questions, self._original, self._together, self._perturbed)
 
     def _unseen(self, planning: Samples) -> Iterator[Samples]:
         """Planning samples that are not asked of every plan, then perturbed ones, unless the original refuses most."""
         spec, rows = self._graph.spec, self._rows
         more = range(rows, min(planning.count, RANKED), rows)
-        copies = -(-(UNSEEN if self._may_join else UNSEEN_ALONE) // rows)
+        copies = -(-(UNSEEN if self._together else UNSEEN_ALONE) // rows)
         given = (planning.take(slice(start, min(start + rows, RANKED))) for start in more)
         return chain(given, perturbed(spec, self._few, copies, seed=1) if self._perturbed.is_used else ())
 
@@ -177,7 +185,7 @@ class Rehearsal:
                 for name, inputs in adversarial(spec, self._few, largest)
             ]
             odd = Invented(self._original)
-            self._adversarial[largest] = list(batches(questions, self._original, self._may_join, odd))
+            self._adversarial[largest] = list(batches(questions, self._original, self._together, odd))
         return self._adversarial[largest]
 
 

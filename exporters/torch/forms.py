@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.fx import GraphModule
 
 from ...models.archive.archive import save_program
 from ...models.engines.arrays import to_torch
@@ -59,7 +60,15 @@ class ProgramForms:
     half: HalfProgram = field(init=False)
     because: str = ""
     _original: Answers | None = None
+    _module: GraphModule | None = None
     _row_operations: int | None = None
+
+    @property
+    def module(self) -> GraphModule:
+        """The original, prepared; nothing changes it."""
+        if self._module is None:
+            self._module = runnable(self.subject.exported)
+        return self._module
 
     @property
     def row_operations(self) -> int:
@@ -67,7 +76,7 @@ class ProgramForms:
             subject = self.subject
             _, row = next(subject.samples.batches(1 if subject.spec.batched else 0))
             tensors = [to_torch(row[tensor.name]) for tensor in subject.spec.inputs]
-            self._row_operations = program_operations(runnable(subject.exported), tensors).of(row)
+            self._row_operations = program_operations(self.module, tensors).of(row)
         return self._row_operations
 
     def original(self) -> Answers:
@@ -78,16 +87,16 @@ class ProgramForms:
         return self._original
 
     def operations_by_name(self) -> Sequence[Operation]:
-        nodes = (node for _, node in walk(runnable(self.subject.exported)) if node.op == "call_function")
+        nodes = (node for _, node in walk(self.module) if node.op == "call_function")
         return [(node.name, getattr(node.target, "__name__", "").split(".")[0]) for node in nodes]
 
     def original_graph(self) -> OriginalGraph:
-        return ProgramOriginal(runnable(self.subject.exported), self.subject.spec)
+        return ProgramOriginal(self.module, self.subject.spec)
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         subject = self.subject
-        tie_tolerance = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
-        exact = exact_answers(runnable(subject.exported), subject.spec)
+        tie_tolerance = ties_of(self.module, subject.spec, subject.precision.dtype, judging)
+        exact = exact_answers(self.module, subject.spec)
         device = str(subject.device)
         return ask_reference(
             subject.spec, judging, self.original(), tie_tolerance, self.row_operations, exact, device

@@ -53,7 +53,7 @@ class ProgramGraph:
     plan: PrecisionPlan
     inputs: Sequence[Tensor]
     onnx: bool = False
-    search: bool = False
+    search: bool | None = False
     kernels: HalfKernels = OF_CPU
     weighed: Ledger | None = None
     profiled: Profile | None = None
@@ -191,7 +191,7 @@ def _ruled(graph: ProgramGraph) -> ProgramGraph:
         touches = graph.typing.under(plan).touches_half
         plan = plan.keeping([kept for kept in graph.masked if touches(kept.node)])
     plan = keep_without_kernel(graph.module, plan, graph.inputs, graph.kernels, onnx=graph.onnx)
-    searched = graph.search and graph.precision.level == "O3"
+    searched = bool(graph.search) and graph.precision.level == "O3"
     weighed, plan = weigh(graph.module, plan, graph.inputs, searched)
     return replace(graph, plan=plan, weighed=weighed)
 

@@ -100,8 +100,8 @@ def convert(
         bool, typer.Option("--new-signature", help="Inputs or outputs changed.")
     ] = False,
     search: Annotated[
-        bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
-    ] = False,
+        bool | None, typer.Option(help="Look for nodes to keep at O3 too, or at no level.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     name: Annotated[
         str | None, typer.Option(help="Of the model, for a bare file; default the file's.")
@@ -125,7 +125,7 @@ def convert(
 
         options = Options(
             *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
-            search=search,
+            search=None if search is False else bool(search),
             device=resolve_device(device),
             all_forms=form == "both",
             name=name,

@@ -23,6 +23,7 @@ from typing import Any
 
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.maker import Notify
 from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
@@ -47,7 +48,9 @@ def names_of(road: str) -> list[str]:
     return sorted(toml.parent.name for toml in zoo_folder("").glob("*/model.toml"))
 
 
-def converted(road: str, name: str, folder: Path, given: int = ROWS) -> Version:
+def converted(
+    road: str, name: str, folder: Path, given: int = ROWS, notify: Notify = lambda _: None
+) -> Version:
     """One model converted into a store in ``folder``, of the corpus on ``given`` samples."""
     store = Store(folder / "store")
     if road == "zoo":
@@ -59,7 +62,7 @@ def converted(road: str, name: str, folder: Path, given: int = ROWS) -> Version:
         subject = Subject(
             original.program, spec, samples, Precision("O1"), Options().forms, folder, {}, search=True
         )
-        return travel(subject, ProgramForms(subject), store, lambda _: None)
+        return travel(subject, ProgramForms(subject), store, notify)
     return _from_file(road, folder, spec, samples, name, store)
 
 

@@ -6,7 +6,9 @@ tells range from precision: a run that rounds the mantissa and keeps FP32's expo
 conversion can avoid.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from .dtypes import Dtypes, tensors_of
 Rounding = Callable[[Tensor], Tensor]
 Tap = Callable[[str, Tensor], None]
 
+WEIGHT_BYTES = 1 << 29  # of rounded weights that are held from run to run
 _HALVES = (torch.float16, torch.bfloat16)
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}  # of FP32's 23 bits of mantissa
@@ -51,6 +54,19 @@ def _in_fp32(value: Any) -> Any:
     return torch.float32 if isinstance(value, torch.dtype) and value in _HALVES else value
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a node reads its arguments: the same in every run. ``args``, ``kwargs``: with FP32 in place of a half dtype;
+    ``is_flat``: none of them is a list. ``rounds``: whether an FP32 value of a node is rounded: True, False: only one
+    without dimensions, None: never.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_flat: bool
+    rounds: Mapping[Node, bool | None]
+
+
 class Emulation(Interpreter):
     """Runs an original program (`models.program.runnable`, prepared) as its plan's half program would.
 
@@ -71,10 +87,19 @@ class Emulation(Interpreter):
         self._dtypes, self._rounding, self._tap, self._prefix = dtypes, rounding, tap, prefix
         self._opened = opened
         self._rounded: dict[Node, Tensor] = {}  # a value that several nodes read in half is rounded once
+        self._rounded_weights: dict[Node, Tensor] = {}  # and a weight once for all runs
+        self._room = 0 if any(_writes(node) for node in module.graph.nodes) else WEIGHT_BYTES
+        self._readings: dict[Node, _Reading] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        self._rounded.clear()
-        return super().run(*args, **kwargs)
+        self._rounded = dict(self._rounded_weights)
+        return super().run(*args, initial_env=dict(self._weights), **kwargs)
+
+    @cached_property
+    def _weights(self) -> dict[Node, Any]:
+        assert isinstance(self.module, GraphModule)
+        nodes = [node for node in self.module.graph.nodes if node.op == "get_attr"]
+        return {node: self.fetch_attr(str(node.target)) for node in nodes}
 
     def run_node(self, n: Node) -> Any:
         if n.op != "call_function":
@@ -103,25 +128,40 @@ class Emulation(Interpreter):
 
     def _read(self, node: Node) -> tuple[Any, Any]:
         """A node's arguments: rounded where it reads half, and FP32 in place of a half dtype argument."""
+        reading = self._readings.get(node) or self._readings.setdefault(node, self._reading(node))
+        rounds, env = reading.rounds, self.env
+
+        def load(source: Any) -> Any:
+            if not isinstance(source, Node):
+                return source
+            value, rule = env[source], rounds[source]
+            if rule is None or not isinstance(value, Tensor) or value.dtype != torch.float32:
+                return value
+            return self._half(source, value) if rule or value.ndim == 0 else value
+
+        if reading.is_flat:
+            return tuple(map(load, reading.args)), {name: load(one) for name, one in reading.kwargs.items()}
+        return map_arg((reading.args, reading.kwargs), load)
+
+    def _reading(self, node: Node) -> _Reading:
         name = self._prefix + node.name
         reads = self._dtypes.reads.get(name, {})
         gives_half = self._dtypes.is_half(name) and not isinstance(node.target, HigherOrderOperator)
         compares = self._dtypes.out.get(name) == (torch.bool,) and self._dtypes.half in reads.values()
 
-        def load(source: Node) -> Any:
-            value = self.env[source]
-            if not isinstance(value, Tensor) or value.dtype != torch.float32:
-                return value
+        def rounds(source: Node) -> bool | None:
             known = self._prefix + source.name
-            if self._dtypes.half in self._dtypes.out[known]:
-                return value  # was rounded when it was made
+            if self._dtypes.half in self._dtypes.out.get(known, ()):
+                return None  # was rounded when it was made
+            if reads.get(known) == self._dtypes.half:
+                return True
             # promotion takes a tensor without dimensions in the dtype of the others (so do a GPU's kernels; a
             # CPU's arithmetic reads it as a scalar in FP32, its comparisons do not)
-            promoted = (compares or gives_half) and value.ndim == 0
-            return self._half(source, value) if promoted or reads.get(known) == self._dtypes.half else value
+            return False if compares or gives_half else None
 
-        args, kwargs = map_arg((node.args, node.kwargs), load)
-        return map_aggregate((args, kwargs), _in_fp32)
+        args, kwargs = map_aggregate((node.args, node.kwargs), _in_fp32)
+        is_flat = not any(isinstance(one, tuple | list | dict | slice) for one in (*args, *kwargs.values()))
+        return _Reading(args, kwargs, is_flat, {source: rounds(source) for source in node.all_input_nodes})
 
     def _half(self, source: Node, value: Tensor) -> Tensor:
         if source not in self._rounded:
@@ -129,11 +169,14 @@ class Emulation(Interpreter):
             if IN_RANGE in source.meta:
                 rounded = in_range(value, rounded.to(self._dtypes.half)).float()
             self._rounded[source] = rounded
+            if source.op == "get_attr" and rounded.nbytes <= self._room:
+                self._rounded_weights[source] = rounded
+                self._room -= rounded.nbytes
         return self._rounded[source]
 
     def _written(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
         """A node's result, rounded where it is half; in place, where the op changes its input."""
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        if _writes(node):
             self._round_in_place(node, args, kwargs)
             self._rounded.clear()
             return result
@@ -166,3 +209,7 @@ class Emulation(Interpreter):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             if isinstance(source, Node) and self._dtypes.is_half(self._prefix + source.name):
                 value.copy_(self._rounding(value))
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

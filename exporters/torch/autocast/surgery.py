@@ -16,6 +16,7 @@ from ....models.program import walk
 from .folding import attribute
 
 Work = Callable[[Any, Any], Any]  # (args, kwargs) → the node's result
+Decompositions = dict[Any, Callable[..., Any]]  # by operation
 
 _INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "custom")
 
@@ -28,10 +29,13 @@ def fake_mode(module: GraphModule) -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv())
 
 
-def traced(node: Node, owner: GraphModule, work: Work, mode: FakeTensorMode) -> GraphModule | None:
+def traced(
+    node: Node, owner: GraphModule, work: Work, mode: FakeTensorMode, table: Decompositions | None = None
+) -> GraphModule | None:
     """``work`` on the node's arguments, traced as a graph; its inputs are ``node.all_input_nodes`` in their order.
 
-    None where the value of some input is not known (a node without ``meta["val"]``).
+    None where the value of some input is not known (a node without ``meta["val"]``). ``table``: composite operations,
+    and those in the table, are traced as the operations that they consist of.
     """
     sources = node.all_input_nodes
     values = [_value(source, owner, mode) for source in sources]
@@ -46,7 +50,7 @@ def traced(node: Node, owner: GraphModule, work: Work, mode: FakeTensorMode) -> 
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            inner = make_fx(run, tracing_mode="real", pre_dispatch=True)(*values)
+            inner = make_fx(run, table, tracing_mode="real", pre_dispatch=table is None)(*values)
     finally:
         mode.allow_non_fake_inputs = allowed
     inner.graph.eliminate_dead_code()

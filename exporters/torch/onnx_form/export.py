@@ -19,6 +19,7 @@ from ....models.errors import ExportFailed, OrderEnded
 from ....models.spec import ModelSpec
 from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW
 from .check import check_file
+from .decompositions import decomposed_where_needed
 from .folding import fold_known
 from .lookups import looked_up_once
 from .names import name_as
@@ -64,7 +65,7 @@ def remove_onnx(path: Path) -> None:
 def _exported(program: ExportedProgram, spec: ModelSpec) -> ir.Model:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
     try:
-        with warnings.catch_warnings(), looked_up_once():
+        with warnings.catch_warnings(), looked_up_once(), decomposed_where_needed():
             warnings.simplefilter("ignore")
             exported = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, opset_version=OPSET

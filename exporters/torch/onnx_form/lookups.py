@@ -26,8 +26,8 @@ def looked_up_once() -> Iterator[None]:
     composite_ops = cache(getattr(ops_of_torch, "_materialize_cpp_cia_ops", lambda: None))
     with (
         _ONE_FILE_AT_A_TIME,
-        _replaced(_registration.ONNXRegistry, "from_torchlib", staticmethod(_translations)),
-        _replaced(ops_of_torch, "_materialize_cpp_cia_ops", composite_ops),
+        replaced(_registration.ONNXRegistry, "from_torchlib", staticmethod(_translations)),
+        replaced(ops_of_torch, "_materialize_cpp_cia_ops", composite_ops),
     ):
         yield
 
@@ -41,7 +41,8 @@ def _translations(*asked: Any, **named: Any) -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, function: object) -> Iterator[None]:
+def replaced(owner: Any, name: str, function: object) -> Iterator[None]:
+    """Inside the block the owner has this function under this name; none where it had none."""
     if name not in vars(owner):
         yield
         return

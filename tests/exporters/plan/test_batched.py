@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from halfeven.exporters.onnx.precision.oracle import Oracle
-from halfeven.exporters.plan.batched import ELEMENTS, batches
+from halfeven.exporters.operations import Operations
+from halfeven.exporters.plan.batched import ELEMENTS, OPERATIONS, batches, elements_together
 from halfeven.exporters.question import Answers, Arrays, Question, largest_of, same_among_others
 
 from tests.exporters.onnx.onnx_files import parsed
@@ -37,10 +38,12 @@ def questions(*rows: int, width: int = 8) -> list[Question]:
     return [Question(tuple(range(len(array))), {"x": array}, {}) for array in arrays]
 
 
-def run(original: Answers, several: list[Question], half: Answers = doubled, join: bool = True) -> list[int]:
+def run(
+    original: Answers, several: list[Question], half: Answers = doubled, most: int = ELEMENTS
+) -> list[int]:
     """How many rows each run of the half had, after it answered each execution rightly."""
     counted = Counted(half)
-    came = [pair for batch in batches(several, original, join) for pair in batch.answers(counted)]
+    came = [pair for batch in batches(several, original, most) for pair in batch.answers(counted)]
     for asked, (one, answers) in zip(several, came, strict=True):
         assert one.inputs is asked.inputs and not isinstance(answers, Exception)
         np.testing.assert_array_equal(one.reference["y"], original(asked.inputs)["y"])
@@ -50,7 +53,7 @@ def run(original: Answers, several: list[Question], half: Answers = doubled, joi
 
 def test_they_are_run_as_one_and_each_gets_its_own_answer() -> None:
     assert run(doubled, questions(8, 3, 8)) == [19]
-    assert run(doubled, questions(8, 3, 8), join=False) == [8, 3, 8]
+    assert run(doubled, questions(8, 3, 8), most=0) == [8, 3, 8]
 
 
 def test_a_half_answers_rows_among_others_as_it_does_alone() -> None:
@@ -73,6 +76,12 @@ def test_answers_that_are_not_finite_in_the_same_places_may_be_run_as_one() -> N
 
 def test_many_are_run_in_batches_that_stay_small() -> None:
     assert run(doubled, questions(*[8] * 5, width=ELEMENTS // 16)) == [16, 16, 8]
+
+
+def test_of_a_large_model_fewer_rows_are_run_at_once() -> None:
+    most = elements_together(Operations(varying=OPERATIONS // 2, inputs=8))  # one row of eight elements
+    assert run(doubled, questions(*[1] * 5), most=most) == [2, 2, 1]
+    assert elements_together(Operations(varying=1, inputs=8)) == ELEMENTS
 
 
 def test_rows_of_other_shapes_are_in_other_batches() -> None:

@@ -13,6 +13,7 @@ from halfeven.exporters.operations import Meter, Operations
 from halfeven.exporters.plan import counterexamples
 from halfeven.exporters.plan.batched import Batch
 from halfeven.exporters.plan.counterexamples import (
+    CALM_ROWS,
     OPERATIONS,
     ORDER_OPERATIONS,
     PART_OPERATIONS,
@@ -75,6 +76,15 @@ def unseen(*samples: One, rows: int = 1) -> Counterexamples:
 
 def errors(found: Counterexamples) -> list[float]:
     return [float(one.inputs["error"][0, 0]) for one in found.found]
+
+
+def test_fewer_rows_are_enough_for_a_half_that_errs_little() -> None:
+    many = 2 * CALM_ROWS
+    for error, rows, enough in [(0.45, many, True), (0.55, many, False), (0.45, CALM_ROWS - 1, False)]:
+        found = unseen(*[One(error)] * rows)
+        assert found.errs_little(half) == enough
+        assert found.tried == min(rows, CALM_ROWS)
+        assert not found.search(half) and found.tried == rows and len(found.unseen) == rows
 
 
 def test_the_worst_are_asked_from_now_on_and_those_within_the_limit_are_not() -> None:

@@ -10,6 +10,7 @@ from halfeven.exporters.inputs.perturbed import COPIES
 from halfeven.exporters.inputs.planning import SLOW_SAMPLES
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.plan.aims import RETREATS, SHARES
+from halfeven.exporters.plan.counterexamples import CALM_ROWS
 from halfeven.exporters.plan.planner import Planner
 from halfeven.exporters.plan.rehearsal import Rehearsal
 from halfeven.exporters.question import Question
@@ -89,14 +90,14 @@ def graph_of(
 
 
 def planner(
-    module: nn.Module, precision: Precision | None = None, search: bool = False
+    module: nn.Module, precision: Precision | None = None, search: bool | None = False
 ) -> Planner[ProgramGraph]:
     graph, planning, _ = prepared(module, precision)
     return Planner(graph, planning, search)
 
 
 def settled(
-    module: nn.Module, precision: Precision | None = None, search: bool = False
+    module: nn.Module, precision: Precision | None = None, search: bool | None = False
 ) -> Planner[ProgramGraph]:
     made = planner(module, precision, search)
     assert made.settle(SHARES[0], lambda _: None)
@@ -109,6 +110,11 @@ def kept(made: Planner[ProgramGraph]) -> Sequence[str]:
 
 def questions(rehearsal: Rehearsal) -> list[Question]:
     return [one for batch in rehearsal.samples for one in batch.questions]
+
+
+def test_without_any_search_the_lists_alone_decide() -> None:
+    made = settled(Gate(), search=None)
+    assert kept(made) == [] and made.search == "not asked"
 
 
 def test_a_healthy_model_keeps_nothing() -> None:
@@ -226,6 +232,7 @@ def test_a_small_model_is_tried_on_thousands_of_unseen_samples_in_few_runs(
 ) -> None:
     graph, planning, _ = prepared(Healthy())
     rehearsal, runs, run = Rehearsal(graph, planning), list[int](), Emulation.run
+    monkeypatch.setattr("halfeven.exporters.plan.counterexamples.CALM", -1.0)
     unseen = [one for batch in rehearsal.counterexamples.unseen for one in batch.questions]
 
     def counted(self: Emulation, *inputs: Tensor) -> Sequence[Tensor]:
@@ -234,8 +241,19 @@ def test_a_small_model_is_tried_on_thousands_of_unseen_samples_in_few_runs(
 
     monkeypatch.setattr(Emulation, "run", counted)
     assert not rehearsal.find_counterexamples([])
-    assert sum(runs) == sum(len(one.samples) for one in unseen) == rehearsal.counterexamples.tried > 1000
+    assert sum(len(one.samples) for one in unseen) == rehearsal.counterexamples.tried > 3 * CALM_ROWS
     assert len(runs) < len(unseen) / 20
+
+
+@pytest.mark.parametrize(("module", "enough"), [(Healthy, True), (Gate, False)])
+def test_fewer_unseen_samples_are_enough_where_nothing_is_suspected_and_the_error_is_small(
+    module: type[nn.Module], enough: bool
+) -> None:
+    graph, planning, _ = prepared(module())
+    rehearsal = Rehearsal(graph, planning)
+    kept = [] if enough else [one.node for one in graph.candidates() if not one.reason]
+    rehearsal.find_counterexamples(kept)
+    assert (CALM_ROWS <= rehearsal.counterexamples.tried <= 2 * CALM_ROWS) == enough
 
 
 def test_planning_samples_beyond_those_of_every_trial_are_tried_before_perturbed_ones() -> None:
