@@ -47,8 +47,8 @@ class Batch:
 def batches(
     questions: Iterable[Question], original: Answers, most: int = ELEMENTS, invented: Invented | None = None
 ) -> Iterator[Batch]:
-    """The questions with the original's answers, in order, those alike in shape in batches of ``most`` elements of inputs;
-    a larger one is alone.
+    """The questions with the original's answers, in order, those alike in shape in batches of ``most`` elements of
+    inputs; a larger one is alone.
 
     The first of each batch is run alone as well: where it is answered otherwise among others, or where the original
     takes no more rows, all of that batch are answered and run alone. ``invented`` is given where the questions are:
