@@ -173,7 +173,7 @@ def test_the_packages_own_version_is_not_asked_of_metadata_which_a_checkout_has_
 
 def test_one_command_for_a_strange_machine_is_short_and_needs_no_make() -> None:
     (command,) = re.findall(
-        r"```console\n(python3 -m tests\.benchmarks\.gpu .*?)```", (ROOT / "docs/cuda.md").read_text(), re.S
+        r"```sh\n(python3 -m tests\.benchmarks\.gpu .*?)```", (ROOT / "docs/cuda.md").read_text(), re.S
     )
     assert len(command) < 2000 and "make" not in command
     done = subprocess.run(["make", "-n", "gpu", "OUT=somewhere"], cwd=ROOT, capture_output=True, text=True)

@@ -40,7 +40,7 @@ _SAID_OF_NO_CLASS = {
 
 
 def cell(text: object) -> str:
-    return " ".join(str(text or "").split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(("" if text is None else str(text)).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

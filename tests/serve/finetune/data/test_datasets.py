@@ -110,7 +110,7 @@ def test_a_class_that_there_is_not_names_its_rows_and_the_range(
 def test_a_target_value_that_is_nan_may_be_given_as_missing_and_nothing_else(
     tmp_path: Path, arrays: dict[str, np.ndarray]
 ) -> None:
-    def read(**more: bool) -> TrainingData:
+    def read(**more: Any) -> TrainingData:
         save_file(arrays, tmp_path / "train.safetensors")
         return read_training(tmp_path / "train.safetensors", SPEC, **more)
 
