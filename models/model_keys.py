@@ -75,14 +75,16 @@ PRECISION: Keys = {
 }  # fmt: skip
 PARITY: Keys = {
     "max_error_u": Key(
-        float, "the largest error of a sample, in units of u·S", _LIMITS.max_error_u, least=0, example="6.0",
+        float, "the largest error of a sample, in u·S: half's rounding step times the output's largest value",
+        _LIMITS.max_error_u, least=0, example="6.0",
     ),
     "min_sqnr_db": Key(
         float, "the least signal to noise over all samples, in dB; without it 56.2 (fp16), 38.2 (bf16)", least=0,
         example="50.0",
     ),
     "min_slice_sqnr_db": Key(
-        float, "the same of every slice along every axis", _LIMITS.min_slice_sqnr_db, least=0, example="25.0",
+        float, "the least signal to noise of each slice along each axis, in dB", _LIMITS.min_slice_sqnr_db, least=0,
+        example="25.0",
     ),
     "max_flips": Key(
         float, "the share of first choices, and of steps, that may change", _LIMITS.max_flips, least=0, most=1,
@@ -104,7 +106,7 @@ PARITY: Keys = {
         float, "the share of the ten best that must stay", _LIMITS.min_top10_overlap, least=0, most=1, example="0.8",
     ),
     "unstable": Key(
-        str, "what becomes of a model whose FP32 answers are no reference: FP32 serves, or a half is accepted under "
+        str, "what becomes of a model whose FP32 answers cannot judge a half: FP32 serves, or a half is accepted under "
         "limits of twice the noise", _LIMITS.unstable, UNSTABLE, example='"accept"',
     ),
 }  # fmt: skip
@@ -150,7 +152,7 @@ PICTURE: Keys = {
     "color": Key(str, "RGB, or L for grey", "RGB", ("L", "RGB"), example='"L"'),
     "scale": Key(float, "a pixel of 0 to 255 is multiplied by it", 1.0, example="0.00392156862745098"),
     "mean": Key(
-        list, "taken off for each channel, after the scale; a number for all is a list of one", [0.0], items=_NUMBER,
+        list, "subtracted from each channel, after the scale; a number for all is a list of one", [0.0], items=_NUMBER,
         example="[0.485, 0.456, 0.406]",
     ),
     "std": Key(
@@ -168,12 +170,12 @@ _INPUT: Keys = {
     "wire_datatype": Key(
         str, "the smaller datatype in which requests carry the numbers", one_of=tuple(DATATYPES), example='"UINT8"',
     ),
-    "wire_scale": Key(float, "a number on the wire is multiplied by it", 1.0, example="0.1"),
-    "wire_offset": Key(float, "and this is added to it", 0.0, example="-1.0"),
+    "wire_scale": Key(float, "a number in a request is multiplied by it", 1.0, example="0.1"),
+    "wire_offset": Key(float, "added to a number in a request, after wire_scale", 0.0, example="-1.0"),
 }  # fmt: skip
 TENSOR: Keys = {
     "name": Key(str, "the name in requests and answers", needed=True, example='"x"'),
-    "datatype": Key(str, "of the protocol V2", one_of=tuple(DATATYPES), needed=True, example='"FP32"'),
+    "datatype": Key(str, "a datatype of the protocol V2", one_of=tuple(DATATYPES), needed=True, example='"FP32"'),
     "shape": Key(
         list,
         "a size, -1 for a free one, bounds (1..512), a name (length) or both (length=2..512) for each axis; the "
@@ -195,13 +197,13 @@ TENSOR: Keys = {
 }  # fmt: skip
 NET: Keys = {
     "build": Key(str, "the function that makes the net", pattern=_FUNCTION, needed=True, example='"gan.py:critic"'),
-    "weights": Key(str, "its safetensors file", example='"critic.safetensors"'),
+    "weights": Key(str, "the safetensors file of its weights", example='"critic.safetensors"'),
 }  # fmt: skip
 OPTIMIZER: Keys = {
     "nets": Key(list, "the nets whose parameters it changes", items=_TEXT, needed=True, example='["model"]'),
-    "learning_rate": Key(float, "its rate", least=1e-10, most=10.0, needed=True, example="0.0002"),
-    "optimizer": Key(str, f"its class in torch.optim ({', '.join(OPTIMIZERS)})", DEFAULT, example='"SGD"'),
-    "weight_decay": Key(float, "its decay of weights", least=0.0, most=1.0, example="0.01"),
+    "learning_rate": Key(float, "the learning rate", least=1e-10, most=10.0, needed=True, example="0.0002"),
+    "optimizer": Key(str, f"the class in torch.optim ({', '.join(OPTIMIZERS)})", DEFAULT, example='"SGD"'),
+    "weight_decay": Key(float, "the weight decay", least=0.0, most=1.0, example="0.01"),
     "clip_norm": Key(float, "the norm that gradients are clipped to", least=1e-6, most=1e6, example="1.0"),
     "betas": Key(list, "torch's argument of this name", items=_NUMBER, example="[0.5, 0.999]"),
     **{

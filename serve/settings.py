@@ -64,13 +64,13 @@ class Settings(BaseSettings):
     max_files_mib: int = Field(
         DEFAULTS.files_bytes // _MIB, ge=1, le=2**24, description="MiB of all training files together"
     )
-    jobs: int = Field(1, ge=1, le=64, description="fine-tuning jobs at once")
+    jobs: int = Field(1, ge=1, le=64)
     trainer_threads: int = Field(1, ge=1, le=1024, description="threads of each process of a trainer")
     trainer_processes: int = Field(
         1, ge=1, le=64, description="processes of a trainer; on CUDA one for each GPU"
     )
     trainer_priority: Literal["low", "idle"] = Field(
-        "low", description="of a trainer's processes; both yield to serving"
+        "low", description="priority of a trainer's processes; both yield to serving"
     )
     trainer_memory_mib: int | None = Field(
         None,
@@ -127,15 +127,19 @@ class Settings(BaseSettings):
         description="faults of a new version, which the one before did not commit, that end its trial",
     )
     watch_fault_share: float = Field(
-        0.01, ge=0, le=1, description="and the share of its answers that they must be at least"
+        0.01, ge=0, le=1, description="the least share of a new version's answers that such faults must be"
     )
     watch_slower: float = Field(
-        3.0, gt=1, description="times as long as the version before's that a new one's batches may take"
+        3.0,
+        gt=1,
+        description="a new version's batches may take so many times as long as those of the version before",
     )
     drift_over: int = Field(
         5, ge=1, description="checked answers beyond the gate's limit at which a version counts as drifted"
     )
-    drift_of: int = Field(50, ge=1, description="of so many checked last")
+    drift_of: int = Field(
+        50, ge=1, description="number of the last checked answers among which `HALFEVEN_DRIFT_OVER` counts"
+    )
 
     @field_validator("root_path")
     @classmethod

@@ -21,7 +21,9 @@ def fp16(
     model: Annotated[
         Path, typer.Argument(help="An ONNX file, an exported program (.pt2), or a model folder.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The ONNX file to write, as model.fp16.onnx.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The ONNX file to write, such as model.fp16.onnx.")
+    ],
     samples: Annotated[
         Path | None,
         typer.Option(help="npz or safetensors: inputs by name, axis 0 the samples; default: generated."),
@@ -34,7 +36,7 @@ def fp16(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the proven half of a model as one ONNX file, with its proof in a folder beside it; nothing if unequal."""
+    """Write a model in half precision as one ONNX file, with its proof beside it, if it is proven equal."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from rich.console import Group
@@ -63,7 +65,7 @@ def verify(
     samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the proof's.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold a half against its proof: the digests, and the gate again under the ONNX Runtime of now."""
+    """Compare a half with its proof: its digests, and the gate again with the installed ONNX Runtime."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.half_files.half_file import verify as verified
@@ -83,11 +85,11 @@ def lock(
         list[str],
         typer.Argument(help="Halves that `halfeven fp16` wrote, or NAME or NAME@VERSION of the store."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The lock to write.")] = _LOCK,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The lock file to write.")] = _LOCK,
     store: StoreAt = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Write down what was proven: files, libraries, processor, bits of the answers, and speed beside FP32."""
+    """Prove halves once more, and record files, libraries, processor, bits of the answers, and speed."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.half_files.lock_file import write_lock
@@ -100,20 +102,21 @@ def lock(
 
 
 def check(
-    path: Annotated[Path, typer.Option("--lock", help="The lock.")] = _LOCK,
+    path: Annotated[Path, typer.Option("--lock", help="The lock file.")] = _LOCK,
     store: StoreAt = DEFAULT_STORE,
     against: Annotated[
         Path | None,
         typer.Option(
-            "--against-env", help="A python of another environment with halfeven: checked there, not here."
+            "--against-env",
+            help="The python of another environment that has halfeven: check there, not here.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Any change fails, equal answers with other bits too.")
+        bool, typer.Option("--strict", help="Fail on any change, even where the answers are still equal.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Prove locked halves again under what is installed now, and say what changed; exit code 3: one does not hold."""
+    """Prove locked halves again with what is installed now, and say what changed; 3 if one does not hold."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.half_files.lock_file import checked, compared, read_lock
@@ -192,14 +195,16 @@ def diff(
     theirs: Annotated[str, typer.Argument(metavar="B", help="Another ONNX file, or the URL of a V2 server.")],
     samples: Annotated[Path, typer.Option(help="npz or safetensors: inputs by name, axis 0 the samples.")],
     dtype: Annotated[
-        str, typer.Option(help="What B computes in: fp32, fp16 or bf16 (of a file it is seen).")
+        str, typer.Option(help="What B computes in: fp32, fp16 or bf16; for a file it is read from the file.")
     ] = "fp32",
-    out: Annotated[Path | None, typer.Option(help="A new folder: the node with its inputs, alone.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for the node that differs, with its inputs.")
+    ] = None,
     key: Key = None,
     key_file: KeyFileOf = None,
     as_json: Json = False,
 ) -> None:
-    """Run two engines of one model side by side, and name the first tensor that rounding does not explain."""
+    """Run two engines of one model on the same samples; name the first tensor that differs by more than rounding."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.differing.diff import DTYPES, differences
@@ -236,17 +241,21 @@ def index_check(
     queries: Annotated[
         Path, typer.Option(help="npz or safetensors: inputs of the model, a row for each query.")
     ],
-    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many neighbours.")] = 10,
+    k: Annotated[
+        int, typer.Option("-k", min=1, max=1000, help="Neighbours that are searched for each query.")
+    ] = 10,
     metric: Annotated[str, typer.Option(help="cosine or dot.")] = "cosine",
     output: Annotated[
         str | None, typer.Option(help="The output that is the vector, where there are several.")
     ] = None,
     judgements: Annotated[Path | None, typer.Option(help="npz: query, vector, relevance; adds nDCG.")] = None,
-    min_recall: Annotated[float, typer.Option(min=0, max=1, help="Below it the exit code is 3.")] = 0.99,
+    min_recall: Annotated[
+        float, typer.Option(min=0, max=1, help="The exit code is 3 where less is found.")
+    ] = 0.99,
     store: StoreAt = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Search an FP32 index with the half's query vectors: what it finds that FP32 finds, and in which order."""
+    """Search an index of FP32 vectors with the half's query vectors, and compare with what FP32 finds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.differing.index_check import METRICS, check_index, index_file

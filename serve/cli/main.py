@@ -88,7 +88,7 @@ def options(
 def convert(
     folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml, or a bare model.")],
     store: StoreAt = DEFAULT_STORE,
-    form: Annotated[str | None, typer.Option(help="auto, torch, onnx, both or live; default both.")] = None,
+    form: Annotated[str | None, typer.Option(help="auto, torch, onnx, both or live; default auto.")] = None,
     level: Annotated[str | None, typer.Option(help="O0 to O3, or Keras' words.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp16 or bf16.")] = None,
     keep: Annotated[
@@ -104,7 +104,7 @@ def convert(
     ] = None,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     name: Annotated[
-        str | None, typer.Option(help="Of the model, for a bare file; default the file's.")
+        str | None, typer.Option(help="The model's name, for a bare file; default: the file's.")
     ] = None,
     as_json: Json = False,
 ) -> None:

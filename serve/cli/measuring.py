@@ -18,10 +18,10 @@ def bench(
     rate: Annotated[
         str | None, typer.Option(help="Open loop: arrivals per second of each stage (Poisson).")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of each stage, measured.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of each stage that are measured.")] = 5.0,
     warmup: Annotated[float, typer.Option(help="Seconds of the same load before it.")] = 1.0,
     wire: Annotated[str, typer.Option(help="binary or json.")] = "binary",
-    rows: Annotated[int, typer.Option(help="Of each request.")] = 1,
+    rows: Annotated[int, typer.Option(help="Rows of each request.")] = 1,
     data: Annotated[Path | None, typer.Option(help="Send rows of this npz or safetensors file.")] = None,
     shape: Annotated[
         list[str] | None,

@@ -19,7 +19,7 @@ from .store_commands import version_named
 _JOBS = "/v1/fine_tuning/jobs"
 _MANY = 10_000
 NameOf = Annotated[str, typer.Argument(help="The model.")]
-Target = Annotated[str, typer.Argument(help="NAME@VERSION; NAME alone ends it.")]
+Target = Annotated[str, typer.Argument(help="NAME@VERSION; NAME alone ends the canary or shadow.")]
 Percent = Annotated[float | None, typer.Argument(help="The share in percent, above 0 to 100.")]
 
 

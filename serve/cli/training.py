@@ -24,10 +24,15 @@ CheckpointEvery = Annotated[
 Patience = Annotated[int | None, typer.Option(help="End after so many evaluations without a gain; 0: never.")]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option(help="A job for each combination: 'lr=1e-3,1e-4'; may be repeated. A table at the end."),
+    typer.Option(
+        help="Run a job for each combination of values, 'lr=1e-3,1e-4', and compare them; may be repeated."
+    ),
 ]
 Compare = Annotated[
-    bool, typer.Option(help="With --dry-run: a few steps in fp32, fp16 and bf16, beside each other.")
+    bool,
+    typer.Option(
+        "--compare", help="With --dry-run: take a few steps in fp32, fp16 and bf16, and compare them."
+    ),
 ]
 
 
@@ -73,19 +78,27 @@ def finetune(
     key_file: KeyFileOf = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="AdamW's; else a range test finds it.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of the optimizer; without it a range test finds it.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="fp16, bf16, fp32 or auto.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The seed of the split and of the order of the rows.")
+    ] = None,
     stale_parent: Annotated[
         str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
     ] = None,
     bad_rows: Annotated[
-        str | None, typer.Option(help="Rows with NaN and the like: refuse, quarantine.")
+        str | None,
+        typer.Option(
+            help="What to do with rows that have NaN and the like: refuse or quarantine (leave them out)."
+        ),
     ] = None,
     checkpoint_every: CheckpointEvery = None,
     early_stopping_patience: Patience = None,
     trainable: Annotated[
-        list[str] | None, typer.Option(help="Only parameters of such names learn, 'head.*'; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Train only parameters with such names, 'head.*'; may be repeated."),
     ] = None,
     set_: AnySetting = None,
     sweep: Sweep = None,
@@ -184,8 +197,10 @@ def job_metrics(
 
 def reproduce(
     target: Annotated[str, typer.Argument(help="NAME@VERSION: a version that a fine-tuning job made.")],
-    data: Annotated[Path | None, typer.Option(help="Its rows, where the store has them no more.")] = None,
-    validation: Annotated[Path | None, typer.Option(help="Its held-out rows, likewise.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The rows of its job, where the store has them no more.")
+    ] = None,
+    validation: Annotated[Path | None, typer.Option(help="The held-out rows of its job, likewise.")] = None,
     store: StoreAt = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:

@@ -158,7 +158,7 @@ EXIT_CODES = {
     1: "anything else: no server answers, the server's or halfeven's own fault, interrupted by Ctrl-C",
     2: "bad usage or input, or a file, folder or store that cannot be read or written; the message names it",
     3: "refused: by the parity gate, or by what judges a fine-tuned version; or a check found something (`lint`, "
-    "`selftest`, `reproduce`, `check`, `diff`)",
+    "`selftest`, `reproduce`, `verify`, `check`, `diff`, `index-check`)",
     4: "cannot be captured, converted or exported",
 }
 _LONGEST, _QUOTED = DEFAULTS.error_characters, DEFAULTS.quoted_characters

@@ -58,7 +58,8 @@ def commands() -> dict[str, tuple[str, Any]]:
     for name, command in COMMAND_LINE.commands.items():  # type: ignore[attr-defined]
         for more, one in getattr(command, "commands", {"": command}).items():
             found[f"{name} {more}".strip()] = (command.rich_help_panel, one)
-    return found
+    groups = list(dict.fromkeys(panel for panel, _ in found.values()))
+    return dict(sorted(found.items(), key=lambda item: groups.index(item[1][0])))
 
 
 def _options(command: Any) -> Iterator[list[str]]:
@@ -73,7 +74,7 @@ def _options(command: Any) -> Iterator[list[str]]:
             and not param.required
         )
         default = f" (default `{param.default}`)" if shown else ""
-        yield [named or f"`{param.name.upper()}`", f"{cell(param.help)}{variable}{default}"]
+        yield [named or f"`{param.metavar or param.name.upper()}`", f"{cell(param.help)}{variable}{default}"]
 
 
 def command_line() -> str:
