@@ -408,12 +408,13 @@ def errors_page() -> str:
 def messages() -> str:
     """Every message whose text stands where its error is raised, … for what is put in."""
     codes = {kind.__name__: code for code, kind in error_classes().items()}
-    codes["error"] = codes["BadFolder"]  # `self.error(…)` of the readers of a folder
+    codes["self.error"] = codes["BadFolder"]  # of the readers of a folder
     found: dict[str, str] = {}
     for file in (f for package in PACKAGES for f in sorted((ROOT / package).rglob("*.py"))):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and node.args:
-                name = ast.unparse(node.func).rpartition(".")[2]
+                name = ast.unparse(node.func)
+                name = name if name in codes else name.rpartition(".")[2]
                 text = _words(node.args[0])
                 if name in codes and len(re.findall(r"[a-z]{2,}", text)) > 4:
                     found[" ".join(text.split())] = codes[name]

@@ -42,6 +42,11 @@ def test_every_code_of_a_job_is_in_the_pages() -> None:
     )
 
 
+def test_a_line_of_the_log_is_no_message_of_an_error() -> None:
+    page = pages.messages()
+    assert "`bad_model_folder`" in page and not re.search("%[sdg]", page)
+
+
 def test_every_variable_that_code_and_manifests_name_is_in_the_page() -> None:
     page, found = (DOCS / "reference/environment.md").read_text(), dict[str, Path]()
     for folder, ending in ((ROOT / "docker", "*"), *((ROOT / one, "py") for one in pages.PACKAGES)):
