@@ -409,15 +409,18 @@ def messages() -> str:
     """Every message whose text stands where its error is raised, … for what is put in."""
     codes = {kind.__name__: code for code, kind in error_classes().items()}
     codes["self.error"] = codes["BadFolder"]  # of the readers of a folder
+    codes["error"] = codes["BadRequest"]  # a parameter of what reads requests and files alike, by its default
     found: dict[str, str] = {}
     for file in (f for package in PACKAGES for f in sorted((ROOT / package).rglob("*.py"))):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and node.args:
                 name = ast.unparse(node.func)
-                name = name if name in codes else name.rpartition(".")[2]
+                if name not in codes and not name.endswith(".error"):  # a line of the log
+                    name = name.rpartition(".")[2]
                 text = _words(node.args[0])
                 if name in codes and len(re.findall(r"[a-z]{2,}", text)) > 4:
-                    found[" ".join(text.split())] = codes[name]
+                    said = " ".join(text.split())
+                    found[said] = found.get(said, codes[name]) if name == "error" else codes[name]
     rows = ([said, f"[`{code}`](errors.md#{code})"] for said, code in sorted(found.items(), key=_by_text))
     return "\n".join(
         [
