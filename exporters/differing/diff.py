@@ -48,7 +48,7 @@ def differences(
     )
     if not found.tensors:
         raise BadInput(
-            f"both have no tensor of one name: {ours} makes {[node.name for node in a.nodes][-3:]}, …"
+            f"A and B have no tensor with the same name: {ours} makes {[node.name for node in a.nodes][-3:]}, …"
         )
     facts = {"equal": found.first is None, "tensors": found.tensors, "astray": found.astray}
     facts |= {"first": found.first and found.first.to_json(), "reproduction": None}

@@ -38,7 +38,7 @@ def main() -> None:
         made = _loaded(file, sys.argv[2])()
     except BaseException as error:
         traceback.print_exc()
-        send(connection, {"failed": _sentence(error, file, "it cannot be made")}, b"")
+        send(connection, {"failed": _sentence(error, file, "loading it")}, b"")
         return
     send(connection, {"model": made.model}, b"")
     calls: dict[int, Endpoint] = {}

@@ -242,7 +242,7 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "flat.npz", x=np.zeros((2, 3), np.float32))
     with pytest.raises(NotRun, match="with the samples"):
         differences(a, b, tmp_path / "flat.npz")
-    with pytest.raises(BadInput, match="no tensor of one name"):
+    with pytest.raises(BadInput, match="no tensor with the same name"):
         differences(a, lambda arrays: {"other": np.zeros(3)}, x)
     (tmp_path / "b.onnx").write_bytes(b"not a model")
     with pytest.raises(BadFolder, match="is not an ONNX file"):
