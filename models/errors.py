@@ -19,13 +19,13 @@ class HalfevenError(Exception):
 
 
 class BadInput(HalfevenError):
-    """The caller can correct it. Change what the message names."""
+    """The input or the command is wrong, and the caller can correct it. Change what the message names."""
 
     code = "bad_input"
 
 
 class BadFolder(BadInput):
-    """model.toml, or a file of the model folder. Correct the key or the file that the message names."""
+    """model.toml, or a file of the model folder, is wrong. Correct the key or the file that the message names."""
 
     code = "bad_model_folder"
 
@@ -57,7 +57,8 @@ class TooLarge(BadInput):
 
 
 class UnknownName(BadInput):
-    """No model, version or file of that name. `halfeven models` lists what there is; the message names the nearest.
+    """There is no model, version or file of that name. `halfeven models` lists what there is; the message names the
+    nearest.
 
     Of a model the message is for who may read the store; `words_for` is for others."""
 
@@ -112,14 +113,15 @@ class Forbidden(BadInput):
 
 
 class Unforeseen(BadInput):
-    """A file that a reader cannot read, and does not know why: it is refused. The log has the traceback; write the file
-    anew (`guarded_reading.py`)."""
+    """A file cannot be read, for a reason that its reader does not know, and is refused. The log has the traceback;
+    write the file anew (`guarded_reading.py`)."""
 
     code = "unreadable"
 
 
 class BadSetting(BadInput):
-    """An option or an environment variable. Give a value as the message expects it; the reference lists all."""
+    """An option or an environment variable has a wrong value. Give one that the message expects; the reference lists
+    all."""
 
     code = "bad_setting"
 
@@ -144,8 +146,8 @@ class ExportFailed(CannotConvert):
 
 
 class OrderEnded(CannotConvert):
-    """A bound that protects the machine ended the work: no verdict, nothing is published. The message names the bound
-    and the setting that raises it.
+    """A bound that protects the machine ended the work: there is no verdict, nothing is published. The message names
+    the bound and the setting that raises it.
 
     How busy or small a machine is never decides a plan, a form or a verdict (`one_order.py`)."""
 
@@ -171,7 +173,7 @@ class ParityRefused(HalfevenError):
 
 
 class StoreError(HalfevenError):
-    """The store on disk. The message names the file."""
+    """A file of the store cannot be used. The message names the file."""
 
     code = "store_error"
 
@@ -202,7 +204,7 @@ class NewerFormat(DamagedFile):
 
 
 class CannotServe(HalfevenError):
-    """The server's fault, not the caller's. Ask later; the server's log says more."""
+    """The server cannot answer, and the request is not at fault. Ask later; the server's log says more."""
 
     code = "cannot_serve"
 

@@ -23,7 +23,7 @@ Reaches = Callable[[str], bool]  # whether a reader may be told of the model
 
 
 class NotOffered(errors.BadInput):
-    """A part of a protocol that is not offered here. The message names the way out."""
+    """This server does not offer a part of a protocol. The message names the alternative."""
 
     code = "not_offered"
 
@@ -41,7 +41,7 @@ class Unready(errors.NotReady):
 
 
 class LoadFailed(errors.CannotServe):
-    """A version that was to be loaded over HTTP cannot serve. The message says why; another version serves on."""
+    """A version that was to be loaded over HTTP cannot serve. The message says why; the version before still serves."""
 
     code = "load_failed"
 
@@ -65,7 +65,7 @@ class ForeignPage(errors.BadInput):
 
 
 class NotJson(errors.BadInput):
-    """An order whose content type is not JSON. Send `Content-Type: application/json` (curl --json)."""
+    """The content type of an order is not JSON. Send `Content-Type: application/json` (curl --json)."""
 
     code = "not_json"
 

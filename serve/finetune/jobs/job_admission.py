@@ -29,7 +29,7 @@ _MAX_SUFFIX, _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 64, 16, 64, 512  # characters an
 
 
 class BadJob(BadInput):
-    """A job that is refused. ``param`` names the part of its request to correct."""
+    """The request for a job is refused. ``param`` names the part of its request to correct."""
 
     code = "bad_job"
     param: str | None = None

@@ -16,7 +16,7 @@ MOST_NODES = 100_000  # of it: some rules compare calls with each other
 
 
 class BadScript(BadInput):
-    """A file that cannot be read as Python. Correct the line that the message names."""
+    """A file cannot be read as Python. Correct the line that the message names."""
 
     code = "bad_script"
 

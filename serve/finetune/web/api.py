@@ -69,7 +69,7 @@ def _json(value: object, headers: dict[str, str] | None = None) -> Response:
 def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> None:
     @routes.post("/v1/files")
     async def upload(request: Request) -> Response:
-        """Upload one safetensors or npz file as `multipart/form-data` with `purpose=fine-tune`; with
+        """Upload one file of training rows as `multipart/form-data` with `purpose=fine-tune`; with
         `expires_after[anchor]=created_at` and `expires_after[seconds]` it is deleted by itself."""
         owner = permit_of(request.scope).owner
         await run_in_threadpool(kept.delete_expired)
@@ -80,7 +80,7 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> N
 
     @routes.delete("/v1/files/{id}")
     def delete(id: str, request: Request) -> Response:
-        """Forget a file; its bytes go with the last name they have."""
+        """Delete a file; bytes that several files share go with the last of them."""
         kept.delete(id, permit_of(request.scope).owners)
         return _json({"id": id, "object": "file", "deleted": True})
 
@@ -118,7 +118,7 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptF
 
     @routes.get("/v1/files/{id}/content")
     def content(id: str, request: Request) -> Response:
-        """One file's bytes."""
+        """The bytes of a file."""
         record = record_of(id, request)
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
         chunks = _chunks(files.path(record.sha256))
@@ -172,12 +172,12 @@ def _add_jobs(
 
     @routes.post(JOBS + "/{id}/pause", dependencies=[_may_see(job_store)])
     def pause(id: str) -> Response:
-        """Pause a job behind its current step, with a checkpoint; 409 for a finished one."""
+        """Pause a job after its current step, with a checkpoint; 409 for a finished one."""
         return _json(job_body(job_store.request_pause(id)))
 
     @routes.post(JOBS + "/{id}/resume", dependencies=[_may_see(job_store)])
     def resume(id: str) -> Response:
-        """Queue a paused job again; it ends bit for bit as one that was not paused. 409 for a finished one."""
+        """Queue a paused job again; on a CPU its result is bit for bit that of one not paused. 409 after its end."""
         job = job_store.request_resume(id)
         wake()
         return _json(job_body(job))
@@ -257,7 +257,7 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
 
     @routes.get(JOBS + "/{id}/page", dependencies=seen)
     def page(id: str) -> Response:
-        """The job for people."""
+        """A web page of the job."""
         job = job_body(job_store.job(id))
         newest = [event_body(event) for event in job_store.events(id, limit=_MOST_EVENTS)]
         from .job_page import render_job  # brings jinja2: 7 MB that most servers never need
@@ -280,10 +280,10 @@ def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bo
         request: Request, id: str, after: str | None = None, limit: Limit = 20,
         order: Literal["asc", "desc"] = "desc", stream: bool = False,
     ) -> Response:  # fmt: skip
-        """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen.
+        """What happened to a job, the newest first; `order=asc` with `after` continues after the last one seen.
 
         With `Accept: text/event-stream` or `stream=true`: as server-sent events, the oldest first, until the job has
-        ended; behind `Last-Event-ID` (or `after`)."""
+        ended; `Last-Event-ID` (or `after`): only those after it."""
         if stream or "text/event-stream" in request.headers.get("accept", ""):
             last = request.headers.get("last-event-id") or after
             return await streamed(job_store, id, last, leaving, streams, permit_of(request.scope))

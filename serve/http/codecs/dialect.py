@@ -10,8 +10,8 @@ from ....models.errors import BadRequest
 
 
 class UnreadableTensor(BadRequest):
-    """JSON that is no tensor: a negative size, or data that does not fill its shape. Correct shape or data. Triton
-    answers with 500."""
+    """The JSON is no tensor: it has a negative size, or data that does not fill its shape. Correct shape or data.
+    Triton answers with 500."""
 
     code = "unreadable_tensor"
 

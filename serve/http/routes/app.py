@@ -179,7 +179,7 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
 
     @app.get("/v1/models/{m}/versions/{v}/report", tags=["versions"])
     def report(m: str, v: str) -> Response:
-        """The parity report, for people."""
+        """The parity report as a web page."""
         return HTMLResponse(history.report(m, v))
 
     @app.get("/v1/models/{m}/versions/{v}/plan", tags=["versions"])

@@ -47,7 +47,7 @@ _UPLOAD: Schema = {
         "file": {
             **_TEXT,
             "format": "binary",
-            "description": "safetensors or npz; targets are `target:OUTPUT`",
+            "description": "safetensors, npz, Parquet, CSV, JSON lines or a tar of pictures; targets: `target:OUTPUT`",
         },
         "expires_after[anchor]": {"enum": ["created_at"]},
         "expires_after[seconds]": {**_TEXT, "description": "then the file is deleted"},

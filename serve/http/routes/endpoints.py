@@ -24,7 +24,7 @@ def add_endpoints(
 
     @app.post("/v1/models/{m}:endpoint", tags=["predict"])
     async def endpoint(m: str, request: Request) -> Response:
-        """Any body → what the operator's `halfeven.Endpoint` makes of it and of the model's answer."""
+        """Send any body through the operator's `halfeven.Endpoint` and the model; its answer comes back."""
         served = inference.find((m, None))
         if (process := endpoints.get(m)) is None:
             raise UnknownName(

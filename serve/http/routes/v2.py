@@ -32,7 +32,7 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
 
     @app.get("/v2/health/live", tags=["server"])
     async def live() -> Response:
-        """The process answers, and will go on: false where only a new process can answer again."""
+        """Whether the process can answer: false where only a new process can answer again."""
         alive = roster.lost is None
         return _json({"live": alive}, 200 if alive else 503)
 

@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")  # SQLite's integers have eighteen whole di
 
 
 class IllegalMove(StoreError):
-    """A move that a job's states do not have, or that another move came before. Look at the job's status."""
+    """A job cannot change from its state to the one asked for, or changed meanwhile. Look at the job's status."""
 
     code = "illegal_move"
 
