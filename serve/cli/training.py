@@ -78,27 +78,20 @@ def finetune(
     key_file: KeyFileOf = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Of the optimizer; without it a range test finds it.")
-    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Without it a range test finds it.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp16, bf16, fp32 or auto.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The seed of the split and of the order of the rows.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the split and the order of the rows.")] = None,
     stale_parent: Annotated[
         str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
     ] = None,
     bad_rows: Annotated[
         str | None,
-        typer.Option(
-            help="What to do with rows that have NaN and the like: refuse or quarantine (leave them out)."
-        ),
+        typer.Option(help="Rows with NaN and the like: refuse, or quarantine (leave out)."),
     ] = None,
     checkpoint_every: CheckpointEvery = None,
     early_stopping_patience: Patience = None,
     trainable: Annotated[
-        list[str] | None,
-        typer.Option(help="Train only parameters with such names, 'head.*'; may be repeated."),
+        list[str] | None, typer.Option(help="Train only parameters named so, 'head.*'; may be repeated.")
     ] = None,
     set_: AnySetting = None,
     sweep: Sweep = None,
