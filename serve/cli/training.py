@@ -24,15 +24,10 @@ CheckpointEvery = Annotated[
 Patience = Annotated[int | None, typer.Option(help="End after so many evaluations without a gain; 0: never.")]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Run a job for each combination of values, 'lr=1e-3,1e-4', and compare them; may be repeated."
-    ),
+    typer.Option(help="Run a job for each combination, 'lr=1e-3,1e-4', and compare; may be repeated."),
 ]
 Compare = Annotated[
-    bool,
-    typer.Option(
-        "--compare", help="With --dry-run: take a few steps in fp32, fp16 and bf16, and compare them."
-    ),
+    bool, typer.Option("--compare", help="With --dry-run: compare a few steps in fp32, fp16 and bf16.")
 ]
 
 
@@ -85,8 +80,7 @@ def finetune(
         str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
     ] = None,
     bad_rows: Annotated[
-        str | None,
-        typer.Option(help="Rows with NaN and the like: refuse, or quarantine (leave out)."),
+        str | None, typer.Option(help="Rows with NaN and the like: refuse, or quarantine (leave out).")
     ] = None,
     checkpoint_every: CheckpointEvery = None,
     early_stopping_patience: Patience = None,
@@ -190,10 +184,8 @@ def job_metrics(
 
 def reproduce(
     target: Annotated[str, typer.Argument(help="NAME@VERSION: a version that a fine-tuning job made.")],
-    data: Annotated[
-        Path | None, typer.Option(help="The rows of its job, where the store has them no more.")
-    ] = None,
-    validation: Annotated[Path | None, typer.Option(help="The held-out rows of its job, likewise.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The job's rows, if they are not in the store.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="The job's held-out rows, likewise.")] = None,
     store: StoreAt = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
