@@ -54,12 +54,20 @@ class BackgroundServer:
     def wait(self) -> None:
         """Serve until Ctrl-C, or until another thread closes the server."""
         try:
-            while self._thread.is_alive():
-                self._thread.join(_LOOK_S)
+            self.until_it_ends()
         except KeyboardInterrupt:
             pass
         finally:
             self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """False in a process that was forked from this one, too."""
+        return self._thread.is_alive()
+
+    def until_it_ends(self) -> None:
+        while self.is_open:
+            self._thread.join(_LOOK_S)
 
     def close(self) -> None:
         """Answer the requests under way, and end."""

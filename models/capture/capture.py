@@ -212,7 +212,7 @@ def _run_child(module: str, out: Path, folder: Path) -> dict[str, Any]:
 
 
 def _kept(every_frame: str) -> str:
-    """A sentence with the file that has the original traceback; empty where none can be written."""
+    """A sentence with the file that has the full traceback; empty where none can be written."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="halfeven-traceback-", suffix=".txt", delete=False, errors="replace"
@@ -220,7 +220,7 @@ def _kept(every_frame: str) -> str:
             file.write(every_frame)
     except OSError:
         return ""
-    return f"the original traceback is in {file.name}"
+    return f"the full traceback is in {file.name}"
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

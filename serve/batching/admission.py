@@ -162,9 +162,10 @@ class Admission:
 
     def _hold_against_limits(self, nbytes: int, now_ns: int, urgent: bool, timeout_ns: int) -> None:
         """A request that finds the queue empty is admitted whatever its bytes: it would be no smaller later. Ordinary
-        requests that wait do not keep an urgent one out; of urgent ones rows are counted."""
-        waiting = self.urgent_rows - self._queue.taken_urgent_rows if urgent else self.waiting
-        if waiting >= self._max_requests:
+        requests that wait do not keep an urgent one out: where the queue is full, the rows of urgent ones count."""
+        if self.waiting >= self._max_requests and (
+            not urgent or self.urgent_rows - self._queue.taken_urgent_rows >= self._max_requests
+        ):
             raise self._full(now_ns)
         waiting_bytes = self._waiting_bytes
         if waiting_bytes and waiting_bytes + nbytes > self._max_bytes:

@@ -16,7 +16,7 @@ from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
 if TYPE_CHECKING:
     from ...models.store import Store
 
-_LONGEST_REASON = 120  # in the table; the original sentence is in --json and in the report
+_LONGEST_REASON = 120  # in the table; the full sentence is in --json and in the report
 
 
 def version_named(target: str) -> tuple[str, str]:

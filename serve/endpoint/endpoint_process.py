@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -12,9 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from ...models.errors import BadRequest, BadSetting, EndpointFailed, EndpointTimedOut, NotReady, Overloaded
+from ...models.errors import (
+    BadRequest,
+    BadSetting,
+    EndpointFailed,
+    EndpointTimedOut,
+    NotReady,
+    Overloaded,
+    TooLarge,
+)
 from ...models.order.one_order import bound_child
-from .messages import Head, receive, send
+from .messages import MOST_BYTES, Head, receive, send
 
 _START_S = 60.0  # to import the operator's code and make its class
 _MOST_WAITING = 256  # calls
@@ -60,6 +69,7 @@ class EndpointProcess:
         file, _, self.name = place.rpartition(":")
         self._file, self._seconds, self._memory_bytes, self._timer = Path(file), seconds, memory_bytes, timer
         self._ids, self._waiting = itertools.count(), 0
+        self._first_id = 0  # of the calls that the process of now has
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         # One call after the other. The process ends with the thread that starts it, so it is always this one.
@@ -71,7 +81,7 @@ class EndpointProcess:
         except EndpointFailed as error:
             self.close()
             raise BadSetting(f"--endpoint {place}: {error}") from None
-        if not self.model:
+        if not self.model or not isinstance(self.model, str):
             self.close()
             raise BadSetting(f'--endpoint {place}: the class names no model; expected model = "NAME" in it')
 
@@ -93,11 +103,18 @@ class EndpointProcess:
         self._thread.submit(self._forget, id)
 
     def close(self) -> None:
-        self._thread.submit(self._end)
+        """A call under way is ended."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._kill()
         self._thread.shutdown(wait=True)
+        self._end()
 
     async def _ask(self, head: Head, body: bytes) -> tuple[Head, bytes]:
-        if self._waiting >= _MOST_WAITING:
+        if len(body) > MOST_BYTES:
+            raise TooLarge(f"{len(body)} bytes for the endpoint {self.name}: at most {MOST_BYTES} are taken")
+        if (
+            head["call"] == "preprocess" and self._waiting >= _MOST_WAITING
+        ):  # else the model has answered already
             raise Overloaded(f"{self._waiting} calls wait for the endpoint {self.name}; try again")
         self._waiting += 1
         try:
@@ -107,10 +124,12 @@ class EndpointProcess:
 
     def _asked(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """Raises BadRequest in the words of the code, EndpointFailed, EndpointTimedOut, NotReady."""
-        if self._process is None or self._process.poll() is not None:
-            if head["call"] == "postprocess":
-                raise NotReady(f"the endpoint {self.name} was started anew meanwhile; send the request again")
+        has_ended = self._process is None or self._process.poll() is not None
+        if head["call"] == "postprocess" and (has_ended or head["id"] < self._first_id):
+            raise NotReady(f"the endpoint {self.name} was started anew meanwhile; send the request again")
+        if has_ended:
             self._start()
+            self._first_id = head["id"]
         answer, given = self._answer_within(
             head["call"], self._seconds, lambda connection: send(connection, head, body)
         )
@@ -156,8 +175,9 @@ class EndpointProcess:
         message, fault = None, "ended its process"
         try:
             send_call(self._connection)
-            message = receive(self._connection)
-        except OSError:
+            if (message := receive(self._connection)) is None:
+                self._process.wait(_PATIENCE_S)  # the end of the connection comes before that of the process
+        except (OSError, subprocess.TimeoutExpired):
             pass  # it has ended
         except ValueError as error:
             fault = f"gave no answer that can be read ({error})"
@@ -168,9 +188,9 @@ class EndpointProcess:
         self._kill()
         status = self._process.wait(_PATIENCE_S)
         if late.is_set():
+            advice = "" if seconds == _START_S else "; HALFEVEN_ENDPOINT_SECONDS allows more"
             raise EndpointTimedOut(
-                f"{self.name}: {what} took longer than {seconds:g} s, and was ended; "
-                f"HALFEVEN_ENDPOINT_SECONDS allows more"
+                f"{self.name}: {what} took longer than {seconds:g} s, and was ended{advice}"
             )
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         raise EndpointFailed(f"{self.name}: {what} {fault} ({how}); it is started anew for the next request")
@@ -181,8 +201,14 @@ class EndpointProcess:
                 send(self._connection, {"call": "forget", "id": id}, b"")
 
     def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        """End the process and what its code has started, which may hold the other end of the connection."""
+        process, connection = self._process, self._connection
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _end(self) -> None:
         self._kill()

@@ -32,6 +32,8 @@ _JSON = "application/json"
 
 def main() -> None:
     connection = socket.socket(fileno=os.dup(0))
+    with Path(os.devnull).open() as nothing:  # what the code starts must not read the messages
+        os.dup2(nothing.fileno(), 0)
     die_with_the_parent(connection.fileno())
     file = Path(sys.argv[1])
     try:

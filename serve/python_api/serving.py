@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,21 @@ def _place_of(endpoint: type[Endpoint]) -> str:
 
 
 def _serve_on() -> None:
-    """After the last line of a script: wait with the servers that it left open, until a signal comes."""
+    """After the last line of a script: wait with the servers that it left open, until a signal comes. Where an error
+    ended the script, or a person did, they are closed at once: their threads must not run while the interpreter ends.
+    """
     failed, interactive = hasattr(sys, "last_value"), hasattr(sys, "ps1") or sys.flags.interactive
-    if failed or interactive:
-        return
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        for server in list(_open):
+    still_open = [server for server in _open if server.is_open]
+    if still_open and not failed and not interactive:
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for server in still_open:
             notify(f"the script is at its end and serves on at {server.url}: Ctrl-C ends it")
-            server.wait()
-    except KeyboardInterrupt:  # between two of them
-        for server in list(_open):
-            server.close()
+        with suppress(KeyboardInterrupt):
+            for server in still_open:
+                server.until_it_ends()
+    for server in still_open:
+        server.close()
 
 
 # `atexit` is too late: the interpreter has then closed the thread pools, with which a server reads large requests.

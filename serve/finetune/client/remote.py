@@ -16,7 +16,7 @@ from ...access.refusal_words import words_of
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
 _LONGEST_ANSWER = 2**24  # ten thousand steps of a training with several optimizers are 4 MB
-_TRIAL_TIMEOUT_S = 1500.0  # the server ends a trial before
+_TRIAL_TIMEOUT_S, _COMPARING_S = 1500.0, 1800.0  # the server ends a trial before; and three more trainers
 _BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
 _REFUSALS: dict[int, type[BadInput]] = {404: UnknownName, 413: TooLarge}
 
@@ -70,7 +70,7 @@ class Remote:
         steps in each precision, too."""
         headers, body = {"content-type": "application/json"}, json.dumps(request).encode()
         path = f"{JOBS}/validate" + ("?compare=true" if compare else "")
-        return self._call("POST", path, body, headers, _TRIAL_TIMEOUT_S)
+        return self._call("POST", path, body, headers, _TRIAL_TIMEOUT_S + _COMPARING_S * compare)
 
     def rollback(self, model: str) -> dict[str, Any]:
         """Make the version before the active one active; gives its facts."""

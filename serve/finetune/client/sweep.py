@@ -8,6 +8,7 @@ at the end is the best that the rows can tell apart.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ....models.errors import BadInput
+from ....models.errors import BadInput, HalfevenError
 from ..jobs.choices.hyperparameter_table import REJUDGE
 from .job_command import (
     Bar,
@@ -44,7 +45,7 @@ def grid_of(words: Sequence[str]) -> list[Settings]:
         values = (
             _json_or(text, None) if text.startswith("[") else [_json_or(one, one) for one in text.split(",")]
         )
-        if not name or not text or not isinstance(values, list) or "" in values or name in axes:
+        if not name or not isinstance(values, list) or not values or "" in values or name in axes:
             raise BadInput(f"--sweep {word!r}: expected NAME=VALUE,VALUE, once for each name: lr=1e-3,1e-4")
         axes[name] = values
     found = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -78,8 +79,8 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """The facts of each job at its end (`facts_of`), with its ``settings``, in the order of ``grid``.
 
-    Ctrl-C cancels those that have not ended. Raises BadInput where the server refuses the file or one of the jobs:
-    those that were created are cancelled then; NotReady where no server answers.
+    Ctrl-C cancels those that have not ended. Raises BadInput where the server refuses the file or one of the jobs,
+    NotReady where it takes no more or does not answer: those that were created are cancelled then.
     """
     remote, jobs = Remote(server), list[Mapping[str, Any]]()
     common = {"stale_parent": REJUDGE} | {
@@ -92,9 +93,10 @@ def sweep(
                 request = job_request(name, suffix, seed, {**common, **settings}) | files
                 try:
                     jobs.append(create_job(remote, request, sleep))
-                except BadInput:
+                except BaseException:  # Ctrl-C too
                     for job in reversed(jobs):
-                        remote.cancel(job["id"])
+                        with suppress(HalfevenError):
+                            remote.cancel(job["id"])
                     raise
                 seed = jobs[0]["seed"]
                 name = name if "@" in name else f"{name}@{jobs[0]['halfeven']['parent_version']}"

@@ -115,7 +115,7 @@ class Conclusion:
         if active not in (against, None) or (
             active != version.manifest["parent"] and _policy(job) != REJUDGE
         ):
-            raise _stale(job, version, active)
+            raise self._stale(job, version, active)
         return alias
 
     def _was_replaced(self, version: Version) -> bool:
@@ -131,7 +131,18 @@ class Conclusion:
         try:
             self._store.promote_over(alias, version, FINE_TUNING)
         except Conflict:
-            raise _stale(job, version, self._store.live_number(version.name)) from None
+            raise self._stale(job, version, self._store.live_number(version.name)) from None
+
+    def _stale(self, job: Job, version: Version, active: int | None) -> StaleParent:
+        """Where the job goes on, the version that took the place serves first: the next pass is measured against the
+        one that serves, and measured against the one before it would be stale again."""
+        name, deadline = version.name, time.monotonic() + SWAP_SECONDS
+        while _policy(job) != REFUSE and time.monotonic() < deadline and not self._stopping.is_set():
+            live = self._store.live_number(name)
+            if live is None or self._roster.active(name) == str(live) or self._roster.fault(name, live):
+                break
+            time.sleep(0.05)
+        return _stale(job, version, active)
 
     def _serving(self, name: str) -> int | None:
         """The version that serves under a name without an alias: its half was refused, its FP32 original serves."""

@@ -66,8 +66,11 @@ class Supervisor:
         self._await_models()
         while not self._stopping.is_set():
             try:
+                running = set(
+                    self._running
+                )  # before the jobs are read: what has ended since is none that was left
                 for job in self._job_store.unfinished():
-                    if job.status == RUNNING and job.id not in self._running:
+                    if job.status == RUNNING and job.id not in running:
                         self._take_up(job)
                 self._runner.remove_ended()
                 self._job_store.forget_old()
@@ -76,6 +79,7 @@ class Supervisor:
                     continue
             except Exception:  # for example a full disk: the thread goes on, and tries again
                 logger.exception("the next job could not be taken; trying again")
+                self._bell.clear()  # else the wait would be none
                 self._bell.wait(1.0)
                 continue
             self._bell.wait()
@@ -87,11 +91,12 @@ class Supervisor:
         """The queued job that has waited longest and may run beside those that run. Of jobs of one model, each of which
         may end with another active version than it began with, only those run beside each other that say what then
         (`stale_parent`)."""
-        if len(self._running) >= self._at_once:
+        running = set(self._running)  # before the jobs are read, as in `_live`
+        if len(running) >= self._at_once:
             return None
         unfinished = self._job_store.unfinished()
-        beside = [job for job in unfinished if job.id in self._running]
-        queued = (job for job in unfinished if job.status == QUEUED and job.id not in self._running)
+        beside = [job for job in unfinished if job.id in running]
+        queued = (job for job in unfinished if job.status == QUEUED and job.id not in running)
         return next((job for job in queued if not any(_would_end_stale(job, one) for one in beside)), None)
 
     def _start(self, job: Job) -> None:

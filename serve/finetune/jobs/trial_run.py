@@ -129,7 +129,7 @@ class TrialRuns:
                 if self._leaving():
                     raise NotReady("the server is shutting down; ask the next one")
                 if child.seconds > MOST_SECONDS:
-                    message = f"{STEPS} steps took more than {MOST_SECONDS:g} s; train fewer rows a step (batch_size)"
+                    message = f"the first steps took more than {MOST_SECONDS:g} s; train fewer rows a step (batch_size)"
                     raise JobFailed("TOO_SLOW", message)
                 last = line if line is not None and line["type"] in ("checked", "tried", "failed") else last
         return result_of(child, last, what)

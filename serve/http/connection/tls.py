@@ -42,13 +42,14 @@ class Secured(asyncio.Transport, asyncio.Protocol):
         self._raw = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._has_ended or self._raw.is_closing():
+            return  # OpenSSL reads nothing behind the alert: kept, it would grow
         self._in.write(data)
-        if not self._raw.is_closing():
-            try:
-                self._read()
-            except ssl.SSLError as error:
-                self._fail(error)
-            self._flush()
+        try:
+            self._read()
+        except ssl.SSLError as error:
+            self._fail(error)
+        self._flush()
 
     def _read(self) -> None:
         """Go on with the handshake, or hand on what was received. Raises SSLError."""

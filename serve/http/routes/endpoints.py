@@ -37,22 +37,22 @@ def add_endpoints(
         id, tensors, length = await process.preprocess(
             body, is_json, [one.name for one in served.spec.inputs]
         )
-        lease_of(request.scope).add(len(tensors))
 
         def read(codec: InferCodec) -> InferRequest:
             return codec.read(tensors, length)
 
         try:
+            lease_of(request.scope).add(len(tensors))
             begun = await inference.ask((m, None), read, aside=len(tensors) > SMALL_JSON)
             answer = await answer_or_leave(begun.future, request.receive)
+            said = begun.codec.write(
+                begun.request, answer.outputs, answer.prepared.version, parameters_of(answer)
+            )
+            head = None if said.header_length is None else str(said.header_length)
+            kind, written = await process.postprocess(id, said.body, head)
         except BaseException:
             process.forget(id)
             raise
-        said = begun.codec.write(
-            begun.request, answer.outputs, answer.prepared.version, parameters_of(answer)
-        )
-        head = None if said.header_length is None else str(said.header_length)
-        kind, written = await process.postprocess(id, said.body, head)
         response = Response(written, media_type=kind)
         response.raw_headers.extend(answer_headers(answer))
         return response

@@ -160,10 +160,10 @@ def correct_tuned(version: Version, device: torch.device, winner: Winner, date: 
 
 def _check(winner: Winner) -> None:
     """Raises TypeError where a field has not the type that `save_tuned` writes."""
-    original = (winner.threads, winner.useful_rows, winner.queue_delay_us)
+    integers = (winner.threads, winner.useful_rows, winner.queue_delay_us)
     words = (winner.form, winner.precision, *winner.passes)
     if not (
-        all(type(one) is int for one in original)
+        all(type(one) is int for one in integers)
         and isinstance(winner.rows_per_second, int | float)
         and all(isinstance(one, str) for one in words)
     ):

@@ -222,6 +222,18 @@ async def test_of_a_full_queue_of_mixed_shapes_urgent_requests_are_let_in_and_go
 
 
 @async_test
+async def test_of_urgent_requests_with_many_rows_as_many_wait_as_of_ordinary_ones() -> None:
+    async with serving(Fake(), spec(rows=4, queue=3), Clock()) as (batcher, device):
+        device.hold()
+        for _ in range(3):
+            batcher.submit(rows_of(*range(4)), 4, URGENT)
+        with pytest.raises(Overloaded, match="3 requests waiting"):
+            batcher.submit(rows_of(0), 1, URGENT)
+        device.release()
+        await batcher.drain()
+
+
+@async_test
 async def test_an_urgent_request_is_let_in_by_the_wait_of_urgent_ones() -> None:
     clock, engine = Clock(), Fake()
     engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 50_000_000)

@@ -3,21 +3,37 @@
 import asyncio
 import importlib.util
 import json
+import os
+import signal
 import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import halfeven as he
+import httpx
 import numpy as np
 import pytest
-from halfeven.models.errors import BadSetting, EndpointTimedOut
+from fastapi import FastAPI
+from halfeven.models.errors import (
+    BadSetting,
+    EndpointFailed,
+    EndpointTimedOut,
+    NotReady,
+    Overloaded,
+    TooLarge,
+)
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
+from halfeven.serve.http.caller import lend
+from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget
+from halfeven.serve.http.routes.endpoints import add_endpoints
 from halfeven.serve.python_api.serving import _place_of
 from torch import nn
 
@@ -62,6 +78,21 @@ class Hanging(Detector):
     def preprocess(self, request):
         import signal
         signal.pause()
+
+class Forking(Hanging):
+    def preprocess(self, request):
+        if not os.fork():  # it has all that its parent has, the connection too
+            with open(request, "w") as told:
+                told.write(str(os.getpid()))
+        super().preprocess(request)
+
+class Reading(he.Endpoint):
+    model = "detector"
+
+    def preprocess(self, request):
+        import subprocess
+        read = subprocess.run(["cat"], capture_output=True, timeout=30).stdout
+        return np.array([[len(read)]], np.float32)
 """
 
 
@@ -251,9 +282,152 @@ def test_a_call_that_hangs_is_ended_and_says_which_setting_allows_more(folder: P
     assert threading.active_count() < 50
 
 
+class WhenForked:
+    """A timer that is over when the code has started a process of its own, whose number comes through a pipe."""
+
+    def __init__(self, pipe: Path, and_then: Callable[[], None] = lambda: None) -> None:
+        os.mkfifo(pipe)
+        self._pipe, self._and_then, self.child = pipe, and_then, 0
+        self.has_forked = threading.Event()
+
+    def __call__(self, seconds: float, work: Callable[[], None]) -> "WhenForked":
+        self._work = work
+        return self
+
+    def start(self) -> None:
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        self.child = int(self._pipe.read_text())
+        self.has_forked.set()
+        self._work()
+
+    def cancel(self) -> None: ...
+
+
+@pytest.mark.parametrize("how", ["late", "closed"])
+def test_a_process_of_the_code_that_has_the_connection_does_not_hold_the_server(
+    folder: Path, tmp_path: Path, how: str
+) -> None:
+    process = EndpointProcess(f"{folder / 'endpoint.py'}:Forking", 10.0, 0)
+    timer = WhenForked(tmp_path / "pipe")
+    process._timer = timer if how == "late" else lambda *_: Never(timer)  # type: ignore[assignment]
+
+    def ask() -> None:
+        asyncio.run(process.preprocess(json.dumps(str(tmp_path / "pipe")).encode(), True, ["x"]))
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        assert timer.has_forked.wait(PATIENCE_S)
+        closing = threading.Thread(target=process.close, daemon=True)
+        try:
+            if how == "closed":
+                closing.start()
+            with pytest.raises(EndpointTimedOut if how == "late" else EndpointFailed):
+                asked.result(PATIENCE_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(timer.child, signal.SIGKILL)
+    if how == "late":
+        closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+
+
+class Never:
+    """A timer that is never over, beside one that tells when the code has started a process."""
+
+    def __init__(self, told: WhenForked) -> None:
+        told(0.0, lambda: None)
+        self.start, self.cancel = told.start, told.cancel
+
+
+def test_a_program_that_the_code_runs_does_not_read_the_messages(folder: Path) -> None:
+    process = EndpointProcess(f"{folder / 'endpoint.py'}:Reading", 10.0, 0)
+    try:
+        _, tensors, length = asyncio.run(process.preprocess(b"", False, ["x"]))
+        assert np.frombuffer(tensors[int(length) :], np.float32).tolist() == [0.0]
+    finally:
+        process.close()
+
+
+def test_what_began_in_an_earlier_process_is_to_be_sent_again_and_what_is_answered_is_taken(
+    folder: Path,
+) -> None:
+    process = EndpointProcess(f"{folder / 'endpoint.py'}:Detector", 10.0, 0)
+
+    def begin(request: Any) -> int:
+        return asyncio.run(process.preprocess(json.dumps(request).encode(), True, ["x"]))[0]
+
+    answered = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}'
+    try:
+        first = begin({"values": [1.0] * 4})
+        with pytest.raises(EndpointFailed):
+            begin("crash")
+        second = begin({"values": [1.0] * 4})
+        with pytest.raises(NotReady, match="send the request again"):
+            asyncio.run(process.postprocess(first, answered, None))
+        process._waiting = 10**6  # the model has answered: the end of the request is not refused
+        with pytest.raises(Overloaded):
+            begin({"values": [1.0] * 4})
+        _, answer = asyncio.run(process.postprocess(second, answered, None))
+        assert json.loads(answer)["count"] == 4
+        with pytest.raises(TooLarge, match="at most"):
+            asyncio.run(process.preprocess(Long(), False, ["x"]))
+    finally:
+        process.close()
+
+
+class Long(bytes):
+    def __len__(self) -> int:
+        return 2**28 + 1
+
+
+@pytest.mark.parametrize("where", ["memory", "model", "postprocess"])
+def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> None:
+    forgotten: list[int] = []
+    app, fault = FastAPI(), Overloaded("too much")
+
+    async def ask(*_: Any, **__: Any) -> Any:
+        if where == "model":
+            raise fault
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.set_result(
+            SimpleNamespace(outputs=[], prepared=SimpleNamespace(version="1", digest=""), precision="")
+        )
+        codec = SimpleNamespace(write=lambda *_: SimpleNamespace(body=b"", header_length=None))
+        return SimpleNamespace(future=future, codec=codec, request=None)
+
+    async def preprocess(*_: Any) -> tuple[int, bytes, str]:
+        return 7, bytes(2 * FREE_BYTES), "0"
+
+    async def postprocess(*_: Any) -> Any:
+        raise fault
+
+    served = SimpleNamespace(spec=SimpleNamespace(inputs=[]))
+    inference: Any = SimpleNamespace(find=lambda _: served, ask=ask)
+    process: Any = SimpleNamespace(preprocess=preprocess, postprocess=postprocess, forget=forgotten.append)
+    add_endpoints(app, inference, {"m": process}, 2**20, 10.0)
+
+    async def with_lease(scope: Any, receive: Any, send: Any) -> None:
+        lend(scope, MemoryBudget(0 if where == "memory" else 2**30))
+        await app(scope, receive, send)
+
+    async def post() -> None:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(with_lease), base_url="http://s"
+        ) as client:
+            await client.post("/v1/models/m:endpoint", content=b"x")
+
+    with pytest.raises(TooLarge if where == "memory" else Overloaded):
+        asyncio.run(post())
+    assert forgotten == [7]
+
+
 @pytest.mark.parametrize(
     ("place", "words"),
     [
+        ("odd.py:Detector", "names no model"),
         ("endpoint.py:Nothing", "has no class Nothing"),
         ("endpoint.py:NoModel", "names no model"),
         ("beside.py:FACTOR", "halfeven.Endpoint"),
@@ -264,6 +438,7 @@ def test_a_call_that_hangs_is_ended_and_says_which_setting_allows_more(folder: P
 )
 def test_what_cannot_be_an_endpoint_is_told_at_the_start(folder: Path, place: str, words: str) -> None:
     (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "odd.py").write_text("import endpoint\nclass Detector(endpoint.Detector):\n    model = ['a']\n")
     with pytest.raises(BadSetting, match=words):
         started([str(folder / place)], 1.0, 512)
 

@@ -28,6 +28,7 @@ from halfeven.models.errors import (
 )
 from halfeven.models.store import LIVE, REFUSED
 from halfeven.serve.cli.asking import ask
+from halfeven.serve.python_api import serving
 from torch import nn
 
 from tests.model_folders import write_folder
@@ -299,3 +300,31 @@ def test_a_script_that_leaves_its_server_open_serves_on_after_its_last_line(
             assert len(json.loads(ask(url, body.getvalue())[1])["predictions"]) == 5
             process.send_signal(ended_by)
         assert process.wait(PATIENCE_S) == code
+
+
+def test_one_signal_ends_every_server_of_a_script_an_error_too_and_a_forked_child_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, closed = list[str](), list[str]()
+
+    class Open:
+        def __init__(self, url: str, is_open: bool = True) -> None:
+            self.url, self.is_open = url, is_open
+
+        def until_it_ends(self) -> None:
+            raise KeyboardInterrupt
+
+        wait = until_it_ends
+
+        def close(self) -> None:
+            closed.append(self.url)
+
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(serving, "notify", said.append)
+    monkeypatch.setattr(serving, "_open", {Open("a"), Open("b"), Open("forked", is_open=False)})
+    serving._serve_on()
+    assert len(said) == 2 and sorted(closed) == ["a", "b"]
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    serving._serve_on()  # an error ended the script
+    assert len(said) == 2 and sorted(closed) == ["a", "a", "b", "b"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.errors import BadInput
+from halfeven.models.errors import BadInput, NotReady
 from halfeven.serve.finetune.client.remote import JOBS
 from halfeven.serve.finetune.client.sweep import grid_of, summary_of, sweep, sweep_exit_code
 from rich.console import Console
@@ -38,7 +38,7 @@ def test_a_grid_is_every_combination_of_words_numbers_and_lists() -> None:
         for word in ("cosine", "linear")
     ]
     assert grid_of([]) == [{}]
-    for wrong in (["lr"], ["lr="], ["=1"], ["lr=1,"], ["lr=1", "lr=2"], ["lr=[1"]):
+    for wrong in (["lr"], ["lr="], ["=1"], ["lr=1,"], ["lr=1", "lr=2"], ["lr=[1"], ["lr=[]"]):
         with pytest.raises(BadInput, match=r"expected NAME=VALUE,VALUE"):
             grid_of(wrong)
     with pytest.raises(BadInput, match="65 combinations; at most 64"):
@@ -56,10 +56,15 @@ def test_the_jobs_have_one_file_one_parent_and_one_seed(tmp_path: Path) -> None:
     assert len(script.bodies("POST", "/v1/files")) == 1 and sweep_exit_code(found) == 0
 
 
-def test_where_one_job_is_refused_none_runs(tmp_path: Path) -> None:
-    refusal = {"error": {"message": "lr: expected a number", "code": "bad_hyperparameter"}}
-    script = Script(creation=[created("ftjob-1"), (400, refusal)])
-    with pytest.raises(BadInput, match="lr: expected a number"):
+@pytest.mark.parametrize(
+    ("status", "words", "kind"), [(400, "lr: expected a number", BadInput), (429, "too many jobs", NotReady)]
+)
+def test_where_one_job_is_refused_none_runs(
+    tmp_path: Path, status: int, words: str, kind: type[Exception]
+) -> None:
+    refusal = {"error": {"message": words, "code": "refused"}}
+    script = Script(creation=[created("ftjob-1"), (status, refusal)])
+    with pytest.raises(kind, match=words):
         swept(script, tmp_path)
     assert script.asked[-1][:2] == ("POST", f"{JOBS}/ftjob-1/cancel")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from halfeven.models.promotions import record_promotion
 from halfeven.models.store import LIVE, REFUSED, Store, Version
+from halfeven.serve.finetune.jobs import concluding
 from halfeven.serve.finetune.jobs.concluding import Cancelled, Conclusion, JobFailed
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
@@ -149,6 +150,25 @@ def test_a_job_that_may_be_judged_against_the_active_version_replaces_it(place: 
     done = place.conclude(learnt(place.store, {"against": 2}))
     assert (done.status, done.fine_tuned_model) == ("succeeded", "net@4")
     assert place.store.live_number("net") == 4
+
+
+def test_a_job_that_goes_on_waits_until_the_version_that_came_meanwhile_serves(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def swaps_late(name: str) -> str:
+        asked.append(name)
+        return "1" if len(asked) < 3 else "2"
+
+    monkeypatch.setattr(place.roster, "active", swaps_late)
+    monkeypatch.setattr(concluding.time, "sleep", lambda _: None)
+    request = JobRequest("net", "net", 1, "file-1", {"stale_parent": "retrain"}, 3)
+    place.id = place.job_store.create_job(request)[0].id
+    place.job_store.move(place.id, "running", stage="gating")
+    place.store.promote(publish(place.store))
+    assert place.refused(learnt(place.store)).code == "STALE_PARENT"
+    assert len(asked) == 3
 
 
 def test_a_job_that_learnt_nothing_from_a_stale_parent_is_called_stale(place: Place) -> None:

@@ -1,9 +1,11 @@
 """The road back, whole: a real server, a real trainer, the `openai` client, and what happens when things die."""
 
+import errno
 import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
 from halfeven.serve.cli.demo_digits import shifted, write_training_file
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import Job
 from safetensors.numpy import load_file, save_file
 
 from tests.kept import kept_store
 from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
+from tests.serve.finetune.jobs.test_job_runner import Loading, Runner, always, supervisor_of
+from tests.serve.finetune.jobs.test_job_runner import runner as runner
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
 LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}
@@ -302,3 +307,48 @@ def test_data_that_poison_every_step_stop_the_job_with_its_reason_and_touch_noth
         assert served_version(port, "digits") is not None
     assert json.loads((store.root / "models/digits/1/manifest.json").read_text()) == before
     assert store.numbers("digits") == [1]
+
+
+def ready() -> Loading:
+    roster = Loading()
+    roster.ready.set()
+    return roster
+
+
+def test_a_job_whose_thread_ends_while_the_jobs_are_read_is_not_taken_up(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervisor_of(runner, ready())
+    job, read = runner.job(), runner.job_store.unfinished
+    runner.job_store.move(job.id, "running", stage="training")
+    supervisor._running[job.id] = threading.Thread()
+
+    def then_paused() -> list[Job]:
+        found = read()
+        if supervisor._running.pop(job.id, None):
+            runner.job_store.move(job.id, "paused")
+            supervisor._stopping.set()
+            supervisor.wake()
+        return found
+
+    monkeypatch.setattr(runner.job_store, "unfinished", then_paused)
+    supervisor._live()
+    assert runner.job_store.job(job.id).status == "paused"
+
+
+def test_where_no_job_can_be_taken_the_next_try_waits_although_a_job_came(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervisor_of(runner, ready())
+    waited: list[bool] = []
+
+    def wait(_: float) -> bool:
+        waited.append(supervisor._bell.is_set())
+        supervisor._stopping.set()
+        return True
+
+    monkeypatch.setattr(runner, "remove_ended", always(OSError(errno.EIO, "bad disk")))
+    monkeypatch.setattr(supervisor._bell, "wait", wait)
+    supervisor.wake()
+    supervisor._live()
+    assert waited == [False]

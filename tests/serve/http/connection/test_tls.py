@@ -1,0 +1,65 @@
+"""TLS on a connection, without a socket. What real callers see is in `test_half_closed.py`."""
+
+import asyncio
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from halfeven.serve.access.certificates import Certificates
+from halfeven.serve.http.connection.tls import Secured
+
+from tests.serve.access.authority import Pair
+
+
+class Raw(asyncio.Transport):
+    """The transport below: it keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Above(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def eof_received(self) -> bool:
+        self.heard.append("end")
+        return True  # a request is under way
+
+
+def test_what_comes_behind_the_alert_is_neither_kept_nor_heard(tmp_path: Path) -> None:
+    asyncio.run(behind_the_alert(tmp_path))
+
+
+async def behind_the_alert(tmp_path: Path) -> None:
+    pair, raw, above = Pair(tmp_path), Raw(), Above()
+    context = Certificates(pair.certificate, pair.key).server_context()
+    secured = Secured(context, lambda: above)
+    secured.connection_made(raw)
+    sent, come = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = pair.trusting().wrap_bio(come, sent, server_hostname="localhost")
+    while not secured.ready.done():
+        with suppress(ssl.SSLWantReadError):
+            caller.do_handshake()
+        secured.data_received(sent.read())
+        come.write(bytes(raw.written))
+        raw.written.clear()
+    caller.write(b"a request")
+    with suppress(ssl.SSLWantReadError):
+        caller.unwrap()
+    secured.data_received(sent.read())
+    for _ in range(3):
+        secured.data_received(bytes(1000))
+    assert (above.heard, secured._in.pending) == ([b"a request", "end"], 0)
+    secured.connection_lost(None)
