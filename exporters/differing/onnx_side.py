@@ -52,11 +52,23 @@ class OnnxSide:
         if missing := sorted(wanted - inputs.keys()):
             raise NotRun(f"{self.path} has the input '{missing[0]}', and the samples have {sorted(inputs)}")
         try:
-            return WatchedRun(self.model, self._readable())(inputs)
+            return WatchedRun(self.model, self._readable())(self._in_its_types(inputs))
         except Exception as error:  # ONNX Runtime has no narrower one
             raise NotRun(
                 f"ONNX Runtime does not run {self.path} with the samples: {str(error)[:400]}"
             ) from error
+
+    def _in_its_types(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """The inputs in the floating types that the file takes: those of a half may be half."""
+        taken = {
+            value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            for value in self.model.graph.input
+            if value.name in inputs
+        }
+        return {
+            name: inputs[name].astype(dtype) if inputs[name].dtype.kind == dtype.kind == "f" else inputs[name]
+            for name, dtype in taken.items()
+        }
 
     def _readable(self) -> list[str]:
         """The values that ONNX Runtime hands out as numpy arrays: bfloat16 is none of numpy's types."""
@@ -68,18 +80,21 @@ class OnnxSide:
         return [node.name for node in self.nodes if node.name not in bf16]
 
     def rows(self, arrays: Arrays, most: int) -> dict[str, np.ndarray]:
-        """The first rows of the samples: as many as the file takes, at most ``most``."""
+        """The first rows of the samples: as many as the file takes, at most ``most``; the first sample where a file
+        that is not batched has one axis less than they have."""
         found = dict[str, np.ndarray]()
         for value in self.model.graph.input:
-            if value.name in arrays:
-                dims = value.type.tensor_type.shape.dim
-                fixed = dims[0].dim_value if dims and dims[0].HasField("dim_value") else 0
-                found[value.name] = arrays[value.name][: fixed or most]
+            if (array := arrays.get(value.name)) is not None:
+                tensor = value.type.tensor_type
+                alone = tensor.HasField("shape") and len(tensor.shape.dim) == array.ndim - 1
+                fixed = tensor.shape.dim[0].dim_value if tensor.shape.dim else 0
+                found[value.name] = array[0] if alone else array[: fixed or most]
         return found
 
     def roundoff(self) -> dict[str, float]:
         """The coarsest type on the way to each value: one that was half stays as coarse when it is cast back."""
-        types = {each.name: each.data_type for each in self.model.graph.initializer}
+        types = {each.name: each.type.tensor_type.elem_type for each in self.model.graph.input}
+        types |= {each.name: each.data_type for each in self.model.graph.initializer}
         found = {name: _ROUNDOFF[kind] for name, kind in types.items() if kind in _ROUNDOFF}
         for node in self.model.graph.node:
             to = _ROUNDOFF.get(attribute(node, "to", 0), FP32) if node.op_type == "Cast" else FP32

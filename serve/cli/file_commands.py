@@ -219,7 +219,11 @@ def _said(facts: Mapping[str, Any]) -> str:
     first = facts["first"]
     if first is None:
         return f"no difference: rounding explains all {facts['tensors']} tensors that both have"
-    error = "not finite, or of another shape" if first["error"] is None else f"off by {first['error']:.3g}"
+    error = (
+        "an integer, a shape or a number that is not finite differs"
+        if first["error"] is None
+        else f"off by {first['error']:.3g}"
+    )
     lines = [
         f"the first difference is '{first['tensor']}', which {first['op']} makes: {error}; rounding explains "
         f"{first['explained']:.3g}",
