@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...models.errors import BadInput, BadSetting
+from ...models.errors import BadInput, BadSetting, ParityRefused
 from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, finish_order, notify, progress
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ def _locked_by(python: Path, targets: list[str], store: Path) -> list[Mapping[st
             ) from error
         if done.returncode:
             last = next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
+            if done.returncode == 3:
+                raise ParityRefused(f"--against-env {python}: a half does not hold there: {last}")
             raise BadInput(f"--against-env {python}: its halfeven does not lock these halves: {last}")
         return list(read_lock(written))
 
