@@ -47,7 +47,11 @@ def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
     extra = sorted(path.name for path in proof.iterdir() if path.name not in {*files, "manifest.json"})
     if extra:
         raise Refused(f"{extra[0]} is no part of the proof")
-    said = {each.key: each.value for each in onnx.load(half, load_external_data=False).metadata_props}
+    model = onnx.load(half, load_external_data=False)
+    for entry in (entry for tensor in model.graph.initializer for entry in tensor.external_data):
+        if entry.key == "location" and sha256(half.with_name(entry.value)) != files.get(entry.value):
+            raise Refused(f"{half.with_name(entry.value)} is not the file that was proven")
+    said = {each.key: each.value for each in model.metadata_props}
     for key, name in (("halfeven.original", "original.onnx"), ("halfeven.proof", "parity.json")):
         if said.get(key) != files[name]:
             raise Refused(f"the half names another {name} as its own")
