@@ -117,7 +117,7 @@ def test_two_environments_are_compared_by_their_locks(lock: Path) -> None:
         compared(halves, [{**halves[0], "target": "other.onnx"}])
 
 
-FACTS: Mapping[str, Any] = {
+FACTS: dict[str, Any] = {
     "target": "x.onnx", "form": "onnx", "file": "", "weights": {}, "environment": {"device": "cpu"}, "processor": "",
     "passed": True, "summary": "", "max_error_u": 0.0, "bits": {"half": "", "fp32": ""},
     "milliseconds": {"half": 1.0, "fp32": 1.0},
