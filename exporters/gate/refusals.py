@@ -140,11 +140,11 @@ def steps(spec: TensorSpec, tied: int, elements: int, allowed: float) -> Failure
     )
 
 
-def no_things(shapes: Mapping[str, list[int]]) -> Failure:
+def no_things(shapes: dict[str, list[int]]) -> Failure:
     return Failure(
         "things",
-        f"the outputs of kind 'detections' have the shapes {dict(shapes)} for one sample: expected boxes [things, 4], a "
-        "score for each and its class, or one output of six columns or more; give another output another kind",
+        f"the outputs of kind 'detections' have the shapes {shapes} for one sample: expected boxes [things, 4], "
+        "a score for each and its class, or one output of six columns or more; give another output another kind",
     )
 
 
