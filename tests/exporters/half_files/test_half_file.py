@@ -59,6 +59,14 @@ def test_a_file_that_is_not_the_proven_one_is_named(half: Path, file: str) -> No
         verify(half)
 
 
+def test_a_manifest_that_calls_the_half_coarser_is_refused(half: Path) -> None:
+    """Its limits would be those of bfloat16, eight times as wide."""
+    path = proof_folder(half) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"half": "bf16"}))
+    with pytest.raises(ParityRefused, match="says that the half is bf16, and it was proven as fp16"):
+        verify(half)
+
+
 def test_a_changed_weight_is_not_proven_by_digests_that_were_computed_again(half: Path) -> None:
     model = onnx.load(half)
     weight = next(tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16)
