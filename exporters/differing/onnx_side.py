@@ -1,6 +1,7 @@
 """An ONNX file as a side of a comparison: every value of its main graph, and the node that makes one."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +14,17 @@ from ...models.errors import BadFolder, NotRun
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
 from ..onnx.precision.watched_run import WatchedRun
-from ..onnx.reading.bounded_file import read_model
+from ..onnx.reading.bounded_file import PACKED_BITS, read_model
 from ..onnx.reading.graph import attribute, read_by
+from ..onnx.reading.large_files import weights_as_inputs
 from ..question import Arrays
 from .first_difference import FP32
 
+_NOT_IN_NUMPY = {
+    number
+    for name, number in TensorProto.DataType.items()
+    if name == "BFLOAT16" or name.startswith("FLOAT8") or name in PACKED_BITS
+}
 _ROUNDOFF: Mapping[object, float] = {TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
 
 
@@ -71,13 +78,18 @@ class OnnxSide:
         }
 
     def _readable(self) -> list[str]:
-        """The values that ONNX Runtime hands out as numpy arrays: bfloat16 is none of numpy's types."""
-        bf16 = {each.name for each in self.model.graph.initializer if each.data_type == TensorProto.BFLOAT16}
-        for node in self.model.graph.node:
-            to = attribute(node, "to", 0) if node.op_type == "Cast" else None
-            if to == TensorProto.BFLOAT16 or (to is None and bf16 & read_by(node)):
-                bf16.update(node.output)
-        return [node.name for node in self.nodes if node.name not in bf16]
+        """The values that ONNX Runtime hands out as numpy arrays: neither sequences nor types that numpy has not."""
+        graph = self.model.graph
+        with suppress(onnx.shape_inference.InferenceError, ValueError):  # ONNX Runtime may run it all the same
+            graph = onnx.shape_inference.infer_shapes(weights_as_inputs(self.model)).graph
+        types = {value.name: value.type for value in (*graph.value_info, *graph.output)}
+        others = {
+            name
+            for name, kind in types.items()
+            if kind.WhichOneof("value") not in (None, "tensor_type")
+            or kind.tensor_type.elem_type in _NOT_IN_NUMPY
+        }
+        return [node.name for node in self.nodes if node.name not in others]
 
     def rows(self, arrays: Arrays, most: int) -> dict[str, np.ndarray]:
         """The first rows of the samples: as many as the file takes, at most ``most``; the first sample where a file

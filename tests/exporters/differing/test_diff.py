@@ -165,6 +165,40 @@ def test_a_planted_difference_is_named_by_its_tensor(tmp_path: Path, tensor: str
         )
 
 
+def in_sequence(model: ModelProto) -> None:
+    """``q`` passes through a sequence of parts of two sizes."""
+    node = made(model, "q")
+    node.output[0] = "q_joined"
+    place = list(model.graph.node).index(node)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([8, WIDE - 8]), "parts"))
+    parts = [
+        helper.make_node("SplitToSequence", ["q_joined", "parts"], ["sequence"], axis=-1),
+        helper.make_node("ConcatFromSequence", ["sequence"], ["q"], axis=-1),
+    ]
+    nodes = [*model.graph.node]
+    nodes[place + 1 : place + 1] = parts
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [through("y", TensorProto.FLOAT8E5M2), through("y", TensorProto.INT4), in_sequence],
+    ids=["FP8", "four bits", "a sequence"],
+)
+def test_values_that_numpy_does_not_have_are_passed_over(
+    tmp_path: Path, change: Callable[[ModelProto], None]
+) -> None:
+    def new(model: ModelProto) -> None:
+        change(model)
+        model.opset_import[0].version = 21
+
+    a, b, x = written(tmp_path, new)
+    onnx.save(onnx.load(b), a)
+    facts = differences(a, b, x)
+    assert facts["equal"] and facts["tensors"] >= 19
+
+
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_half_in_a_file_explains_its_rounding_and_no_more(tmp_path: Path, kind: int) -> None:
     a, b, x = written(tmp_path, through("n1", kind))
