@@ -80,7 +80,9 @@ class OnnxSide:
     def _readable(self) -> list[str]:
         """The values that ONNX Runtime hands out as numpy arrays: neither sequences nor types that numpy has not."""
         graph = self.model.graph
-        with suppress(onnx.shape_inference.InferenceError, ValueError):  # ONNX Runtime may run it all the same
+        with suppress(
+            onnx.shape_inference.InferenceError, ValueError
+        ):  # ONNX Runtime may run it all the same
             graph = onnx.shape_inference.infer_shapes(weights_as_inputs(self.model)).graph
         types = {value.name: value.type for value in (*graph.value_info, *graph.output)}
         others = {
@@ -117,7 +119,7 @@ class OnnxSide:
     def reproduction(self, tensor: str, values: Mapping[str, np.ndarray], folder: Path) -> None:
         """Write the node that makes ``tensor`` as a model of its own, ``node.onnx``, with its inputs ``inputs.npz``.
 
-        Raises BadFolder for a node with a body.
+        Raises BadFolder for a node with a body, and for one that reads what numpy does not have.
         """
         (node,) = (each for each in self.model.graph.node if tensor in each.output)
         if any(
@@ -125,7 +127,13 @@ class OnnxSide:
         ):
             raise BadFolder(f"the node {node.op_type} '{node.name}' has a body, which is not written alone")
         held = {each.name: each for each in self.model.graph.initializer}
-        given = {name: values[name] for name in node.input if name and name not in held}
+        read = [name for name in node.input if name and name not in held]
+        if absent := [name for name in read if name not in values]:
+            raise BadFolder(
+                f"the node {node.op_type} '{node.name}' reads '{absent[0]}', of a type that numpy does not have: it is "
+                "not written alone"
+            )
+        given = {name: values[name] for name in read}
         graph = helper.make_graph(
             [node],
             "node",
