@@ -26,8 +26,9 @@ from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF
 from ..inputs.samples import load_samples, stored_samples
 from ..maker import Notify
-from ..onnx.reading.bounded_file import external_files, read_graph, tensors
+from ..onnx.reading.bounded_file import external_files, read_graph, read_model, tensors
 from ..onnx.reading.large_files import DATA
+from ..onnx.stored import half_storage
 from ..other_engine import onnx_file, prove_engine
 from ..report.headline import headline
 
@@ -127,7 +128,7 @@ def _describe(draft: Path, version: Version, data: str) -> None:
 
 def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: None) -> dict[str, Any]:
     """Hold ``file`` and its proof against the digests of the proof, and prove the half again under the ONNX Runtime
-    that is installed now; gives the facts of the proof (`other_engine.prove_engine`).
+    that is installed now, and with true half storage; gives the facts of the proof (`other_engine.prove_engine`).
 
     ``samples``: judge with these instead of those of the proof. Raises BadInput where there is no proof beside the
     file, ParityRefused where a file is not the one that was proven.
@@ -141,9 +142,11 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
         )
     version = exported_version(proof)
     _check_digests(file, version)
-    judging = load_samples(samples, version.spec()) if samples else stored_samples(version)
+    spec = version.spec()
+    engine = replace(onnx_file(file, spec), storage=half_storage(read_model(file, file.parent), spec))
+    judging = load_samples(samples, spec) if samples else stored_samples(version)
     return {"file": str(file), "proof": str(proof), "digests": "as proven"} | dict[str, Any](
-        prove_engine(version, judging, onnx_file(file, version.spec()), notify)
+        prove_engine(version, judging, engine, notify)
     )
 
 

@@ -51,6 +51,14 @@ def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Pat
     assert verify(half, samples(tmp_path / "new.npz", 40))["samples"]["judging"] == 20
 
 
+def test_new_samples_that_leave_the_range_of_half_are_refused(tmp_path: Path) -> None:
+    """ONNX Runtime holds the middle of this half in FP32 on a CPU, a device would not."""
+    half, rows = tmp_path / "half.onnx", samples(tmp_path / "x.npz")
+    assert write_half(written(tmp_path / "net.onnx", 100.0), half, Options(samples=rows))["verdict"] == EQUAL
+    np.savez(rows, x=np.random.normal(scale=1000.0, size=(24, 16)).astype(np.float32))
+    assert verify(half, rows)["status"] == "refused"
+
+
 @pytest.mark.parametrize("file", ["net.fp16.onnx", "net.fp16.proof/half.onnx", "net.fp16.proof/parity.json"])
 def test_a_file_that_is_not_the_proven_one_is_named(half: Path, file: str) -> None:
     changed = half.parent / file
