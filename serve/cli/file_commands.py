@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...models.errors import BadInput, BadSetting, ParityRefused
-from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, finish_order, notify, progress
+from .console import (
+    DEFAULT_STORE,
+    Json,
+    Key,
+    KeyFileOf,
+    StoreAt,
+    check_target,
+    finish_order,
+    notify,
+    progress,
+)
 
 if TYPE_CHECKING:
     from ...exporters.half_files.measured import Found
@@ -92,6 +102,7 @@ def lock(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.half_files.lock_file import write_lock
 
+        check_target("-o", out)
         facts = write_lock(out, {target: _found(target, store) for target in targets}, notify)
         said = [f"{one['target']} ({one['form']}): {one['summary']}" for one in facts["halves"]]
         return facts, "\n".join([*said, f"written: {out}"]), 0
