@@ -259,7 +259,7 @@ def test_a_number_that_is_none_hides_no_difference(tmp_path: Path) -> None:
     model.graph.node.append(helper.make_node("Where", ["odd", "nan", "y"], ["z"]))
     odd = np.arange(WIDE) == 3
     model.graph.initializer.extend(
-        [numpy_helper.from_array(odd, "odd"), numpy_helper.from_array(np.float32("nan").reshape(()), "nan")]
+        [numpy_helper.from_array(odd, "odd"), numpy_helper.from_array(np.array(np.nan, np.float32), "nan")]
     )
     model.graph.output[0].name = "z"
     onnx.save(model, a)

@@ -53,8 +53,12 @@ def test_the_converter_of_onnxconverter_common(net: Path) -> None:
     assert len(halves(kept)) == 1
     model = onnx.load(net)
     model.graph.node[0].name = "/layers[0]/MatMul"
-    lists = {"node_block_list": ["/layers[0]/MatMul", "/layers[1]/MatMul"], "op_block_list": ["Resize"]}
-    kept = drop_in.convert_float_to_float16(model, keep_io_types=True, **lists)
+    kept = drop_in.convert_float_to_float16(
+        model,
+        keep_io_types=True,
+        node_block_list=["/layers[0]/MatMul", "/layers[1]/MatMul"],
+        op_block_list=["Resize"],
+    )
     assert len(halves(kept)) == 1
     with pytest.raises(ParityRefused, match=r"no half of model\.onnx is proven equal"):
         drop_in.convert_float_to_float16(onnx.load(net), keep_io_types=True, op_block_list=["MatMul", "Relu"])
