@@ -35,19 +35,21 @@ Judged = TypeVar("Judged", ParityReport, OutputVerdict, AdversarialVerdict)
 @dataclass(frozen=True, slots=True)
 class OtherEngine:
     """``kind`` and ``where`` name it in the report. ``asked``: its answers, or those that it gave to the rows of
-    ``inputs.npz`` (`exported/file_rows.py`)."""
+    ``inputs.npz`` (`exported/file_rows.py`). ``storage``: the same half with true half storage, judged as well where it
+    is known: ONNX Runtime computes FP16 in FP32 on a CPU."""
 
     kind: str
     where: str
     asked: Answers | Arrays
+    storage: Answers | None = None
 
 
 def judge_engine(run: ReferenceRun, dtype: str, engine: OtherEngine) -> ParityReport:
     """The gate's report. ``dtype``: the half (``fp16``, ``bf16``) whose limits hold."""
     asked = engine.asked
-    return _said_of_engine(
-        judged(run, dtype, [take(run, asked) if callable(asked) else take_rows(run, asked)])
-    )
+    takes = [take(run, asked) if callable(asked) else take_rows(run, asked)]
+    takes += [take(run, engine.storage)] if engine.storage else []
+    return _said_of_engine(judged(run, dtype, takes))
 
 
 def _said_of_engine(report: ParityReport) -> ParityReport:

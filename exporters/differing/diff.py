@@ -28,6 +28,8 @@ def differences(
     """
     a = OnnxSide(ours)
     arrays = {name: array for name, array in read_tensors(samples).items() if not name.startswith(TARGET)}
+    if alone := [name for name, array in arrays.items() if array.ndim == 0 or not len(array)]:
+        raise BadSamples(f"{samples.name}: '{alone[0]}' has no samples: expected them along axis 0")
     inputs = a.rows(arrays, ROWS)
     if not inputs:
         raise BadSamples(

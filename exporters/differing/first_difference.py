@@ -89,16 +89,17 @@ def compared(
 
 def _error(a: np.ndarray, b: np.ndarray) -> float:
     """The largest difference, of the largest magnitude of ``a``; infinite where one is not finite and the other is, and
-    where shapes, integers or booleans differ. What is a sentinel in ``a`` must land where the gate lets it land."""
+    where shapes, integers or booleans differ. What is a sentinel in ``a`` must land where the gate lets it land, and
+    NaN must be NaN."""
     if a.shape != b.shape:
         return np.inf
     if a.dtype.kind != "f":
         return 0.0 if np.array_equal(a, b) else np.inf
     a, b = a.astype(np.float64), b.astype(np.float64)
-    judged = ~(np.abs(a) >= SENTINEL)
-    if not np.all((np.sign(a[~judged]) == np.sign(b[~judged])) & (np.abs(b[~judged]) >= SENTINEL_LANDS)):
+    sentinel, judged = np.abs(a) >= SENTINEL, np.abs(a) < SENTINEL
+    if not np.all((np.sign(a[sentinel]) == np.sign(b[sentinel])) & (np.abs(b[sentinel]) >= SENTINEL_LANDS)):
         return np.inf
-    if not np.array_equal(np.isfinite(a[judged]), np.isfinite(b[judged])):
+    if not (np.isfinite(b[judged]).all() and np.isnan(b[np.isnan(a)]).all()):
         return np.inf
     gaps, scale = np.abs(a[judged] - b[judged]), np.abs(a[judged]).max(initial=0.0)
     worst = float(gaps.max(initial=0.0))

@@ -130,6 +130,8 @@ def check_index(
         fp32, half = (nearest(one, index, min(k, len(index)), metric) for one in vectors)
         verdict = compare_nearest(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
         found[form] = verdict.to_json()
+    if not found:
+        raise BadInput(f"{version} has no proven half whose vectors could be compared")
     return found
 
 
@@ -199,10 +201,8 @@ def _ndcg(places: np.ndarray, relevance: Relevance) -> float:
 def _relevance(path: Path) -> Relevance:
     """A file with three arrays of one length: ``query``, ``vector`` (places in the index) and ``relevance``."""
     found = read_tensors(path)
-    if (
-        not {"query", "vector", "relevance"} <= found.keys()
-        or len({found[name].shape for name in found}) != 1
-    ):
+    wanted = {"query", "vector", "relevance"}
+    if not wanted <= found.keys() or {found[name].shape for name in found} != {(found["query"].size,)}:
         raise BadSamples(f"{path.name}: expected the arrays query, vector and relevance, all of one length")
     relevance = dict[int, dict[int, float]]()
     for query, vector, value in zip(found["query"], found["vector"], found["relevance"], strict=True):

@@ -53,7 +53,12 @@ def matched(spec: ModelSpec, dtype: str, trials: Sequence[Trial]) -> tuple[list[
             continue
         candidate = {name: trial.reference[name].copy() for name in names}
         for sample, original, half, into in _rows(spec, trial, names, candidate):
-            match = _match(_things(original), _things(half), allowed)
+            ours, theirs = _things(original), _things(half)
+            if ours is None or theirs is None:
+                shapes = {name: list((half if ours else original)[name].shape) for name in names}
+                failure = failure or refusals.no_things(shapes)
+                continue
+            match = _match(ours, theirs, allowed)
             things, free = things + len(match.partners), free + match.free
             if match.lost is not None and failure is None:
                 failure = refusals.other_things(names[0], sample, match.lost)
@@ -87,13 +92,18 @@ def _rows(
         yield sample, original, half, out
 
 
-def _things(arrays: Arrays) -> _Things:
+def _things(arrays: Arrays) -> _Things | None:
+    """None where the outputs hold no things in one of the two ways."""
+    if any(one.ndim == 0 for one in arrays.values()) or len({len(one) for one in arrays.values()}) > 1:
+        return None
     floats = [array for array in arrays.values() if array.dtype.kind == "f"]
     original = next((one for one in floats if one.ndim == 2 and one.shape[1] > _BOX + 1), None)
     if original is not None:
         return _Things(original[:, :_BOX], original[:, _BOX], original[:, _BOX + 1])
-    boxes = next(one for one in floats if one.ndim == 2 and one.shape[1] == _BOX)
-    scores = next(one for one in floats if one.size == len(one) and one.ndim <= 2)
+    boxes = next((one for one in floats if one.ndim == 2 and one.shape[1] == _BOX), None)
+    scores = next((one for one in floats if one.size == len(one) and one.ndim <= 2), None)
+    if boxes is None or scores is None:
+        return None
     classes = next(
         (one for one in arrays.values() if one.dtype.kind in "iu" and one.size == len(one)),
         np.zeros(len(boxes)),

@@ -140,6 +140,14 @@ def steps(spec: TensorSpec, tied: int, elements: int, allowed: float) -> Failure
     )
 
 
+def no_things(shapes: dict[str, list[int]]) -> Failure:
+    return Failure(
+        "things",
+        f"the outputs of kind 'detections' have the shapes {shapes} for one sample: expected boxes [things, 4], "
+        "a score for each and its class, or one output of six columns or more; give another output another kind",
+    )
+
+
 def other_things(name: str, sample: int, score: float) -> Failure:
     return Failure(
         "things",

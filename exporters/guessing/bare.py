@@ -70,7 +70,9 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
     from .module_source import guess_module  # both bring torch, without which a wrong path is named at once
     from .onnx_file import guess_onnx
 
-    file, _, function = path.partition(":")
+    file, function = path, ""
+    if ":" in path and not Path(path).exists():
+        file, _, function = path.rpartition(":")
     where = absolute(Path(file))
     if function and where.suffix == ".py":
         if samples is None:

@@ -1,19 +1,22 @@
 """The proven half of one model as one ONNX file, with its proof in a folder beside it: no store, no server.
 
     model.fp16.onnx      the half
+    model.fp16.data      its weights, from 2 GB on
     model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`folder.py`)
 
 Both are there together, or neither: nothing is written of a half that is not proven equal.
 """
 
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx
+from onnx import external_data_helper
 
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
 from ...models.manifest import sha256_of, write_manifest
@@ -23,7 +26,9 @@ from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF
 from ..inputs.samples import load_samples, stored_samples
 from ..maker import Notify
+from ..onnx.reading.bounded_file import external_files, read_graph, read_model, tensors
 from ..onnx.reading.large_files import DATA
+from ..onnx.stored import half_storage
 from ..other_engine import onnx_file, prove_engine
 from ..report.headline import headline
 
@@ -71,7 +76,9 @@ def _check(source: Path, target: Path) -> None:
         raise BadSetting(f"-o {target} is the model itself; give another name: it is never overwritten")
     if not target.parent.is_dir():
         raise BadSetting(f"-o {target}: there is no folder {target.parent}; make it first")
-    if proof.exists() and any(proof.iterdir()):
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise BadSetting(f"-o {target}: expected a file in a folder that may be written")
+    if proof.exists() and not (proof.is_dir() and not any(proof.iterdir())):
         try:
             exported_version(proof)
         except (BadInput, DamagedFile) as error:
@@ -85,23 +92,25 @@ def _written(version: Version, target: Path, notify: Notify) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.parent) as place:
         draft = Path(place) / "proof"
         facts = export(version, "onnxruntime", draft, notify)
-        _describe(draft, version)
+        data = target.with_suffix(DATA).name  # of a large half alone; two halves may stand in one folder
+        _describe(draft, version, data)
         (draft / "manifest.json").unlink()
         write_manifest(
             draft, LIVE, {key: value for key, value in facts.items() if key not in ("folder", "files")}
         )
-        data = draft / (HALF + DATA)
-        if data.exists():  # the half names its file of weights
-            shutil.copyfile(data, target.with_name(data.name))
-        shutil.copyfile(draft / HALF, half := Path(place) / target.name)
+        copies = [(HALF, target.name), *([(data, data)] if (draft / data).exists() else [])]
+        for name, copied in copies:
+            shutil.copyfile(draft / name, Path(place) / copied)
         shutil.rmtree(proof_folder(target), ignore_errors=True)
         draft.rename(proof_folder(target))
-        half.replace(target)
+        for _, copied in reversed(copies):
+            (Path(place) / copied).replace(target.with_name(copied))
     return {"file": str(target), "proof": str(proof_folder(target)), "digest": sha256_of(target)}
 
 
-def _describe(draft: Path, version: Version) -> None:
-    """Write the verdict and the digest of the original into the half's own metadata."""
+def _describe(draft: Path, version: Version, data: str) -> None:
+    """Write the verdict and the digest of the original into the half's own metadata, and call its file of weights, if
+    it has one, ``data``."""
     model = onnx.load(draft / HALF, load_external_data=False)
     said = {
         "verdict": headline(Conversion(version, version.manifest).shown()),
@@ -110,12 +119,16 @@ def _describe(draft: Path, version: Version) -> None:
     said["original"] = sha256_of(draft / "original.onnx")
     for key, value in said.items():
         model.metadata_props.add(key=f"halfeven.{key}", value=value)
+    if (draft / (HALF + DATA)).exists():
+        (draft / (HALF + DATA)).rename(draft / data)
+        for tensor in filter(external_data_helper.uses_external_data, tensors(model)):
+            next(entry for entry in tensor.external_data if entry.key == "location").value = data
     onnx.save(model, draft / HALF)
 
 
 def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: None) -> dict[str, Any]:
     """Hold ``file`` and its proof against the digests of the proof, and prove the half again under the ONNX Runtime
-    that is installed now; gives the facts of the proof (`other_engine.prove_engine`).
+    that is installed now, and with true half storage; gives the facts of the proof (`other_engine.prove_engine`).
 
     ``samples``: judge with these instead of those of the proof. Raises BadInput where there is no proof beside the
     file, ParityRefused where a file is not the one that was proven.
@@ -129,19 +142,33 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
         )
     version = exported_version(proof)
     _check_digests(file, version)
-    judging = load_samples(samples, version.spec()) if samples else stored_samples(version)
+    spec = version.spec()
+    engine = replace(onnx_file(file, spec), storage=half_storage(read_model(file, file.parent), spec))
+    judging = load_samples(samples, spec) if samples else stored_samples(version)
     return {"file": str(file), "proof": str(proof), "digests": "as proven"} | dict[str, Any](
-        prove_engine(version, judging, onnx_file(file, version.spec()), notify)
+        prove_engine(version, judging, engine, notify)
     )
 
 
 def _check_digests(file: Path, version: Version) -> None:
     """Raises ParityRefused."""
     expected: Mapping[str, str] = version.manifest["files"]
-    places = {name: version.folder / name for name in expected}
-    for name, path in (*places.items(), (HALF, file)):
-        if not path.is_file() or sha256_of(path) != expected[name]:
+    for name, path in _held(file, version):
+        if not path.is_file() or sha256_of(path) != expected.get(name):
             raise ParityRefused(
-                f"{path} is not the file that was proven: expected the SHA-256 {expected[name]}; write it again from "
-                "the model (halfeven fp16)"
+                f"{path} is not the file that was proven: expected the SHA-256 {expected.get(name)}; write it again "
+                "from the model (halfeven fp16)"
             )
+    proven, said = version.json("parity.json")["forms"]["onnx"]["dtype"], version.manifest["half"]
+    if proven != said:
+        raise ParityRefused(
+            f"{version.folder / 'manifest.json'} says that the half is {said}, and it was proven as {proven}; write it "
+            "again from the model (halfeven fp16)"
+        )
+
+
+def _held(file: Path, version: Version) -> Iterator[tuple[str, Path]]:
+    """Every file of the proof, the half, and the half's file of weights beside it, with their names in the proof."""
+    yield from ((name, version.folder / name) for name in version.manifest["files"])
+    yield HALF, file
+    yield from external_files(file, read_graph(file)).items()

@@ -9,10 +9,11 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from ...models.durable import replace_text
-from ...models.errors import BadInput, NewerFormat
+from ...models.errors import BadInput, NewerFormat, ParityRefused
 from ...models.stored_json import stored_json
 from ...models.version import __version__
 from ..maker import Notify
@@ -24,18 +25,23 @@ AGAIN = (
     3  # times that a half is measured again where it seems slower, for another program may have had the cores
 )
 Facts = Mapping[str, Any]
+_KINDS: Mapping[str, type | UnionType] = {
+    "target": str, "form": str, "file": str, "weights": dict, "environment": dict, "processor": str, "passed": bool,
+    "summary": str, "bits": dict, "milliseconds": dict, "max_error_u": float | int | None,
+}  # fmt: skip
 
 
 def write_lock(path: Path, found: Mapping[str, Found], notify: Notify = lambda _: None) -> dict[str, Any]:
-    """Measure the halves of each target and write the lock; gives its facts. Raises BadInput as `measured`."""
+    """Measure the halves of each target and write the lock; gives its facts. Raises BadInput as `measured`,
+    ParityRefused where a half is not equal here."""
     halves = [
-        {"target": os.path.relpath(one.file, path.parent) if one.file else target, **facts}
+        {"target": _from_folder(one.file, path.parent) if one.file else target, **facts}
         for target, one in found.items()
         for facts in measured(one, notify)
     ]
     for facts in halves:
         if not facts["passed"]:
-            raise BadInput(
+            raise ParityRefused(
                 f"{facts['target']} is not equal here, so there is nothing to lock: {facts['summary']}"
             )
     lock = {"format": FORMAT, "halfeven": __version__, "halves": halves}
@@ -56,29 +62,36 @@ def read_lock(path: Path) -> list[Facts]:
             f"{path} has format {found}, and this release of halfeven reads {FORMAT}: use a later one"
         )
     halves = lock.get("halves") if isinstance(lock, dict) else None
-    keys = {
-        "target",
-        "form",
-        "file",
-        "weights",
-        "environment",
-        "processor",
-        "bits",
-        "milliseconds",
-        "max_error_u",
-    }
-    if not isinstance(halves, list) or not all(
-        isinstance(each, dict) and keys <= each.keys() for each in halves
-    ):
-        raise BadInput(f"{wrong}: expected the key halves, with {', '.join(sorted(keys))} of each")
+    if not isinstance(halves, list) or not halves or not all(map(_is_half, halves)):
+        raise BadInput(f"{wrong}: expected the key halves, with {', '.join(sorted(_KINDS))} of each")
     return [
-        each | {"target": str((path.parent / each["target"]).resolve())} if _is_file(each["target"]) else each
+        each | {"target": os.path.normpath(path.parent.resolve() / each["target"])}
+        if _is_file(each["target"])
+        else each
         for each in halves
     ]
 
 
+def _is_half(facts: Any) -> bool:
+    """Whether these are facts that `changes` can compare."""
+    if not isinstance(facts, dict) or not all(
+        isinstance(facts.get(key), kind) for key, kind in _KINDS.items()
+    ):
+        return False
+    sides = [(facts["bits"].get(side), facts["milliseconds"].get(side)) for side in ("half", "fp32")]
+    return "device" in facts["environment"] and all(
+        isinstance(bits, str) and isinstance(time, float | int) for bits, time in sides
+    )
+
+
 def _is_file(target: str) -> bool:
     return target.endswith(".onnx")
+
+
+def _from_folder(file: Path, folder: Path) -> str:
+    """The path of a file from a folder, either of which may be behind links; a file that is a link stays one, for its
+    proof is beside the link."""
+    return os.path.relpath(file.parent.resolve() / file.name, folder.resolve())
 
 
 def checked(

@@ -24,7 +24,7 @@ from ..environment import environment
 from ..exported.folder import exported_version
 from ..inputs.samples import Samples, stored_samples
 from ..maker import Notify
-from ..onnx.reading.bounded_file import bytes_of
+from ..onnx.reading.bounded_file import bytes_of, external_files, read_graph
 from ..prove import answers_of
 from ..question import Answers
 from ..reprove import reprove
@@ -99,7 +99,7 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
     return {
         "form": form,
         "half": version.manifest["half"],
-        "file": sha256_of(found.file or version.folder / _file(form)),
+        "file": _digest(found.file) if found.file else sha256_of(version.folder / _file(form)),
         "weights": _weights(found.half) if form == "onnx" and found.half else {},
         "environment": environment(CPU),
         "processor": str(this_processor()),
@@ -145,6 +145,12 @@ def timed(
             if run:
                 times[side].append(1e3 * (clock() - began))
     return {side: round(statistics.median(found), 4) for side, found in times.items()}
+
+
+def _digest(half: Path) -> str:
+    """The SHA-256 of an ONNX file; of one with its weights beside it, of the digests of all its files."""
+    digests = [sha256_of(half), *map(sha256_of, external_files(half, read_graph(half)).values())]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _weights(half: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ..subject import CPU
 from .output_names import as_in_spec
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
-from .reading.bounded_file import read_model
+from .reading.bounded_file import external_files, read_graph, read_model
 from .reading.large_files import DATA
 from .reading.normalise import close_bodies, named_and_lifted
 
@@ -65,8 +65,12 @@ def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
 
 
 def _stored(version: Version, name: str) -> ModelProto:
-    if version.has(beside := name + DATA):
-        version.file(beside)
-        return read_model(version.file(name), version.folder)
+    if any(
+        file.endswith(DATA) for file in version.manifest["files"]
+    ):  # weights stand beside the file, perhaps
+        path = version.file(name)
+        for place in external_files(path, read_graph(path)):
+            version.file(place)
+        return read_model(path, version.folder)
     with version.opened(name) as file:
         return read_model(file.again, version.folder)

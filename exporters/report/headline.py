@@ -32,6 +32,8 @@ def _power(power: Mapping[str, Any]) -> str:
         return ""
     damped = f" ({power['damped']} more are damped below the limit)" if power.get("damped") else ""
     share = power.get("share", power["noticed"]["8u"])
+    if damped and share > power["noticed"]["8u"] == 0:
+        return f"; all {power['damped']} planted errors are damped below the limit, so they show none"
     return f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{damped}"
 
 

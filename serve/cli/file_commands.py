@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...models.errors import BadInput, BadSetting
-from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, finish_order, notify, progress
+from ...models.errors import BadInput, BadSetting, ParityRefused
+from .console import (
+    DEFAULT_STORE,
+    Json,
+    Key,
+    KeyFileOf,
+    StoreAt,
+    check_target,
+    finish_order,
+    notify,
+    progress,
+)
 
 if TYPE_CHECKING:
     from ...exporters.half_files.measured import Found
@@ -94,6 +104,7 @@ def lock(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.half_files.lock_file import write_lock
 
+        check_target("-o", out)
         facts = write_lock(out, {target: _found(target, store) for target in targets}, notify)
         said = [f"{one['target']} ({one['form']}): {one['summary']}" for one in facts["halves"]]
         return facts, "\n".join([*said, f"written: {out}"]), 0
@@ -186,6 +197,8 @@ def _locked_by(python: Path, targets: list[str], store: Path) -> list[Mapping[st
             ) from error
         if done.returncode:
             last = next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
+            if done.returncode == 3:
+                raise ParityRefused(f"--against-env {python}: a half does not hold there: {last}")
             raise BadInput(f"--against-env {python}: its halfeven does not lock these halves: {last}")
         return list(read_lock(written))
 
@@ -224,7 +237,11 @@ def _said(facts: Mapping[str, Any]) -> str:
     first = facts["first"]
     if first is None:
         return f"no difference: rounding explains all {facts['tensors']} tensors that both have"
-    error = "not finite, or of another shape" if first["error"] is None else f"off by {first['error']:.3g}"
+    error = (
+        "an integer, a shape or a number that is not finite differs"
+        if first["error"] is None
+        else f"off by {first['error']:.3g}"
+    )
     lines = [
         f"the first difference is '{first['tensor']}', which {first['op']} makes: {error}; rounding explains "
         f"{first['explained']:.3g}",

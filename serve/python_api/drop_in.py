@@ -9,6 +9,8 @@ Parameters that steer how nodes are chosen by magnitude have no meaning here: on
 a warning and ignored.
 """
 
+import glob
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
+from ...exporters.onnx.reading.graph import walk
+from ...exporters.onnx.reading.large_files import save
 from ...models.errors import ParityRefused
 from .half_files import fp16
 
@@ -44,7 +48,8 @@ def convert_float_to_float16(
         keep_io_types=keep_io_types is not True,
         **{name: bool(value) for name, value in others.items()},
     )
-    return _converted(model, None, _patterns(op_block_list, node_block_list), "fp16")
+    keep = _patterns(model, op_block_list, node_block_list, str.__eq__)
+    return _converted(model, None, keep, "fp16")
 
 
 def convert_float_to_float16_model_path(model_path: str, **parameters: Any) -> ModelProto:
@@ -84,12 +89,25 @@ def convert_to_mixed_precision(
     judge. Bounds by magnitude (``data_max``, ``init_max``), runtimes and plug-ins have no meaning here. Raises
     ParityRefused."""
     _ignored(keep_io_types=not keep_io_types, **{name: value is not None for name, value in others.items()})
-    patterns = _patterns(op_types_to_exclude, nodes_to_exclude)
-    return _converted(Path(onnx_path), calibration_data, patterns, low_precision_type)
+    model = onnx.load(onnx_path, load_external_data=False)
+    keep = _patterns(
+        model, op_types_to_exclude, nodes_to_exclude, lambda one, name: bool(re.match(one, name))
+    )
+    return _converted(Path(onnx_path), calibration_data, keep, low_precision_type)
 
 
-def _patterns(ops: Sequence[str] | None, nodes: Sequence[str] | None) -> tuple[str, ...]:
-    return (*(nodes or ()), *(f"op:{op}" for op in ops or ()))
+def _patterns(
+    model: ModelProto,
+    ops: Sequence[str] | None,
+    nodes: Sequence[str] | None,
+    means: Callable[[str, str], bool],
+) -> tuple[str, ...]:
+    """The nodes of the model that the lists name: as those converters, this passes over what the model does not have.
+    ``means``: whether one of ``nodes`` means a name."""
+    found = [node for graph in (model.graph, *model.functions) for node in walk(graph)]
+    names = dict.fromkeys(node.name for node in found if any(means(one, node.name) for one in nodes or ()))
+    types = {node.op_type for node in found}
+    return (*map(glob.escape, filter(None, names)), *(f"op:{op}" for op in ops or () if op in types))
 
 
 def _ignored(**given: bool) -> None:
@@ -103,7 +121,7 @@ def _converted(model: ModelProto | Path, samples: Any, keep: Sequence[str], dtyp
     with TemporaryDirectory(prefix="halfeven-drop-in-") as place:
         source = model if isinstance(model, Path) else Path(place) / "model.onnx"
         if isinstance(model, ModelProto):
-            onnx.save(model, source)
+            save(model, source)
         made = fp16(source, Path(place) / "half.onnx", samples, keep=keep, dtype=dtype)
         if made.file is None:
             raise ParityRefused(f"no half of {source.name} is proven equal: {made.reason}")

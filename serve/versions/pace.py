@@ -1,9 +1,10 @@
-"""How often the store is looked at: twice a second; where it has a thousand models, as often as 2 % of a core allow."""
+"""How often the store is looked at: twice a second; where it has a thousand models, as often as 2 % of a core allow,
+but every 1.5 s at least: what `convert` publishes is noticed within two seconds."""
 
 import time
 from collections.abc import Callable
 
-LOOK_EVERY_S, LONGEST_PAUSE_S = 0.5, 5.0
+LOOK_EVERY_S, LONGEST_PAUSE_S = 0.5, 1.5
 SHARE = 0.02  # of a core
 
 

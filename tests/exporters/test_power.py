@@ -206,6 +206,9 @@ def test_the_share_of_blind_nodes_decides() -> None:
     assert power("", DAMPED).noticed(FINE) == 0.5 and power("", DAMPED).share == power().share == 1.0
     assert power("", STEP, BYPASSED, UNEXPLAINED, DAMPED).share == 0.25
     assert power("", SATURATED, DAMPED, DAMPED).hidden == 0.5
+    form = {"passed": True, "parity": {"samples": 64}}
+    facts = {"status": "live", "forms": {"torch": form}, "power": power(DAMPED, DAMPED).summary()}
+    assert headline(facts).endswith("all 2 planted errors are damped below the limit, so they show none")
     damped, near = power(DAMPED).planted[0], power(UNEXPLAINED).planted[0]
     assert damped.joined(near).why == near.joined(damped).why == UNEXPLAINED
     one, other = power(SATURATED).planted[0], power("").planted[0]

@@ -165,6 +165,40 @@ def test_a_planted_difference_is_named_by_its_tensor(tmp_path: Path, tensor: str
         )
 
 
+def in_sequence(model: ModelProto) -> None:
+    """``q`` passes through a sequence of parts of two sizes."""
+    node = made(model, "q")
+    node.output[0] = "q_joined"
+    place = list(model.graph.node).index(node)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([8, WIDE - 8]), "parts"))
+    parts = [
+        helper.make_node("SplitToSequence", ["q_joined", "parts"], ["sequence"], axis=-1),
+        helper.make_node("ConcatFromSequence", ["sequence"], ["q"], axis=-1),
+    ]
+    nodes = [*model.graph.node]
+    nodes[place + 1 : place + 1] = parts
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [through("y", TensorProto.FLOAT8E5M2), through("y", TensorProto.INT4), in_sequence],
+    ids=["FP8", "four bits", "a sequence"],
+)
+def test_values_that_numpy_does_not_have_are_passed_over(
+    tmp_path: Path, change: Callable[[ModelProto], None]
+) -> None:
+    def new(model: ModelProto) -> None:
+        change(model)
+        model.opset_import[0].version = 21
+
+    a, b, x = written(tmp_path, new)
+    onnx.save(onnx.load(b), a)
+    facts = differences(a, b, x)
+    assert facts["equal"] and facts["tensors"] >= 19
+
+
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_half_in_a_file_explains_its_rounding_and_no_more(tmp_path: Path, kind: int) -> None:
     a, b, x = written(tmp_path, through("n1", kind))
@@ -218,6 +252,46 @@ def test_rounding_is_no_difference(tmp_path: Path, change: Callable[[ModelProto]
     assert facts["equal"] and facts["astray"] == 0, facts["first"]
 
 
+def test_a_number_that_is_none_hides_no_difference(tmp_path: Path) -> None:
+    a, _, x = written(tmp_path)
+    expected = np.asarray(onnxruntime.InferenceSession(a).run(["y"], dict(np.load(x)))[0])[:4]
+    model = onnx.load(a)
+    model.graph.node.append(helper.make_node("Where", ["odd", "nan", "y"], ["z"]))
+    odd = np.arange(WIDE) == 3
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(odd, "odd"), numpy_helper.from_array(np.array(np.nan, np.float32), "nan")]
+    )
+    model.graph.output[0].name = "z"
+    onnx.save(model, a)
+
+    def engine(elsewhere: float, there: float) -> Callable[[Arrays], dict[str, np.ndarray]]:
+        return lambda _: {"z": np.where(odd, np.float32(there), expected * np.float32(elsewhere))}
+
+    assert differences(a, engine(1.0, np.nan), x)["equal"]
+    assert differences(a, engine(1.1, np.nan), x)["first"]["tensor"] == "z"
+    assert differences(a, engine(1.0, np.inf), x)["first"]["tensor"] == "z"
+
+
+def test_a_half_that_takes_half_and_a_file_that_is_not_batched_are_compared(tmp_path: Path) -> None:
+    a, b, x = written(tmp_path)
+    model = onnx.load(b)
+    ends = (*model.graph.input, *model.graph.output)
+    for tensor in model.graph.initializer:
+        half = numpy_helper.to_array(tensor).clip(-1e4, 1e4).astype(np.float16)
+        tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    for value in ends:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(model, b)
+    assert differences(a, b, x)["equal"]
+    for path in (a, b):
+        model = onnx.load(path)
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 3
+        onnx.save(model, path)
+    np.savez(x, x=np.random.normal(size=(6, 3, 8, WIDE)).astype(np.float32))
+    assert differences(a, b, x)["equal"]
+
+
 def test_an_engine_is_compared_by_its_outputs(tmp_path: Path) -> None:
     a, b, x = written(tmp_path)
 
@@ -242,8 +316,19 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "flat.npz", x=np.zeros((2, 3), np.float32))
     with pytest.raises(NotRun, match="with the samples"):
         differences(a, b, tmp_path / "flat.npz")
+    np.savez(tmp_path / "none.npz", x=np.float32(3))
+    with pytest.raises(BadSamples, match="'x' has no samples: expected them along axis 0"):
+        differences(a, b, tmp_path / "none.npz")
     with pytest.raises(BadInput, match="no tensor with the same name"):
         differences(a, lambda arrays: {"other": np.zeros(3)}, x)
+    short = onnx.load(a)
+    through("q", TensorProto.BFLOAT16)(short)
+    onnx.save(short, tmp_path / "short.onnx")
+    scaled("wq", 1.1)(other := onnx.load(b))
+    onnx.save(other, b)
+    with pytest.raises(BadFolder, match="reads 'q_short', of a type that numpy does not have"):
+        differences(tmp_path / "short.onnx", b, x, out=tmp_path / "node")
+    assert not (tmp_path / "node").exists()
     (tmp_path / "b.onnx").write_bytes(b"not a model")
     with pytest.raises(BadFolder, match="is not an ONNX file"):
         differences(a, b, x)

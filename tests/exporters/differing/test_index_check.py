@@ -1,6 +1,7 @@
 """An index check finds vectors that lead a search elsewhere, and nothing where they are only rounded."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,16 @@ def test_a_version_is_asked_in_each_form_and_what_does_not_fit_is_refused(tmp_pa
         check_index(version, np.zeros((5, 4), np.float32), tmp_path / "x.npz")
     with pytest.raises(BadInput, match="--output z: expected the output"):
         check_index(version, np.zeros((5, 3), np.float32), tmp_path / "x.npz", output="z")
+    refused = {
+        **version.manifest,
+        "forms": {"torch": {**version.manifest["forms"]["torch"], "passed": False}},
+    }
+    with pytest.raises(BadInput, match="no proven half"):
+        check_index(replace(version, manifest=refused), np.zeros((5, 3), np.float32), tmp_path / "x.npz")
+    two = np.zeros((2, 2))
+    np.savez(tmp_path / "two.npz", query=two, vector=two, relevance=two)
+    with pytest.raises(BadSamples, match="all of one length"):
+        check_index(version, np.zeros((5, 3)), tmp_path / "x.npz", judgements=tmp_path / "two.npz")
     (tmp_path / "no.npy").write_bytes(b"nothing")
     with pytest.raises(BadSamples, match=r"no\.npy is not a \.npy file"):
         index_file(tmp_path / "no.npy")

@@ -148,3 +148,18 @@ def test_a_half_that_does_not_answer_so_is_refused_by_the_other_rules() -> None:
     assert any(
         one.rule == "datatype" for one in judge(spec, "fp16", [Trial((0,), answers, wide)]).all_failures
     )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"count": np.array([THINGS])}, id="a count beside the things"),
+        pytest.param({"count": np.array(THINGS)}, id="a number alone"),
+        pytest.param({"boxes": np.zeros((THINGS, 3), np.float32)}, id="no boxes"),
+    ],
+)
+def test_outputs_that_hold_no_things_are_refused_with_their_shapes(other: Answers) -> None:
+    answers = found() | dict(other)
+    outputs = [TensorSpec(name, "FP32", tuple(Dim() for _ in array.shape)) for name, array in answers.items()]
+    (failure,) = judge(spec_of("detections", *outputs), "fp16", [Trial((0,), answers, answers)]).failures
+    assert failure.rule == "things" and "expected boxes [things, 4]" in failure.message

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from halfeven.exporters.guessing.bare import folder_at
+from halfeven.exporters.guessing.bare import folder_at, guess_at
 from halfeven.exporters.guessing.guess import Guess
 from halfeven.exporters.guessing.onnx_file import guess_onnx
 from halfeven.exporters.guessing.writing import write_folder
@@ -46,6 +46,12 @@ def test_a_bare_file_is_converted_with_what_was_guessed_said(tmp_path: Path) -> 
     (tmp_path / "notes.txt").write_text("changed")
     _, again, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
     assert again["version"] == 1, said
+
+
+def test_a_folder_with_a_colon_in_its_name_is_no_function_of_a_file(tmp_path: Path) -> None:
+    (folder := tmp_path / "20:30").mkdir()
+    onnx.save(mlp(), folder / "net.onnx")
+    assert guess_at(str(folder / "net.onnx")).spec == guess_onnx(folder / "net.onnx").spec
 
 
 def test_a_model_toml_beside_the_file_that_names_it_is_what_counts(tmp_path: Path) -> None:

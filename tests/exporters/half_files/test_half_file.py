@@ -9,11 +9,14 @@ import onnx
 import pytest
 from halfeven.exporters.convert import Options
 from halfeven.exporters.half_files.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
+from halfeven.exporters.half_files.measured import found_file, measured
+from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
 from halfeven.models.manifest import LIVE, write_manifest
 from onnx import TensorProto, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
+from tests.exporters.half_files.test_independent_verifier import verified
 from tests.kept import kept_store
 
 pytestmark = pytest.mark.slow  # conversions and children
@@ -48,11 +51,27 @@ def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Pat
     assert verify(half, samples(tmp_path / "new.npz", 40))["samples"]["judging"] == 20
 
 
+def test_new_samples_that_leave_the_range_of_half_are_refused(tmp_path: Path) -> None:
+    """ONNX Runtime holds the middle of this half in FP32 on a CPU, a device would not."""
+    half, rows = tmp_path / "half.onnx", samples(tmp_path / "x.npz")
+    assert write_half(written(tmp_path / "net.onnx", 100.0), half, Options(samples=rows))["verdict"] == EQUAL
+    np.savez(rows, x=np.random.normal(scale=1000.0, size=(24, 16)).astype(np.float32))
+    assert verify(half, rows)["status"] == "refused"
+
+
 @pytest.mark.parametrize("file", ["net.fp16.onnx", "net.fp16.proof/half.onnx", "net.fp16.proof/parity.json"])
 def test_a_file_that_is_not_the_proven_one_is_named(half: Path, file: str) -> None:
     changed = half.parent / file
     changed.write_bytes(changed.read_bytes() + b"\n")
     with pytest.raises(ParityRefused, match=f"{changed.name} is not the file that was proven"):
+        verify(half)
+
+
+def test_a_manifest_that_calls_the_half_coarser_is_refused(half: Path) -> None:
+    """Its limits would be those of bfloat16, eight times as wide."""
+    path = proof_folder(half) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"half": "bf16"}))
+    with pytest.raises(ParityRefused, match="says that the half is bf16, and it was proven as fp16"):
         verify(half)
 
 
@@ -97,10 +116,37 @@ def test_nothing_of_the_users_is_overwritten(half: Path) -> None:
         write_half(model, half.parent / "out.bin")
     with pytest.raises(BadSetting, match="there is no folder"):
         write_half(model, half.parent / "none" / "out.onnx")
+    (half.parent / "folder.onnx").mkdir()
+    with pytest.raises(BadSetting, match="expected a file in a folder that may be written"):
+        write_half(model, half.parent / "folder.onnx")
     (half.parent / "out.proof").mkdir()
     (half.parent / "out.proof" / "mine.txt").write_text("mine")
     with pytest.raises(Conflict, match="no proof of an earlier run"):
         write_half(model, half.parent / "out.onnx")
+
+
+def test_the_weights_of_large_halves_in_one_folder_are_held_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_files, "SELF_CONTAINED_BELOW", 256)
+    monkeypatch.setattr(large_files, "_SMALL", 64)
+    rows, halves = samples(tmp_path / "x.npz"), [tmp_path / "original.onnx", tmp_path / "b.onnx"]
+    for half, loud in zip(halves, (1.0, 2.0), strict=True):
+        net = written(tmp_path / f"net {loud}.onnx", loud)
+        assert write_half(net, half, Options(samples=rows))["verdict"] == EQUAL
+        x = np.random.normal(size=(5, 16)).astype(np.float32)
+        np.testing.assert_allclose(answers(half, x), answers(net, x), atol=0.1)
+    for half in halves:
+        assert verify(half)["status"] == "equal" and verified(half)[0] == 0
+    before = next(measured(found_file(halves[1])))["file"]
+    data = halves[1].with_suffix(".data")
+    weights = bytearray(data.read_bytes())
+    weights[0] ^= 1  # so little that the gate does not refuse it
+    data.write_bytes(weights)
+    with pytest.raises(ParityRefused, match=r"b\.data is not the file that was proven"):
+        verify(halves[1])
+    assert "b.data is not the file that was proven" in verified(halves[1])[1]
+    assert next(measured(found_file(halves[1])))["file"] != before
 
 
 def test_a_file_without_a_proof_is_not_verified(half: Path) -> None:

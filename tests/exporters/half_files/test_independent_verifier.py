@@ -1,6 +1,7 @@
 """`docs/verify_proof.py` knows numpy and onnx alone: it verifies what the gate proved, and refuses what was changed."""
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,30 @@ def verdict(**limits: Any) -> Callable[[Path], None]:
     return changed
 
 
+def form(**facts: Any) -> Callable[[Path], None]:
+    """Another verdict, with all digests computed again."""
+
+    def changed(half: Path) -> None:
+        path = proof_folder(half) / "parity.json"
+        proof = json.loads(path.read_text())
+        proof["forms"]["onnx"].update(facts)
+        path.write_text(json.dumps(proof))
+        verdict()(half)
+
+    return changed
+
+
+def not_a_model(half: Path) -> None:
+    half.write_bytes(b"not a model")
+    shutil.copyfile(half, proof_folder(half) / "half.onnx")
+    again(half)
+
+
+def no_archive(half: Path) -> None:
+    (proof_folder(half) / "inputs.npz").write_bytes(b"PK\x03\x04")
+    again(half)
+
+
 def again(half: Path, /, **facts: Any) -> None:
     path = proof_folder(half) / "manifest.json"
     manifest = json.loads(path.read_text()) | facts
@@ -161,6 +186,7 @@ TAMPERED = {
     "a file less": lambda half: (proof_folder(half) / "precision.json").unlink(),
     "no manifest": lambda half: (proof_folder(half) / "manifest.json").unlink(),
     "a refused version": lambda half: again(half, status="refused"),
+    "a half of another type": lambda half: again(half, half="bf16"),
     "no half": lambda half: again(half, half=None),
     "another original": swapped,
     "a weight": weight(one_element),
@@ -171,6 +197,9 @@ TAMPERED = {
     "other rows": rows("inputs.npz", lambda array: array[::-1]),
     "fewer answers": rows("expected.npz", lambda array: array[:5]),
     "a limit that proves nothing": verdict(limit_u=1e9),
+    "a verdict that did not pass": form(passed=False),
+    "a half that is no model": not_a_model,
+    "rows in no archive": no_archive,
     "slices that prove nothing": verdict(min_slice_sqnr_db=-100.0),
 }
 
@@ -180,3 +209,12 @@ def test_a_proof_that_was_changed_is_refused(half: Path, change: Callable[[Path]
     change(half)
     code, said = verified(half)
     assert code == 3 and said.startswith("not verified: "), said
+
+
+def test_of_integers_most_are_those_of_fp32_whatever_the_proof_says() -> None:
+    found = runpy.run_path(str(VERIFIER))
+    fp32 = np.arange(10)
+    found["check_output"]("class", fp32 + (fp32 < 2), fp32, {"tied": 3}, 2.0**-11)
+    for wrong, tied in ((4, 3), (6, 10**9)):
+        with pytest.raises(found["Refused"], match="other integers"):
+            found["check_output"]("class", fp32 + (fp32 < wrong), fp32, {"tied": tied}, 2.0**-11)

@@ -14,9 +14,10 @@ from halfeven.exporters.half_files import lock_file, measured
 from halfeven.exporters.half_files.changes import Change
 from halfeven.exporters.half_files.half_file import write_half
 from halfeven.exporters.half_files.lock_file import checked, compared, read_lock, write_lock
-from halfeven.exporters.half_files.measured import found_file, timed
+from halfeven.exporters.half_files.measured import Found, found_file, timed
 from halfeven.models.engines.onnx_engine import OnnxEngine
-from halfeven.models.errors import BadInput, NewerFormat
+from halfeven.models.errors import BadInput, NewerFormat, ParityRefused
+from halfeven.models.store import Version
 from onnx import numpy_helper
 
 from tests.exporters.half_files.onnx_net import samples, written
@@ -116,13 +117,55 @@ def test_two_environments_are_compared_by_their_locks(lock: Path) -> None:
         compared(halves, [{**halves[0], "target": "other.onnx"}])
 
 
+FACTS: dict[str, Any] = {
+    "target": "x.onnx", "form": "onnx", "file": "", "weights": {}, "environment": {"device": "cpu"}, "processor": "",
+    "passed": True, "summary": "", "max_error_u": 0.0, "bits": {"half": "", "fp32": ""},
+    "milliseconds": {"half": 1.0, "fp32": 1.0},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": 1}', '{"format": 1, "halves": [{"target": "x"}]}', "[" * 9999]
+    "text",
+    [
+        "",
+        "[]",
+        '{"format": 1}',
+        '{"format": 1, "halves": []}',
+        '{"format": 1, "halves": [{"target": "x"}]}',
+        "[" * 9999,
+        json.dumps({"halves": [FACTS | {"target": 1}]}),
+        json.dumps({"halves": [FACTS | {"environment": {}}]}),
+        json.dumps({"halves": [FACTS | {"milliseconds": {"half": "fast", "fp32": 1.0}}]}),
+    ],
 )
 def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "halfeven.lock").write_text(text)
     with pytest.raises(BadInput, match=r"halfeven\.lock is not a lock that `halfeven lock` wrote"):
         read_lock(tmp_path / "halfeven.lock")
+
+
+def test_a_target_is_found_again_behind_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the lock is a link, and the half is one, whose proof is beside the link."""
+    monkeypatch.setattr(
+        lock_file, "measured", lambda *_: [{key: FACTS[key] for key in FACTS if key != "target"}]
+    )
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "locks").symlink_to(tmp_path / "deep" / "er")
+    (tmp_path / "blob").touch()
+    (half := tmp_path / "net.onnx").symlink_to(tmp_path / "blob")
+    monkeypatch.chdir(tmp_path)
+    for file in (half, Path("net.onnx")):
+        write_lock(
+            path := tmp_path / "locks" / "halfeven.lock", {"": Found(Version("net", 1, tmp_path, {}), file)}
+        )
+        assert read_lock(path)[0]["target"] == str(half)
+
+
+def test_a_half_that_is_not_equal_is_not_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_file, "measured", lambda *_: [FACTS | {"passed": False}])
+    with pytest.raises(ParityRefused, match="nothing to lock"):
+        write_lock(tmp_path / "halfeven.lock", {"x@1": Found(Version("x", 1, tmp_path, {}))})
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_lock_of_a_later_release_is_refused_as_such(tmp_path: Path) -> None:

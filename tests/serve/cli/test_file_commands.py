@@ -36,6 +36,8 @@ def test_a_lock_holds_until_the_half_is_another_one(tmp_path: Path, monkeypatch:
     run("fp16", net, "-o", out, "--samples", rows)
     code, facts, _ = run("lock", out, "-o", lock)
     assert code == 0 and [half["target"] for half in facts["halves"]] == ["net.fp16.onnx"]
+    code, _, said = run("lock", out, "-o", tmp_path / "none" / "halfeven.lock")
+    assert code == 2 and "expected a file in a folder that is there" in said
     code, facts, _ = run("check", "--lock", lock)
     assert code == 0 and facts["holds"] and facts["halves"][0]["changes"] == []
     code, facts, _ = run("check", "--lock", lock, "--against-env", sys.executable)
