@@ -82,8 +82,8 @@ class Hanging(Detector):
 class Forking(Hanging):
     def preprocess(self, request):
         if not os.fork():  # it has all that its parent has, the connection too
-            with open(request, "w") as told:
-                told.write(str(os.getpid()))
+            with open(request, "w") as given:
+                given.write(str(os.getpid()))
         super().preprocess(request)
 
 class Reading(he.Endpoint):
@@ -337,9 +337,9 @@ def test_a_process_of_the_code_that_has_the_connection_does_not_hold_the_server(
 class Never:
     """A timer that is never over, beside one that tells when the code has started a process."""
 
-    def __init__(self, told: WhenForked) -> None:
-        told(0.0, lambda: None)
-        self.start, self.cancel = told.start, told.cancel
+    def __init__(self, given: WhenForked) -> None:
+        given(0.0, lambda: None)
+        self.start, self.cancel = given.start, given.cancel
 
 
 def test_a_program_that_the_code_runs_does_not_read_the_messages(folder: Path) -> None:

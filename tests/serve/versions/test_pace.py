@@ -8,7 +8,7 @@ from halfeven.serve.versions.pace import LONGEST_PAUSE_S, LOOK_EVERY_S, SHARE, P
     ("spent_s", "pause_s"),
     [
         ([0.001, 0.001], LOOK_EVERY_S),
-        ([0.05, 0.05], 0.05 / SHARE),  # a thousand models
+        ([0.02, 0.02], 0.02 / SHARE),  # some hundred models
         ([0.001, 60.0], LOOK_EVERY_S),  # a version was made ready
         ([9.0, 9.0], LONGEST_PAUSE_S),
     ],
