@@ -34,17 +34,24 @@ class BackgroundServer:
         self._server = PoliteServer(http_config(settings, app, certificates), on_leaving=self._roster.leave)
         host, port = listener.getsockname()[:2]
         self.url = f"{'http' if certificates is None else 'https'}://{address(host, port)}"
+        self._ended = threading.Event()
         self._thread = threading.Thread(
-            target=self._server.run, args=([listener],), name="halfeven-server", daemon=True
+            target=self._run, args=(listener,), name="halfeven-server", daemon=True
         )
         self._thread.start()
+
+    def _run(self, listener: socket.socket) -> None:
+        try:
+            self._server.run([listener])
+        finally:
+            self._ended.set()
 
     def until_ready(self) -> "BackgroundServer":
         """Wait until the models of the store are loaded. Raises NotReady, and closes, where one cannot be."""
         while not self._server.started:
             if not self._thread.is_alive():
                 raise NotReady(f"the server at {self.url} ended while it started; its log says why")
-            self._thread.join(_LOOK_S / 10)
+            self._ended.wait(_LOOK_S / 10)
         self._roster.wait()
         if reasons := self._roster.not_ready_reasons():
             self.close()
@@ -66,8 +73,10 @@ class BackgroundServer:
         return self._thread.is_alive()
 
     def until_it_ends(self) -> None:
+        # Not by `join`: a KeyboardInterrupt in it marks a thread that still runs as ended (seen with Python 3.11), and
+        # `close` would not wait for it.
         while self.is_open:
-            self._thread.join(_LOOK_S)
+            self._ended.wait(_LOOK_S)
 
     def close(self) -> None:
         """Answer the requests under way, and end."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,16 @@ def test_what_cannot_be_meant_is_said_in_the_words_of_python(
         he.convert(nn.Linear(4, 3), **options)
 
 
+@contextmanager
+def heeding_interrupts() -> Iterator[None]:
+    """Processes that are started meanwhile heed SIGINT: the tests themselves may run in the background, ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize(
     ("last_line", "ended_by", "code"), [("", signal.SIGINT, 0), ("", signal.SIGTERM, 0), ("1 / 0", None, 1)]
@@ -289,7 +300,8 @@ def test_a_script_that_leaves_its_server_open_serves_on_after_its_last_line(
     half.save(tmp_path / "store")
     script = f"import halfeven as he\nhalf = he.load({str(tmp_path / 'store')!r}, 'twoinputs')\n"
     script += f"he.serve(half, port=0)\n{last_line}\n"
-    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", script]
+    with heeding_interrupts(), subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = next((line for line in process.stderr if "serves on at" in line or "Error" in line), "")
         if ended_by is not None:
