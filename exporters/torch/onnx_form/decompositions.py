@@ -49,12 +49,14 @@ def decomposed_where_needed() -> Iterator[None]:
 def _translatable(program: ExportedProgram, known: set[Any]) -> ExportedProgram | None:
     """The program with ``known`` operations alone, none of which writes; None where single nodes cannot be replaced.
 
-    That is so where a program has bodies of control flow, where it changes an input or a weight, and where a node
-    writes into what may share its memory with another value.
+    That is so where a program has bodies of control flow or complex values (Fourier transforms), where it changes an
+    input or a weight, and where a node writes into what may share its memory with another value.
     """
     has_bodies = any(node.op == "get_attr" for node in program.graph.nodes)
-    if has_bodies or any(
-        one.kind is not OutputKind.USER_OUTPUT for one in program.graph_signature.output_specs
+    if (
+        has_bodies
+        or any(map(_is_complex, program.graph.nodes))
+        or any(one.kind is not OutputKind.USER_OUTPUT for one in program.graph_signature.output_specs)
     ):
         return None
     module = copy.deepcopy(program.graph_module)  # it holds no weights
@@ -69,6 +71,11 @@ def _translatable(program: ExportedProgram, known: set[Any]) -> ExportedProgram 
             return None
     module.graph.eliminate_dead_code()
     return with_graph(program, module) if all(node.target in known for node in _calls(module)) else None
+
+
+def _is_complex(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def _calls(module: GraphModule) -> list[Node]:
