@@ -91,7 +91,9 @@ def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
         model.program, model.spec, samples_of(name, 32, seed=1), Precision("O1"), ("torch",), Path(), {}
     )
     power = power_of(subject)
-    below = {one for one in power.planted if one.why == UNEXPLAINED and one.response < 1}  # of the limit itself
+    below = {
+        one for one in power.planted if one.why == UNEXPLAINED and one.response < 1
+    }  # of the limit itself
     assert power.is_shown and power.share > 0.6, power.to_json()
     assert {one.why for one in power.planted if one not in below} <= EXPLAINED, power.to_json()
 
