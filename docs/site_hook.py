@@ -1,4 +1,4 @@
-"""What `mkdocs build` does differently with our pages; mkdocs.yml names this file.
+"""Hooks of `mkdocs build`, named in mkdocs.yml: they change links and the order of pages for the site.
 
 The pages are read in the repository too, where a link may lead to any of its files. The site has the pages only: a link
 that leaves docs/ becomes its text and the path of the file.

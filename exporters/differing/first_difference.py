@@ -1,4 +1,4 @@
-"""Where two runs of one graph part: the first tensor of B that is further from A's than rounding explains.
+"""Find the first tensor at which two runs of one model, A and B, differ by more than rounding explains.
 
 An error is relative to the largest magnitude of A's tensor. What rounding explains is measured on A itself: its inputs
 are moved by a known small step, and a tensor may err by as many units of B's type as it is moved by steps. So a tensor

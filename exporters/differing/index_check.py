@@ -1,4 +1,4 @@
-"""What a half does to a search: its query vectors against an index that FP32 made.
+"""Search an index of FP32 vectors with the query vectors of a half, and compare the result with FP32's.
 
 For each query the k nearest vectors of the index are found by FP32's query vector and by the half's. Reported are the
 share that both find (recall), the pairs of nearest vectors that change places although FP32 tells them apart, and, with

@@ -91,7 +91,7 @@ def _takes_one(node: Node) -> bool:
 
 @dataclass(slots=True)
 class Choice:
-    """What one run of the original tells of an output: the values compared, and where its elements come from.
+    """Facts of one output from one run of the original: the compared values, and the origin of its elements.
 
     ``values`` [lines, choices] FP64; element i of the flattened output is the index ``chosen[i]`` into line
     ``lines[i]``.

@@ -1,4 +1,4 @@
-"""How a half drifts from the original, node by node: the divergence curve and the first node that goes astray.
+"""The divergence curve: the error of a half at each node, and the first node whose error is too large.
 
 Both programs answer one batch. Of every node at most 4,096 elements of the original's result are held (fewer
 in a long graph: 64 MiB in all), at places drawn once; the half's are compared as they come. An error is in
@@ -98,7 +98,7 @@ class _Held:
 
 
 class _Notes:
-    """What the original answered, and how far the half was from it: relative errors by node."""
+    """The original's results of the nodes, and the half's relative errors there."""
 
     def __init__(self, held: int) -> None:
         self.errors: dict[str, float] = {}

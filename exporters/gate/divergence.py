@@ -1,4 +1,4 @@
-"""How far the half's numbers lie from the original's: absolute errors, signal and noise, gathered in one pass.
+"""The half's absolute errors, signal and noise against the original, gathered in one pass.
 
 All in FP64. What is left out (NaN, infinities and sentinels of the reference) counts as zero signal and
 zero noise; `parity.py` holds those elements by other rules. A candidate that is not finite where the
@@ -61,7 +61,7 @@ class _Axis:
 
 @dataclass(slots=True)
 class Divergence:
-    """What an original and a half differ by. ``errors`` maps a sample to its largest |C − R|, absolute."""
+    """The differences of a half from its original. ``errors`` maps a sample to its largest |C − R|."""
 
     scale: float = 0.0
     signal: float = 0.0

@@ -135,7 +135,7 @@ def _stacked(run: Run, side: int) -> np.ndarray:
 
 
 def _both(run: Run, other: Run) -> tuple[np.ndarray, np.ndarray]:
-    """What the original answers to the samples that both runs have."""
+    """The original's answers to the samples that both runs have."""
     shape = run[min(run)][0].shape
     common = [s for s in sorted(run.keys() & other.keys()) if run[s][0].shape == other[s][0].shape == shape]
     mine, theirs = ([np.asarray(one[s][0], np.float64) for s in common] for one in (run, other))

@@ -117,8 +117,7 @@ def judge_output(
 
 
 def noise_of(spec: ModelSpec, itself: Sequence[Trial]) -> dict[str, Noise]:
-    """What FP32 answers otherwise, by output. ``itself``: trials whose candidate is the original, evaluated another
-    way.
+    """FP32's own noise, by output. ``itself``: trials whose candidate is the original, evaluated another way.
 
     An output that then has other NaN, infinities or integers is left out: its rules are not for FP32 to widen.
     """

@@ -59,7 +59,7 @@ class Ties:
 
 
 def tolerated(choice: Choice, reference: np.ndarray, candidate: np.ndarray, margin: float) -> np.ndarray:
-    """Where the original's values at the reference's and at the candidate's index are closer than ``margin``.
+    """True where the original's values at the reference's and at the candidate's index are closer than ``margin``.
 
     An index that is none, or that the candidate gives twice in one line where the original does not, is never
     tolerated; neither is anything where the reference is not what the original chooses now.

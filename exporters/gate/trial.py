@@ -1,4 +1,4 @@
-"""What the gate is given: the answers of the original and of the half to the same inputs."""
+"""The input of the gate: the answers of the original and of the half to the same inputs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What differs between a half as it was locked and as it is now, and why that matters."""
+"""The changes of a half between its lock and now, each with the reason why it matters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ REFUSED: Verdict = "refused"
 
 
 def proof_folder(file: Path) -> Path:
-    """Where the proof of a half stands: ``model.fp16.proof`` beside ``model.fp16.onnx``."""
+    """The folder of a half's proof: ``model.fp16.proof`` beside ``model.fp16.onnx``."""
     return file.with_suffix(".proof")
 
 

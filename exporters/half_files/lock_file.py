@@ -73,7 +73,7 @@ def read_lock(path: Path) -> list[Facts]:
 
 
 def _is_half(facts: Any) -> bool:
-    """Whether these are facts that `changes` can compare."""
+    """True for facts that `changes` can compare."""
     if not isinstance(facts, dict) or not all(
         isinstance(facts.get(key), kind) for key, kind in _KINDS.items()
     ):

@@ -37,7 +37,7 @@ ROWS = 8  # of the batch whose time is taken
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a target names: a version; ``file``: the half, where it is a file with its proof beside it."""
+    """The version that a target names; ``file``: its half, where that is a file with its proof beside it."""
 
     version: Version
     file: Path | None = None

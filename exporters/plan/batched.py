@@ -84,7 +84,7 @@ def _run_as_one(group: Sequence[Question], answers: Answers) -> list[Arrays]:
 
 
 def elements_together(operations: Operations) -> int:
-    """How many elements of inputs may be run at once. ``operations``: of one execution."""
+    """The number of input elements that may be run at once. ``operations``: of one execution."""
     return min(ELEMENTS, OPERATIONS * operations.inputs // max(operations.varying, 1))
 
 

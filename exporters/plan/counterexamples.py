@@ -74,7 +74,7 @@ class Counterexamples:
             yield batch
 
     def errs_little(self, ask: Ask) -> bool:
-        """Whether a half errs by `CALM` of what is allowed at most, and breaks no order, on `CALM_ROWS` unseen rows."""
+        """True for a half that errs by at most `CALM` of the limit, and breaks no order, on `CALM_ROWS` unseen rows."""
         trials, rows = list[Trial](), 0
         for batch in chain(list(self._drawn), self._drawing_on()):
             trials += ask([batch])

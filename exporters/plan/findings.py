@@ -37,7 +37,7 @@ def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str,
 
 
 def curve(settled: Graph) -> Curve:
-    """How far every node of the half is from the original's, on the example."""
+    """The half's error at every node, on the example."""
 
     def original(tap: Tap) -> object:
         return settled.original(tap)(settled.example)

@@ -24,7 +24,7 @@ class Place:
 
     @property
     def apart(self) -> bool:
-        """Whether the forms that are compared are loaded one at a time, as on a device with memory of its own."""
+        """True where the compared forms are loaded one at a time, as on a device with memory of its own."""
         return self.scarce or self.device.type != "cpu"
 
     def call(self, fn: Callable[[], T]) -> T:

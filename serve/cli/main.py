@@ -31,7 +31,8 @@ from .console import (
     progress,
 )
 from .device_commands import doctor, selftest
-from .file_commands import check, diff, fp16, index_check, lock, verify
+from .difference_commands import diff, index_check
+from .half_file_commands import check, fp16, lock, verify
 from .help import Command, Group
 from .key_commands import app as keys
 from .lint_command import lint

@@ -35,7 +35,7 @@ class HalfFile:
 
     @property
     def reason(self) -> str:
-        """Why a half was written, or none."""
+        """The reason why a half was written, or why none was."""
         return self.facts["reason"]
 
     def __str__(self) -> str:

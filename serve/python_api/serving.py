@@ -60,7 +60,7 @@ def serve(
 
 
 def _place_of(endpoint: type[Endpoint]) -> str:
-    """Where the class stands: the process of the endpoint reads it there, and would run a whole script with it."""
+    """The file and name of the class: the process of the endpoint loads it from there."""
     file = getattr(sys.modules.get(endpoint.__module__), "__file__", None)
     if endpoint.__module__ == "__main__" or file is None or "." in endpoint.__qualname__:
         raise BadSetting(

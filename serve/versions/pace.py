@@ -1,5 +1,5 @@
-"""How often the store is looked at: twice a second; where it has a thousand models, as often as 2 % of a core allow,
-but every 1.5 s at least: what `convert` publishes is noticed within two seconds."""
+"""The pace at which the server reads the store: twice a second. A store of a thousand models is read as often as 2 % of
+a core allow, but every 1.5 s at least: what `convert` publishes is noticed within two seconds."""
 
 import time
 from collections.abc import Callable

@@ -56,9 +56,10 @@ def _in_fp32(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How a node reads its arguments: the same in every run. ``args``, ``kwargs``: with FP32 in place of a half dtype;
-    ``is_flat``: none of them is a list. ``rounds``: whether an FP32 value of a node is rounded: True, False: only one
-    without dimensions, None: never.
+    """The arguments of a node as it reads them, the same in every run.
+
+    ``args``, ``kwargs``: with FP32 in place of a half dtype. ``is_flat``: none of them is a list. ``rounds``: whether
+    an FP32 value of a node is rounded: True, False: only one without dimensions, None: never.
     """
 
     args: tuple[Any, ...]

@@ -103,19 +103,19 @@ def _written_apart(node: Node) -> bool:
 
 
 def _is_new(target: Any) -> bool:
-    """Whether an operation gives a tensor with memory of its own: a composite one may give its argument back."""
+    """True for an operation that gives a tensor with memory of its own: a composite one may return its argument."""
     if not isinstance(target, OpOverload) or any(one.alias_info for one in target._schema.returns):
         return False
     return target in _NEW or not target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
 
 
 def _is_cast(node: Node) -> bool:
-    """Whether a node is a cast that says nothing but the datatype."""
+    """True for a cast that changes the datatype alone."""
     return node.target is _ATEN.to.dtype and len(node.args) == 2 and not node.kwargs
 
 
 def _copy_instead(cast: Node) -> None:
-    """What a decomposition makes of a cast."""
+    """Write a cast as a decomposition does."""
     source, dtype = cast.args
     assert isinstance(source, Node)
     if source.meta["val"].dtype == dtype and all(user.op != "output" for user in cast.users):

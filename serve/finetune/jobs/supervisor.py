@@ -182,7 +182,7 @@ class Supervisor:
 
 
 def _would_end_stale(one: Job, other: Job) -> bool:
-    """Whether one of two jobs, run beside each other, could only be published because the other one is active."""
+    """True where one of two jobs that run at the same time can end only as stale, because of the other's version."""
     return one.name == other.name and any(
         job.hyperparameters.get("stale_parent", REFUSE) == REFUSE for job in (one, other)
     )

@@ -1,4 +1,4 @@
-"""How many jobs a server runs at once, and the memory that a trainer may have."""
+"""The number of jobs that a server runs at once, and the memory of a trainer."""
 
 import logging
 

@@ -75,7 +75,7 @@ class Secured(asyncio.Transport, asyncio.Protocol):
         self.ready.set_result(None)
 
     def eof_received(self) -> bool:
-        """Whether the connection stays: the caller has ended its side without an alert, or after it."""
+        """True where the connection stays open after the caller has ended its side, with an alert or without."""
         if self._above is None or self.is_closing():
             return False
         before, self._has_ended = self._has_ended, True

@@ -198,7 +198,7 @@ def warm_useful(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Pla
 
 
 def is_scarce(version: Version, place: Place) -> bool:
-    """Whether a processor has no memory for all forms of the version together, as far as their files tell."""
+    """True where a processor has no memory for all forms of the version together, by the size of their files."""
     files = sum(path.stat().st_size for path in version.folder.iterdir() if path.is_file())
     needed, free = _LOADING_NEEDS * files, free_bytes()
     if place.device.type != "cpu" or needed <= free:

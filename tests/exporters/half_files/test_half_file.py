@@ -17,22 +17,8 @@ from onnx import TensorProto, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
 from tests.exporters.half_files.test_independent_verifier import verified
-from tests.kept import kept_store
 
 pytestmark = pytest.mark.slow  # conversions and children
-
-
-def _make(where: Path) -> None:
-    where.mkdir()
-    write_half(
-        written(where / "net.onnx"), where / "net.fp16.onnx", Options(samples=samples(where / "x.npz"))
-    )
-
-
-@pytest.fixture
-def half(tmp_path: Path) -> Path:
-    """A half with its proof, to be damaged at will."""
-    return shutil.copytree(kept_store(__file__, _make), tmp_path / "files") / "net.fp16.onnx"
 
 
 def test_the_file_answers_as_the_original_and_says_what_was_proven(half: Path) -> None:

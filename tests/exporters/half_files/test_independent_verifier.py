@@ -12,30 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.convert import Options
 from halfeven.exporters.exported.file_rows import write_npz
-from halfeven.exporters.half_files.half_file import proof_folder, write_half
+from halfeven.exporters.half_files.half_file import proof_folder
 from halfeven.models.manifest import sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
-
-from tests.exporters.half_files.onnx_net import samples, written
-from tests.kept import kept_store
 
 pytestmark = pytest.mark.slow  # a conversion, and a process for each proof
 
 VERIFIER = Path(__file__).parents[3] / "docs" / "verify_proof.py"
-
-
-def _make(where: Path) -> None:
-    where.mkdir()
-    write_half(
-        written(where / "net.onnx"), where / "net.fp16.onnx", Options(samples=samples(where / "x.npz"))
-    )
-
-
-@pytest.fixture
-def half(tmp_path: Path) -> Path:
-    return shutil.copytree(kept_store(__file__, _make), tmp_path / "files") / "net.fp16.onnx"
 
 
 def verified(half: Path) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""``halfeven fp16`` and ``halfeven verify``: what they print, and their exit codes."""
+"""``halfeven fp16``, ``verify``, ``lock`` and ``check``: their answers and exit codes."""
 
 import sys
 from pathlib import Path
@@ -47,14 +47,3 @@ def test_a_lock_holds_until_the_half_is_another_one(tmp_path: Path, monkeypatch:
     run("fp16", net, "-o", out, "--samples", rows, "--keep", "first_product")
     code, facts, _ = run("check", "--lock", lock)
     assert code == 3 and [change["kind"] for change in facts["halves"][0]["changes"]] == ["file"]
-
-
-def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
-    net, rows = written(tmp_path / "net.onnx"), samples(tmp_path / "x.npz")
-    code, facts, said = run("diff", net, net, "--samples", rows)
-    assert code == 0 and facts["equal"] and facts["tensors"] == 3
-    other = written(tmp_path / "other.onnx", loud=1.5)
-    code, facts, said = run("diff", net, other, "--samples", rows, "--out", tmp_path / "node")
-    assert code == 3 and facts["first"]["tensor"] == "h" and (tmp_path / "node" / "node.onnx").is_file()
-    code, _, said = run("diff", net, net, "--samples", rows, "--dtype", "fp8")
-    assert code == 2 and "expected one of fp32, fp16, bf16" in said
