@@ -213,7 +213,18 @@ class Store:
 
     def live(self, name: str) -> Version | None:
         number = self.live_number(name)
-        return None if number is None else self.version(name, number)
+        return None if number is None else self.named_by_alias(name, number)
+
+    def named_by_alias(self, name: str, number: int) -> Version:
+        """The version of ``number``, which was read from the alias file. Raises DamagedFile naming that file where
+        there is none."""
+        try:
+            return self.version(name, number)
+        except UnknownName as error:
+            raise DamagedFile(
+                f"{self._folder(name) / 'live'} names version {number}, and the model has {self.numbers(name)}; "
+                "where the folder is still being copied, wait; else write one of these numbers into it"
+            ) from error
 
     def newest(self, name: str) -> Version | None:
         numbers = self.numbers(name)

@@ -10,7 +10,7 @@ def wanted_version(store: Store, name: str, live: int | None, serves: bool) -> V
     A version whose weights a gate refused, or that waits for its promotion, never serves, in no precision.
     """
     if live is not None:
-        return store.version(name, live)
+        return store.named_by_alias(name, live)
     if serves:
         return None
     for number in reversed(store.numbers(name)):

@@ -448,6 +448,14 @@ def test_a_manifest_with_a_changed_value_is_refused_by_name(
         store.version("net", 1)
 
 
+def test_an_alias_of_a_version_that_is_not_there_is_named(store: Store) -> None:
+    publish(store)
+    alias = store.root / "models/net/live"
+    alias.write_text("3")
+    with pytest.raises(DamagedFile, match=rf"{alias} names version 3, and the model has \[1\]"):
+        store.live("net")
+
+
 @pytest.mark.parametrize("text", ["", "one", "1 2", "-1", "0", "²"])
 def test_a_damaged_alias_is_refused_by_name(text: str, store: Store) -> None:
     publish(store)
