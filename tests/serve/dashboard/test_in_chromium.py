@@ -17,7 +17,7 @@ from halfeven.serve.finetune.jobs.records.database import DATABASE
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
 from halfeven.serve.finetune.web.job_page import render_job
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.exporters.report.test_page import FINDINGS, facts, report
 from tests.serve.dashboard.conftest import busy
@@ -138,12 +138,13 @@ def test_a_person_tries_a_model_and_makes_another_version_active_by_keyboard(
         page.get_by_role("link", name="net", exact=True).press("Enter")
         page.get_by_role("textbox", name="x").fill("[0.5, 3, 0.25, 0]")
         page.get_by_role("button", name="Ask").press("Enter")
-        assert "Answered by net@" in page.get_by_role("status").inner_text()
+        expect(page.get_by_role("status")).to_contain_text("Answered by net@")
         page.get_by_label("Make version").select_option("2")
-        page.get_by_role("button", name="active").press("Enter")
-        until(lambda: roster.active("net") == "2")
-        assert page.url == f"http://{address}/models/net"
-        assert page.get_by_role("button", name="Copy the text below").count() == (2 if script else 0)
+        # The registry names the new version before the browser has loaded the answer, so the page is awaited, not read.
+        with page.expect_navigation(url=f"http://{address}/models/net"):
+            page.get_by_role("button", name="active").press("Enter")
+        assert roster.active("net") == "2"
+        expect(page.get_by_role("button", name="Copy the text below")).to_have_count(2 if script else 0)
 
 
 def test_a_browser_asks_its_user_for_the_key_and_sends_it(
