@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 
 from ..models.buckets import buckets_of
 from ..models.engines.arrays import to_numpy, to_torch
@@ -23,8 +23,8 @@ from .gate.choosers import choices, find_tied
 from .gate.judged_apart import judge_apart
 from .gate.noise import ROOM, Noise
 from .gate.parity import UNIT_ROUNDOFF, judge
-from .gate.steppers import find_stepped, steps_of
-from .gate.steps import Steps, near_ties
+from .gate.steppers import find_stepped, run_with_steps
+from .gate.steps import See, Steps, near_ties
 from .gate.ties import Ties
 from .gate.trial import Trial
 from .gate.verdict import ParityReport
@@ -106,8 +106,6 @@ def emulated(spec: ModelSpec, emulation: Interpreter) -> Answers:
 
 def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
     """The tie tolerance of an original program (`models.program.runnable`); None where no scores can tie."""
-    if all(tensor.type.is_float for tensor in spec.outputs):
-        return None
     inputs, outputs = ([tensor.name for tensor in side] for side in (spec.inputs, spec.outputs))
     rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
 
@@ -117,13 +115,16 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
     def of(arrays: Arrays) -> list[np.ndarray]:
         return [arrays[name] for name in inputs]
 
-    tied, stepped = find_tied(module, outputs), find_stepped(module, outputs)
-    names, u = [one.output for one in stepped], UNIT_ROUNDOFF[dtype]
+    tied, stepped, u = find_tied(module, outputs), find_stepped(module, outputs), UNIT_ROUNDOFF[dtype]
+
+    def with_steps(given: Arrays, see: See[Node]) -> None:
+        run_with_steps(module, (inputs, outputs), stepped, given, see)
+
     return near_ties(
         Ties([one.output for one in tied], lambda given: choices(module, tied, of(given)), u, asked)
         if tied
         else None,
-        Steps(names, lambda given: steps_of(module, stepped, of(given)), u, asked) if stepped else None,
+        Steps(stepped, with_steps, u, asked) if stepped else None,
     )
 
 

@@ -57,13 +57,14 @@ def reference_run_of(
     """The answers of the version's original on ``device`` to every question of a proof. ``dtype`` is the half's."""
     spec, form = version.spec(), _original_form(version)
     _, judging = samples.split()
+    ties = _tie_tolerance(version, dtype, judging)  # before the original is in memory a second time
     original = on_device(partial(load_original, version, form, device))
     try:
         return ask_reference(
             spec,
             judging,
             _on(on_device, answers_of(spec, original)),
-            _tie_tolerance(version, dtype, judging),
+            ties,
             version.manifest.get("row_operations", 0),
             _exact(version, form),
             str(device),
@@ -82,7 +83,7 @@ def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieToleran
         from .onnx.stored import stored_ties  # brings onnx, which no other form needs here
 
         return stored_ties(version, dtype, judging)
-    if not version.has("original.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
+    if not version.has("original.pt2"):
         return None
     return ties_of(original_module(version), version.spec(), dtype, judging)
 

@@ -150,6 +150,8 @@ def measure(
     return replace(
         measured,
         faults=(fault,) if fault else (),
+        tied=sum(pair.replaced for pair in pairs),
+        stepped=sum(pair.reference.size for pair in pairs if pair.stepped),
         worst=divergence.worst,
         worst_sample=divergence.worst_sample,
         scale=divergence.scale,

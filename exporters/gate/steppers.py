@@ -1,98 +1,98 @@
-"""Integer and boolean outputs of a captured program that come from a step (`steps.py`): a rounding, a cast to integers
-or a comparison, through shape and type ops and limits (clamp) alone."""
+"""The steps of a captured program (`steps.py`), and its runs that show them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 
-from ...models.engines.arrays import to_torch
-from .choosers import SHAPES, TYPES
-from .steps import VALUES, Step, Stepped, step_of
+from ...models.engines.arrays import to_numpy, to_torch
+from ..question import Arrays
+from .steps import Made, See, steps_behind
 
-aten = torch.ops.aten
-_COMPARES = {getattr(aten, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")}
-_ROUNDS: dict[Any, str] = {aten.round: "round", aten.floor: "floor", aten.ceil: "floor", aten.trunc: "floor"}
-_KEEPS_PLACES = {aten.clamp, aten.clamp_min, aten.clamp_max, aten.logical_not, *TYPES}
+_READ = 3  # operands of a step, at most
 
 
-def find_stepped(module: GraphModule, outputs: Sequence[str]) -> list[Stepped[Node]]:
-    """The outputs (by name, in the graph's order) that come from a step."""
+def find_stepped(module: GraphModule, outputs: Sequence[str]) -> dict[str, dict[Node, str]]:
+    """The steps of each output (by name, in the graph's order) that has some."""
     (result,) = module.graph.find_nodes(op="output")
-    found = (_traced(name, value) for name, value in zip(outputs, result.args[0], strict=True))
-    return [stepped for stepped in found if stepped is not None]
+    values = zip(outputs, result.args[0], strict=True)
+    found = {name: steps_behind(value, _made) for name, value in values if isinstance(value, Node)}
+    return {name: steps for name, steps in found.items() if steps}
 
 
-def _traced(output: str, value: Any) -> Stepped[Node] | None:
-    path, node, cast = list[Node](), value, -1
-    while isinstance(node, Node) and node.op == "call_function":
-        packet = getattr(node.target, "overloadpacket", None)
-        if packet in _COMPARES or packet in _ROUNDS:
-            return Stepped(output, node, _ROUNDS.get(packet, "compare"), tuple(reversed(path)))
-        if (
-            packet in TYPES
-            and _is_whole(node)
-            and isinstance(node.args[0], Node)
-            and not _is_whole(node.args[0])
-        ):
-            cast = len(path)
-        elif packet not in SHAPES | _KEEPS_PLACES:
-            break
-        path.append(node)
-        node = node.args[0]
-    return Stepped(output, path[cast], "floor", tuple(reversed(path[:cast]))) if cast >= 0 else None
-
-
-def _is_whole(node: Node) -> bool:
+def _made(node: Node) -> Made[Node]:
+    schema = getattr(node.target, "_schema", None)
+    op = schema.name.removeprefix("aten::") if schema else getattr(node.target, "__name__", "")
+    inputs = (each for each in node.all_input_nodes if each.op != "get_attr" and _is_tensor(each))
     value = node.meta.get("val")
-    return isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+    is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    return Made(op if node.op == "call_function" else "", tuple(inputs), is_whole)
 
 
-def steps_of(
-    module: GraphModule, stepped: Sequence[Stepped[Node]], inputs: Sequence[np.ndarray]
-) -> dict[str, Step]:
-    """Run the original once; how far the values of each of these outputs are from their step, by name."""
-    watching = _Watching(module, stepped)
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor | tuple | list)
+
+
+def run_with_steps(
+    module: GraphModule,
+    names: tuple[Sequence[str], Sequence[str]],
+    stepped: Mapping[str, Mapping[Node, str]],
+    inputs: Arrays,
+    see: See[Node],
+) -> None:
+    """Run the program; ``see`` is shown each step. ``names``: of its inputs and of its outputs."""
+    steps = {step for found in stepped.values() for step in found}
+
+    def seen(run: Interpreter, node: Node, result: Any) -> None:
+        if node not in steps:
+            return
+
+        def rest(changed: np.ndarray) -> Arrays:
+            answers = rest_of_run(module, run, given(), node, to_torch(changed))
+            return {name: to_numpy(answer) for name, answer in zip(names[1], answers, strict=True)}
+
+        args, _ = run.fetch_args_kwargs_from_env(node)
+        read = [np.asarray(each) for each in args[:_READ] if isinstance(each, Tensor | float | int)]
+        see(node, read, to_numpy(result), rest)
+
+    def given() -> list[Tensor]:
+        return [to_torch(inputs[name].copy()) for name in names[0]]
+
     with torch.inference_mode():
-        watching.run(*[to_torch(array.copy()) for array in inputs])
-    return watching.steps
+        Watched(module, seen).run(*given())
 
 
-class _Watching(Interpreter):
-    """Runs the original and notes at every step how far the values are from it; distances travel the shape ops."""
+class Watched(Interpreter):
+    """``seen``: is told of every result of the graph's own nodes that another node reads, but for those that are
+    written into an input."""
 
-    def __init__(self, module: GraphModule, stepped: Sequence[Stepped[Node]]) -> None:
+    def __init__(self, module: GraphModule, seen: Any) -> None:
         super().__init__(module)
-        self.steps: dict[str, Step] = {}
-        self._stepped = stepped
-        self._distances: dict[tuple[str, Node], Tensor] = {}
-        self._largest: dict[str, float] = {}
+        self._seen = seen
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        for each in self._stepped:
-            if n is each.node:
-                self._begin(each)
-            elif n in each.path:
-                self._follow(each, n)
-            if n is (each.path[-1] if each.path else each.node) and (each.output, n) in self._distances:
-                self.steps[each.output] = Step(
-                    self._distances[each.output, n].numpy(), self._largest[each.output]
-                )
+        if n.op == "call_function" and n.users and not _writes(n) and isinstance(result, Tensor):
+            self._seen(self, n, result)
         return result
 
-    def _begin(self, each: Stepped[Node]) -> None:
-        args, _ = self.fetch_args_kwargs_from_env(each.node)
-        step = step_of(each.kind, [np.asarray(value) for value in args[: VALUES[each.kind]]])
-        self._largest[each.output] = step.largest
-        self._distances[each.output, each.node] = torch.from_numpy(np.ascontiguousarray(step.distances))
 
-    def _follow(self, each: Stepped[Node], node: Node) -> None:
-        distances = self._distances[each.output, node.args[0]]  # type: ignore[index]
-        if node.target.overloadpacket in SHAPES and distances.numel():  # type: ignore[union-attr]
-            args, kwargs = self.fetch_args_kwargs_from_env(node)
-            distances = node.target(distances, *args[1:], **kwargs)  # type: ignore[operator]
-        self._distances[each.output, node] = distances
+def rest_of_run(
+    module: GraphModule, run: Interpreter, inputs: Sequence[Tensor], node: Node, changed: Tensor
+) -> Sequence[Tensor]:
+    """The answers where ``node`` gave ``changed``. A node that writes into its input would spoil what later runs need:
+    such a program runs again from the start."""
+    if any(map(_writes, module.graph.nodes)):
+        return Interpreter(module).run(*inputs, initial_env={node: changed.clone()})
+    before = takewhile(lambda one: one is not node, module.graph.nodes)
+    known = {**dict.fromkeys(before), **run.env, node: changed}
+    return Interpreter(module).run(initial_env=known)
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

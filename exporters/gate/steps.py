@@ -1,87 +1,149 @@
-"""Integers and booleans that come from a step: a rounding, a cast to integers, a comparison with a threshold.
+"""Whole numbers and booleans that come from a step: a rounding, a cast to integers, a comparison, a quantisation.
 
 Where the original's own value lies within 4u·S of the step, another precision may land on its other side: a near tie,
-as of argmax (`ties.py`). S is the largest magnitude of the values that are compared, over all real judged samples. Such
-elements are counted, and their share has a limit (``max_flips``).
+as of argmax (`ties.py`). S is the largest magnitude of the values before the step, over all real judged samples. What
+the original then answers is asked of it: the results of the step are changed where they are near, and the rest of the
+graph runs. A half may answer that, or what lies between. Such elements are counted, and their share has a limit
+(``max_flips``).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from ...models.errors import ExportFailed
+from ..policy.classes import Trait, has
+from ..question import Arrays, answers_or_refusal
 from .divergence import SENTINEL
 from .ties import MARGIN_U, Ties
 
-Arrays = Mapping[str, np.ndarray]
-N = TypeVar("N")  # a node of a captured program or of an ONNX file
-VALUES = {"compare": 2, "round": 1, "floor": 1}  # by the kind of a step: how many values it takes
+V = TypeVar("V")  # a value of an ONNX file, by its name, or a node of a captured program
+# Another result of a step → the answers of the run that goes on with it.
+Rest = Callable[[np.ndarray], Arrays]
+# A step, what it reads, its result, and the rest of the run behind it.
+See = Callable[[V, Sequence[np.ndarray], np.ndarray, Rest], None]
+
+_ROUNDS = {"round": "round", "floor": "floor", "ceil": "floor", "trunc": "floor"}
+_CASTS = ("Cast", "to", "_to_copy", "type_as")
+_KINDS = {"QuantizeLinear": "quantize", **dict.fromkeys(_CASTS, "floor")}
+# Beside what moves or selects numbers. Of whole numbers these give whole numbers, or multiples of one.
+_WHOLE_STAYS_WHOLE = (*_CASTS, "Mul", "mul", "Sign", "sign", "ReduceSum", "sum", "getitem", "Identity")
+_SELECTS = (Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS, Trait.DIVIDES)
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped(Generic[N]):
-    """An output whose integers or booleans come from ``node``, a step of this ``kind``; ``path``: the nodes from there
-    to the output."""
+class Made(Generic[V]):
+    """How a value is made. ``op`` is empty for an input of the model; ``inputs`` are values that are no constants;
+    ``is_whole``: its type has integers or booleans."""
 
-    output: str
-    node: N
-    kind: str
-    path: tuple[N, ...]
+    op: str
+    inputs: tuple[V, ...]
+    is_whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How far the values of one output are from their step, in one run of the FP32 model.
+def steps_behind(output: V, made: Callable[[V], Made[V]]) -> dict[V, str]:
+    """The steps (value → kind) that decide the whole numbers of an output. None where it has other numbers, and none
+    behind what chooses among several (argmax, NonMaxSuppression)."""
+    found, seen, left = dict[V, str](), set[V](), [output]
+    while left:
+        value = left.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        one = made(value)
+        if one.op and not one.inputs:
+            continue  # a constant
+        if kind := _kind(one, made):
+            found[value] = kind
+        elif one.is_whole and one.op not in _KINDS and not has(one.op, Trait.COMPARES):
+            left += [each for each in one.inputs if made(each).is_whole]
+        elif one.is_whole or has(one.op, *_SELECTS) or one.op in _WHOLE_STAYS_WHOLE:
+            left += one.inputs
+        else:
+            return {}
+    return found
 
-    ``distances``: of each element, FP64. ``largest``: the largest magnitude of the numbers that were compared.
-    """
 
-    distances: np.ndarray
-    largest: float
+def _kind(one: Made[V], made: Callable[[V], Made[V]]) -> str:
+    """The kind of step that makes a value; empty where none does, or where it reads whole numbers already."""
+    if (kind := _ROUNDS.get(one.op.lower(), "")) and not one.is_whole:
+        return kind
+    kind = "compare" if has(one.op, Trait.COMPARES) else _KINDS.get(one.op, "")
+    floats = [each for each in one.inputs if not made(each).is_whole]
+    return kind if one.is_whole and not all(steps_behind(each, made) for each in floats) else ""
 
 
 @dataclass(slots=True)
-class Steps:
-    """Finds near ties at steps by running the original once more, only where integers or booleans differ.
+class Steps(Generic[V]):
+    """Finds near ties at steps by running the original once more, only where an output differs.
 
-    ``outputs``: those that come from a step. ``steps`` gives the steps of some inputs, by output; ``judging`` the
-    inputs of all real judged samples: S is asked of them at the first difference.
+    ``outputs``: the steps of each output that has some. ``run`` runs the original on some inputs and shows each step;
+    ``judging``: the inputs of all real judged samples, of which S is asked at the first difference.
     """
 
-    outputs: Sequence[str]
-    steps: Callable[[Arrays], Mapping[str, Step]]
+    outputs: Mapping[str, Mapping[V, str]]
+    run: Callable[[Arrays, See[V]], None]
     u: float
     judging: Callable[[], Iterable[Arrays]]
-    scales: dict[str, float] = field(default_factory=dict)
+    scales: dict[V, float] = field(default_factory=dict)
 
     def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
-        """For each output the elements in which the candidate may differ, by one at most: what ``Trial.ties`` takes."""
-        odd = [name for name in self.outputs if _differs(reference[name], candidate.get(name))]
+        """For each output the elements in which the candidate may differ: what ``Trial.ties`` takes."""
+        odd = [name for name in self.outputs if self._differs(reference[name], candidate.get(name))]
         if not odd:
             return {}
-        if not self.scales:
-            for each in self.judging():
-                for name, step in self.steps(each).items():
-                    self.scales[name] = max(self.scales.get(name, 0.0), step.largest)
-        found = self.steps(inputs)
-        return {name: self._near(name, found[name], reference[name], candidate[name]) for name in odd}
+        try:
+            if not self.scales:
+                for each in self.judging():
+                    self.run(each, self._measure)
+            sides = self._sides(inputs, {name: reference[name] for name in odd})
+        except ExportFailed:  # ONNX Runtime does not run a node of the file alone
+            return {}
+        return {
+            name: _between(sides[name], candidate[name], self._slack(reference[name]), reference[name])
+            for name in odd
+        }
 
-    def _near(self, name: str, step: Step, reference: np.ndarray, candidate: np.ndarray) -> np.ndarray:
-        if step.distances.shape != reference.shape:
-            return np.zeros(reference.shape, bool)
-        by_one = np.abs(reference.astype(np.float64) - candidate.astype(np.float64)) <= 1
-        return (step.distances < MARGIN_U * self.u * self.scales[name]) & by_one
+    def _measure(self, step: V, values: Sequence[np.ndarray], result: np.ndarray, rest: Rest) -> None:
+        largest = max(map(_largest, values[:2] if self._kind(step) == "compare" else values[:1]))
+        self.scales[step] = max(self.scales.get(step, 0.0), largest)
 
+    def _sides(self, inputs: Arrays, odd: Arrays) -> dict[str, list[np.ndarray]]:
+        """What the original may answer for each output, by the sides of the steps on which its values land."""
+        sides = {name: [array] for name, array in odd.items()}
 
-def _differs(mine: np.ndarray, other: np.ndarray | None) -> bool:
-    return other is not None and mine.shape == other.shape and not np.array_equal(mine, other)
+        def see(step: V, values: Sequence[np.ndarray], result: np.ndarray, rest: Rest) -> None:
+            asked = [name for name in odd if step in self.outputs[name]]
+            margin = MARGIN_U * self.u * self.scales.get(step, 0.0)
+            for changed in other_sides(self._kind(step), values, result, margin) if asked else ():
+                came = answers_or_refusal(lambda _, one=changed: dict(rest(one)), {})
+                for name in () if isinstance(came, Exception) else asked:
+                    if came[name].shape == odd[name].shape:
+                        sides[name].append(came[name])
+
+        self.run(inputs, see)
+        return sides
+
+    def _kind(self, step: V) -> str:
+        return next(steps[step] for steps in self.outputs.values() if step in steps)
+
+    def _slack(self, reference: np.ndarray) -> float:
+        return MARGIN_U * self.u * _largest([reference]) if reference.dtype.kind == "f" else 0.0
+
+    def _differs(self, mine: np.ndarray, other: np.ndarray | None) -> bool:
+        if other is None or mine.shape != other.shape:
+            return False
+        if mine.dtype.kind != "f":
+            return not np.array_equal(mine, other)
+        return not bool((np.abs(mine - other.astype(np.float64)) <= self._slack(mine)).all())
 
 
 @dataclass(frozen=True, slots=True)
 class NearTies:
-    """Says which elements of integer and boolean outputs a half may answer otherwise (`question.TieTolerance`): those
-    that a comparison of scores chose (``choices``), and those that come from a step (``steps``)."""
+    """Says which elements of an output a half may answer otherwise (`question.TieTolerance`): those that a comparison
+    of scores chose (``choices``), and those that come from a step (``steps``)."""
 
     choices: Ties | None
     steps: Steps | None
@@ -101,26 +163,54 @@ def near_ties(choices: Ties | None, steps: Steps | None) -> NearTies | None:
     return NearTies(choices, steps) if choices or steps else None
 
 
-def step_of(kind: str, values: Sequence[np.ndarray]) -> Step:
-    """The step of an operation of this ``kind`` on these values. Whole numbers lie near no step: no distances."""
-    if values[0].dtype.kind != "f":
-        return Step(np.zeros(0), 0.0)
-    return Step(np.asarray(distance_of(kind, values)), _largest(values))
+def other_sides(
+    kind: str, values: Sequence[np.ndarray], result: np.ndarray, margin: float
+) -> Iterator[np.ndarray]:
+    """The result of a step where values nearer than ``margin`` land above it, and where they land below it.
 
-
-def distance_of(kind: str, values: Sequence[np.ndarray]) -> np.ndarray:
-    """How far each value is from the step of an operation of this ``kind``: ``compare`` (two values), ``round``,
-    ``floor`` (ceil and truncation too: whole numbers)."""
-    first = values[0].astype(np.float64)
-    with np.errstate(invalid="ignore"):
+    Nothing where no value is near, or where it reads whole numbers."""
+    if values[0].dtype.kind != "f" or (kind == "quantize" and values[1].size != 1):
+        return
+    with np.errstate(invalid="ignore", over="ignore"):
         if kind == "compare":
-            return np.abs(first - values[1].astype(np.float64))
-        if kind == "round":
-            return np.abs(first - np.floor(first) - 0.5)
-        return np.abs(first - np.round(first))
+            near = np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)) < margin
+            several = (near & ~result, ~result), (near & result, ~result)
+        else:
+            below, above, size = _distances(kind, values, result)
+            several = (above < margin / size, result + 1), (below < margin / size, result - 1)
+    for near, other in several:
+        if near.any():
+            yield np.where(near, other, result).astype(result.dtype)
 
 
-def _largest(values: Sequence[np.ndarray]) -> float:
-    """The largest magnitude of the values, without those that stand for a mask."""
-    sizes = [np.abs(value[np.isfinite(value)].astype(np.float64)) for value in values]
-    return max((float(size[size < SENTINEL].max(initial=0.0)) for size in sizes), default=0.0)
+def _distances(
+    kind: str, values: Sequence[np.ndarray], result: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """How far each value is from where the result is one less and one more; the size of a level."""
+    size = float(values[1].reshape(-1)[0]) if kind == "quantize" else 1.0
+    zero = values[2].astype(np.float64) if kind == "quantize" and len(values) > 2 else 0.0
+    past = values[0].astype(np.float64) / size + zero - result.astype(np.float64)
+    if kind == "floor":  # ceil, and truncation of negative numbers, where the value is below the result
+        return np.where(past < 0, past + 1, past), np.where(past > 0, 1 - past, -past), size
+    below, above = 0.5 + past, 0.5 - past
+    saturated = np.abs(past) > 0.5 + 1e-3
+    return (
+        np.where(saturated & (past < 0), np.inf, below),
+        np.where(saturated & (past > 0), np.inf, above),
+        size,
+    )
+
+
+def _between(
+    sides: Sequence[np.ndarray], candidate: np.ndarray, slack: float, reference: np.ndarray
+) -> np.ndarray:
+    low, high = np.minimum.reduce(sides), np.maximum.reduce(sides)
+    if reference.dtype.kind == "f":
+        low, high = low.astype(np.float64) - slack, high.astype(np.float64) + slack
+    return (high - low > 2 * slack if slack else low != high) & (low <= candidate) & (candidate <= high)
+
+
+def _largest(values: np.ndarray | Sequence[np.ndarray]) -> float:
+    """The largest magnitude, without infinities and what stands for a mask."""
+    size = np.abs(np.asarray(values, np.float64))
+    return float(size[size < SENTINEL].max(initial=0.0))

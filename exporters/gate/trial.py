@@ -15,10 +15,10 @@ class Trial:
     """One execution by the original and by the half: the same inputs, answers by output name.
 
     ``samples[i]`` is the sample in row i (a sample comes back at other batch sizes). A model that is not
-    batched answers one sample without a batch axis. ``ties`` marks, by output, the integers that may
-    differ because their scores tie. ``name`` is what an adversarial input is called. ``refused``: the error of a half
-    that does not run with what the original takes; it has no answers then. ``stepped``: the outputs whose ties are near
-    steps (`steps.py`), which have a limit.
+    batched answers one sample without a batch axis. ``ties`` marks, by output, the elements that may differ because
+    their scores tie, or because they come from a step. ``name`` is what an adversarial input is called. ``refused``:
+    the error of a half that does not run with what the original takes; it has no answers then. ``stepped``: the outputs
+    that come from a step (`steps.py`); their ties have a limit.
     """
 
     samples: tuple[int, ...]
@@ -33,13 +33,14 @@ class Trial:
 @dataclass(frozen=True, slots=True)
 class Pair:
     """One output of one trial: axis 0 of each array is ``samples``; ``ties`` is True where two answers tie.
-    ``stepped``: at steps."""
+    ``stepped``: at steps. ``replaced``: so many numbers tie and are left out: they are those of the reference."""
 
     samples: tuple[int, ...]
     reference: np.ndarray
     candidate: np.ndarray
     ties: np.ndarray | None = None
     stepped: bool = False
+    replaced: int = 0
 
     def chunks(self) -> Iterator["Pair"]:
         """Whole rows, as many at a time as may be held in FP64."""
@@ -58,16 +59,16 @@ def pairs_of(spec: ModelSpec, tensor: TensorSpec, trials: Iterable[Trial]) -> li
     def rows(array: np.ndarray) -> np.ndarray:
         return array if spec.batched else array[None]
 
-    return [
-        Pair(
-            trial.samples,
-            rows(trial.reference[tensor.name]),
-            rows(trial.candidate[tensor.name]),
-            rows(trial.ties[tensor.name]) if tensor.name in trial.ties else None,
-            tensor.name in trial.stepped,
-        )
-        for trial in trials
-    ]
+    def pair(trial: Trial) -> Pair:
+        reference, candidate = rows(trial.reference[tensor.name]), rows(trial.candidate[tensor.name])
+        ties = rows(trial.ties[tensor.name]) if tensor.name in trial.ties else None
+        replaced = 0
+        if ties is not None and candidate.dtype.kind == "f":
+            replaced = int((ties & (candidate != reference)).sum())
+            candidate = np.where(ties, reference, candidate)
+        return Pair(trial.samples, reference, candidate, ties, tensor.name in trial.stepped, replaced)
+
+    return [pair(trial) for trial in trials]
 
 
 def counted_axes(spec: ModelSpec, tensor: TensorSpec, real: Iterable[Trial]) -> frozenset[int]:

@@ -4,6 +4,7 @@ import re
 
 from ...models.spec import TensorSpec
 
+_IDS = {"id", "ids", "index", "indices"}
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -20,9 +21,15 @@ def is_mask(tensor: TensorSpec) -> bool:
 
 def has_types(tensor: TensorSpec) -> bool:
     """Whether the input's name says that it holds the kind of each token (``token_type_ids``): small integers."""
-    return not {"type", "types"}.isdisjoint(words(tensor.name))
+    return _thing(tensor) in ("type", "types")
 
 
 def has_positions(tensor: TensorSpec) -> bool:
     """Whether the input's name says that it holds positions in a sequence (``position_ids``)."""
-    return not {"position", "positions", "pos"}.isdisjoint(words(tensor.name))
+    return _thing(tensor) in ("position", "positions", "pos")
+
+
+def _thing(tensor: TensorSpec) -> str:
+    """The last word of the name, or that before ``ids``: ``type_embeddings`` and ``pos_tags`` are other things."""
+    found = words(tensor.name)
+    return next((word for word in reversed(found) if word not in _IDS), "")

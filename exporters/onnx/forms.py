@@ -37,13 +37,13 @@ from .original_file import OriginalFile, why_original
 from .precision.file_graph import FileGraph, file_graph
 from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
+from .precision.ties import ties_of
 from .reading.batch_first import move_batch_first
 from .reading.choosing import choosing
 from .reading.graph import ForeignProgram, assembled, operations_by_name
 from .reading.large_files import save
 from .reading.signature import hold
 from .runtime import answers_alone_differ, finished, refuse_paired_rows, runtime_answers
-from .stored import ties_of
 
 CPU = torch.device("cpu")
 
@@ -184,9 +184,9 @@ class FileForms:
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         spec = self.subject.spec
-        original = assembled(self.program.model, self.program.weights)
-        tie_tolerance = ties_of(original, spec, self.subject.precision.dtype, judging)
-        by_node = Oracle(self.program.model, self.program.weights).run
+        model, weights = self.program.model, self.program.weights
+        tie_tolerance = ties_of(model, weights, spec, self.subject.precision.dtype, judging)
+        by_node = Oracle(model, weights).run
         return ask_reference(spec, judging, self.answers, tie_tolerance, self.row_operations, by_node)
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:

@@ -27,7 +27,7 @@ from .reading.normalise import close_bodies, named_and_lifted
 
 def stored_ties(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
     """The integers that may differ because their scores tie, found in the version's stored ``original.onnx``."""
-    return ties_of(_stored(version, "original.onnx"), version.spec(), dtype, judging)
+    return ties_of(*_bare(_stored(version, "original.onnx")), version.spec(), dtype, judging)
 
 
 def stored_oracle(version: Version) -> Answers:

@@ -24,14 +24,14 @@ from ...prove import Answers, Arrays, TieTolerance
 from ...question import Invented, Question
 from ...ranges.profile import Profile
 from ...search.candidates import candidates
-from ..reading.graph import ForeignProgram, assembled, read_by, walk
+from ..reading.graph import ForeignProgram, read_by, walk
 from .dtypes import Dtypes
 from .file_rules import FileRules
 from .masks import rewrite_masks
 from .oracle import Oracle, to_half_and_back, to_mantissa
 from .profile import node_profile, profile
 from .rewrite import HalfGraph
-from .ties import may_tie, ties_of
+from .ties import ties_of
 from .traffic import traffic
 from .weights import TORCH
 
@@ -82,10 +82,7 @@ class FileGraph:
 
     def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         program = self.rules.program
-        if not may_tie(program.model):
-            return None
-        original = assembled(program.model, program.weights)
-        return ties_of(original, self.spec, self.precision.dtype, samples)
+        return ties_of(program.model, program.weights, self.spec, self.precision.dtype, samples)
 
     def candidates(self) -> list[Candidate]:
         assert self.profiled is not None

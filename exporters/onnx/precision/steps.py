@@ -1,70 +1,47 @@
-"""Integer and boolean outputs of an ONNX graph that come from a step (`gate/steps.py`): Round, Floor, Ceil, a Cast to
-integers, or a comparison, through shape and type ops and limits (Clip) alone."""
-
-from collections.abc import Mapping, Sequence
+"""The steps of an ONNX file (`gate/steps.py`), and its runs that show them."""
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 
-from ...gate.steps import VALUES, Step, Stepped, step_of
-from ...policy.classes import Trait, has
-from ..reading.graph import ONNX, attribute
-from .watched_run import WatchedRun
+from ...gate.steps import Made, Rest, See, steps_behind
+from ...question import Arrays
+from ..reading.graph import ONNX, read_by
+from ..reading.typing import value_types
+from .oracle import Oracle
 
-Arrays = Mapping[str, np.ndarray]
-_COMPARES = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-_ROUNDS = {"Round": "round", "Floor": "floor", "Ceil": "floor"}
-_WHOLE = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
-_KEEPS_PLACES = ("Cast", "Clip", "Not", "Identity")
-
-
-def find_stepped(model: ModelProto) -> list[Stepped[NodeProto]]:
-    """The integer and boolean outputs that come from a step in the main graph."""
-    made_by = {name: node for node in model.graph.node for name in node.output}
-    whole = {*_WHOLE, TensorProto.BOOL}
-    outputs = [value.name for value in model.graph.output if value.type.tensor_type.elem_type in whole]
-    return [found for name in outputs if (found := _traced(name, made_by)) is not None]
-
-
-def _traced(output: str, made_by: Mapping[str, NodeProto]) -> Stepped[NodeProto] | None:
-    path, name, cast = list[NodeProto](), output, -1
-    while (node := made_by.get(name)) is not None and node.domain in ONNX and node.output[0] == name:
-        if node.op_type in _COMPARES or node.op_type in _ROUNDS:
-            return Stepped(output, node, _ROUNDS.get(node.op_type, "compare"), tuple(reversed(path)))
-        if node.op_type == "Cast" and attribute(node, "to") in _WHOLE:
-            cast = len(path)
-        elif not (has(node.op_type, Trait.COPIES) or node.op_type in _KEEPS_PLACES):
-            break
-        path.append(node)
-        name = node.input[0]
-    if cast < 0:
-        return None
-    # A cast to integers cuts off what is behind the point.
-    return Stepped(output, path[cast], "floor", tuple(reversed(path[:cast])))
+_FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 
 
 class FileSteps:
-    """Runs the FP32 model and gives, for each output that comes from a step, how far its values are from it: the
-    ``steps`` of `gate.steps.Steps`. ``model`` has its constants."""
+    """Finds the steps of a file, whose constants are ``weights``, and runs it (`gate.steps.Steps`). ``outputs``: the
+    steps of each output that has some."""
 
-    def __init__(self, model: ModelProto, stepped: Sequence[Stepped[NodeProto]]) -> None:
-        self._stepped = stepped
-        # The shapes on the way to the output are asked as well as what is compared.
-        sizes = [name for each in stepped for node in each.path for name in node.input[1:] if name]
-        self._run = WatchedRun(model, [*(name for each in stepped for name in _compared(each)), *sizes])
+    def __init__(self, model: ModelProto, weights: Arrays) -> None:
+        self._model, self._weights = model, weights
+        self._makers = {name: node for node in self._model.graph.node for name in node.output if name}
+        self._types = value_types(self._model, self._weights)
+        found = {value.name: steps_behind(value.name, self._made) for value in self._model.graph.output}
+        self.outputs = {name: steps for name, steps in found.items() if steps}
+        self._steps = {step for steps in self.outputs.values() for step in steps}
+        self._oracle: Oracle | None = None
 
-    def __call__(self, inputs: Arrays) -> dict[str, Step]:
-        found = self._run(inputs)
-        return {each.output: self._step(each, found) for each in self._stepped}
+    def _made(self, name: str) -> Made[str]:
+        node, is_whole = self._makers.get(name), self._types.get(name) not in _FLOATS
+        if node is None or node.domain not in ONNX:
+            return Made("" if node is None else node.op_type, (), is_whole)
+        inputs = (each for each in sorted(read_by(node)) if each not in self._weights)
+        return Made(node.op_type, tuple(inputs), is_whole)
 
-    def _step(self, stepped: Stepped[NodeProto], found: Arrays) -> Step:
-        step = step_of(stepped.kind, [found[name] for name in _compared(stepped)])
-        distances = step.distances
-        for node in stepped.path if distances.size else ():
-            if node.op_type not in _KEEPS_PLACES:
-                distances = self._run.moved(node, distances.astype(np.float32), found)
-        return Step(distances, step.largest)
+    def run(self, inputs: Arrays, see: See[str]) -> None:
+        """Run the file; ``see`` is shown each step."""
+        self._oracle = self._oracle or Oracle(self._model, self._weights)
+        read = {name for step in self._steps for name in self._makers[step].input if name}
+        known = {name: array for name, array in (*self._weights.items(), *inputs.items()) if name in read}
 
+        def visit(name: str, value: np.ndarray, rest: Rest) -> None:
+            if name in read:
+                known[name] = value
+            if name in self._steps:
+                see(name, [known[each] for each in self._makers[name].input if each], value, rest)
 
-def _compared(stepped: Stepped[NodeProto]) -> list[str]:
-    return list(stepped.node.input[: VALUES[stepped.kind]])
+        self._oracle.run(inputs, visit)

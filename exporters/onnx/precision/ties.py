@@ -19,8 +19,8 @@ from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
 from ...prove import SEEN_AT_ONCE
 from ...question import TieTolerance
-from ..reading.graph import ONNX, attribute
-from .steps import FileSteps, find_stepped
+from ..reading.graph import ONNX, assembled, attribute
+from .steps import FileSteps
 from .watched_run import WatchedRun
 
 Arrays = Mapping[str, np.ndarray]
@@ -107,21 +107,18 @@ def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np
     return rows, np.ascontiguousarray(np.broadcast_to(numbers, indices.shape))
 
 
-def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
-    """The tie tolerance of an FP32 original; None where no scores can tie."""
+def ties_of(
+    model: ModelProto, weights: Arrays, spec: ModelSpec, dtype: str, judging: Samples
+) -> TieTolerance | None:
+    """The tie tolerance of an FP32 original, whose constants are ``weights``; None where no scores can tie."""
     rows, u = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0, UNIT_ROUNDOFF[dtype]
 
     def asked() -> Iterator[Arrays]:
         return (arrays for _, arrays in judging.batches(rows))
 
-    tied, stepped = find_tied(model), find_stepped(model)
+    tied, steps = find_tied(model), FileSteps(model, weights)
+    compared = FileChoices(assembled(model, weights), tied) if tied else None
     return near_ties(
-        Ties([one.output for one in tied], FileChoices(model, tied), u, asked) if tied else None,
-        Steps([one.output for one in stepped], FileSteps(model, stepped), u, asked) if stepped else None,
+        Ties([one.output for one in tied], compared, u, asked) if compared else None,
+        Steps(steps.outputs, steps.run, u, asked) if steps.outputs else None,
     )
-
-
-def may_tie(model: ModelProto) -> bool:
-    """Whether a near tie can change this output of the model: an operation that compares scores (argmax, topk) chooses
-    it, or it comes from an operation with a step (rounding, a threshold)."""
-    return bool(find_tied(model) or find_stepped(model))

@@ -1,7 +1,8 @@
-"""Integers and booleans from a step may differ where FP32 itself lies near the step, and only in a small share."""
+"""What comes from a step may differ where FP32 itself lies near the step, and only in a small share."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +12,52 @@ import pytest
 import torch
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.rejudge import rejudge
-from halfeven.exporters.gate.steppers import find_stepped, steps_of
-from halfeven.exporters.gate.steps import Step, Steps, distance_of
+from halfeven.exporters.gate.steps import other_sides
 from halfeven.exporters.gate.trial import Trial
-from halfeven.exporters.onnx.precision.steps import FileSteps
-from halfeven.exporters.onnx.precision.steps import find_stepped as find_in_file
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx.precision.ties import ties_of as ties_of_file
+from halfeven.exporters.onnx.reading.normalise import named_and_lifted as bare
+from halfeven.exporters.prove import ties_of
+from halfeven.models.program import runnable
 from halfeven.models.spec import ModelSpec, ParityLimits
 from torch import nn
 
 from tests.command_line import run
 from tests.exporters.inputs.test_samples import tensor
-from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.onnx_files import parsed, spec_of
 from tests.exporters.onnx.traps import normal
+from tests.programs import original
 
 U = UNIT_ROUNDOFF["fp16"]
+NEAR = 4 * U  # of a largest magnitude of 1
 
 
-def test_how_far_a_value_is_from_its_step() -> None:
-    x = np.array([0.5, 0.75, -1.25, 2.0])
-    assert np.allclose(distance_of("round", [x]), [0, 0.25, 0.25, 0.5])
-    assert np.allclose(distance_of("floor", [x]), [0.5, 0.25, 0.25, 0])
-    assert np.allclose(distance_of("compare", [x, np.array(0.5)]), [0, 0.25, 1.75, 1.5])
+@pytest.mark.parametrize(
+    ("kind", "value", "result", "others"),
+    [
+        ("round", [2.5 - NEAR / 2, 2.5 + NEAR / 2, 2.0, -1.5 + NEAR / 2], [2, 3, 2, -1], [3, 2, 2, -2]),
+        ("floor", [3 - NEAR / 2, 3 + NEAR / 2, 2.5, 3 + 2 * NEAR], [2, 3, 2, 3], [3, 2, 2, 3]),
+        ("floor", [-3 + NEAR / 2, -3 - NEAR / 2], [-2, -3], [-3, -2]),  # truncated
+    ],
+)
+def test_what_lands_on_the_other_side(
+    kind: str, value: list[float], result: list[int], others: list[int]
+) -> None:
+    found = list(other_sides(kind, [np.array(value)], np.array(result), NEAR))
+    changed = np.array(result) + sum(np.asarray(each) - np.array(result) for each in found)
+    assert changed.tolist() == others
 
 
-def test_only_what_is_near_a_step_may_differ_and_by_one_at_most() -> None:
-    distances = np.array([[0.0, 3.9 * U, 4.1 * U, 0.0]])
-    steps = Steps(["y"], lambda _: {"y": Step(distances, 1.0)}, U, lambda: [{}])
-    mine, others = np.array([[5, 5, 5, 5]]), np.array([[6, 4, 6, 7]])
-    assert steps.tolerated({}, {"y": mine}, {"y": others})["y"].tolist() == [[True, True, False, False]]
-    assert steps.tolerated({}, {"y": mine}, {"y": mine}) == {}
+def test_the_other_sides_of_a_comparison_and_of_a_quantisation() -> None:
+    values = [np.array([0.5 - NEAR / 2, 0.5 + NEAR / 2, 0.75]), np.array(0.5)]
+    above, below = other_sides("compare", values, values[0] > values[1], NEAR)
+    assert above.tolist() == [True, True, True] and below.tolist() == [False, False, True]
+    values = [np.array([0.26 - 1e-4, 0.24, 99.0]), np.array(0.04), np.array(5, np.uint8)]
+    (more,) = other_sides("quantize", values, np.array([11, 11, 255], np.uint8), 2e-3)
+    assert more.tolist() == [12, 11, 255]
+    assert not [*other_sides("round", [np.array([2, 3])], np.array([2, 3]), 1.0)], (
+        "whole numbers are near none"
+    )
 
 
 @pytest.mark.parametrize(("tied", "passed"), [(0, True), (1, True), (5, True), (6, False)])
@@ -61,74 +79,165 @@ def test_the_share_of_such_elements_has_a_limit(tied: int, passed: bool) -> None
         assert not rejudge(report.to_json(), ParityLimits()).passed
 
 
-FILES = {
-    "Greater": ("bool", "y = Greater(a, t)", "compare"),
+X = np.random.default_rng(3).standard_normal((64, 4)).astype(np.float32)
+# name → ONNX type, the file's end behind 'a', the same of a program, whether a half may answer the other side
+ENDS: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "Greater": ("bool", "y = Greater(a, t)", lambda a: a > 0.25),
     "LessOrEqual, reshaped": (
         "bool",
-        "b = LessOrEqual(a, t) c = Reshape(b, back) y = Identity(c)",
-        "compare",
+        "b = LessOrEqual(a, t) y = Reshape(b, back)",
+        lambda a: (a <= 0.25).flatten(1),
+    ),
+    "both sides computed": (
+        "bool",
+        "m = ReduceMean<axes=[1]>(a) y = Less(a, m)",
+        lambda a: a < a.mean(1, keepdim=True),
     ),
     "Round, Clip, Cast": (
         "uint8",
         "b = Mul(a, ten) c = Round(b) d = Clip(c, zero, top) y = Cast<to=2>(d)",
-        "round",
+        lambda a: (a * 10).round().clamp(0, 255).to(torch.uint8),
     ),
-    "Cast alone": ("int64", "b = Mul(a, ten) c = Unsqueeze(b, ax) y = Cast<to=7>(c)", "floor"),
-    "a Cast of a comparison": ("int64", "b = Greater(a, t) y = Cast<to=7>(b)", "compare"),
+    "Ceil of FP32": ("float", "b = Mul(a, ten) y = Ceil(b)", lambda a: (a * 10).ceil()),
+    "Floor, divided": (
+        "float",
+        "b = Mul(a, ten) c = Floor(b) y = Div(c, ten)",
+        lambda a: (a * 10).floor() / 10,
+    ),
+    "Cast alone": (
+        "int64",
+        "b = Mul(a, ten) c = Unsqueeze(b, ax) y = Cast<to=7>(c)",
+        lambda a: (a * 10).long().unsqueeze(2),
+    ),
+    "Cast, remainder": (
+        "int64",
+        "b = Mul(a, ten) c = Cast<to=7>(b) y = Mod(c, three)",
+        lambda a: (a * 10).long() % 3,
+    ),
+    "a Cast of a comparison": ("int64", "b = Greater(a, t) y = Cast<to=7>(b)", lambda a: (a > 0.25).long()),
+    "Equal to a rounded number": (
+        "bool",
+        "b = Mul(a, ten) c = Round(b) y = Equal(c, two)",
+        lambda a: (a * 10).round() == 2,
+    ),
+    "two thresholds": (
+        "bool",
+        "b = Greater(a, t) c = Less(a, one) y = And(b, c)",
+        lambda a: (a > 0.25) & (a < 1),
+    ),
+    "Where of integers": (
+        "int64",
+        "b = Greater(a, t) y = Where(b, seven, three)",
+        lambda a: torch.where(a > 0.25, 7, 3),
+    ),
+    "Where of numbers": (
+        "float",
+        "b = Greater(a, t) y = Where(b, top, zero)",
+        lambda a: torch.where(a > 0.25, 255.0, 0.0),
+    ),
+    "a count": (
+        "int64",
+        "b = Greater(a, t) c = Cast<to=7>(b) y = ReduceSum(c, last)",
+        lambda a: (a > 0.25).sum(1, keepdim=True),
+    ),
+    "QuantizeLinear": (
+        "uint8",
+        "y = QuantizeLinear(a, tenth, mid)",
+        lambda a: ((a / 0.1).round() + 128).clamp(0, 255).to(torch.uint8),
+    ),
 }
 
 
-@pytest.mark.parametrize(("kind", "text", "step"), FILES.values(), ids=FILES)
-def test_steps_of_a_file_are_found_and_measured(kind: str, text: str, step: str) -> None:
-    random = np.random.default_rng()
-    numbers = {"t": 0.1, "ten": 10.0, "zero": 0.0, "top": 255.0}
-    weights: dict[str, Any] = {name: np.float32(number) for name, number in numbers.items()}
-    weights |= {"w": normal(random, 4, 6), "back": np.array([0, -1]), "ax": np.array([2])}
-    model = parsed(f"g (float[n,4] x) => ({kind}[n,k] y) {{ a = MatMul(x, w) {text} }}", weights)
-    (found,) = find_in_file(model)
-    assert (found.output, found.kind) == ("y", step)
-    x = normal(random, 5, 4)
-    a = (x @ weights["w"]).astype(np.float64)
-    values = [a, np.array(numbers["t"])] if step == "compare" else [a * 10]
-    measured = FileSteps(model, [found])({"x": x})["y"]
-    np.testing.assert_allclose(measured.distances.reshape(5, -1), distance_of(step, values), atol=1e-4)
-    assert measured.largest == pytest.approx(max(np.abs(value).max() for value in values), rel=1e-4)
-
-
-@pytest.mark.parametrize("text", ["y = ArgMax<axis=1, keepdims=0>(a)", "s = Shape(a) y = Identity(s)"])
-def test_what_comes_from_no_step_is_not_found(text: str) -> None:
-    model = parsed(
-        f"g (float[n,4] x) => (int64[k] y) {{ a = MatMul(x, w) {text} }}", {"w": np.eye(4, dtype=np.float32)}
-    )
-    assert find_in_file(model) == []
-
-
 class Net(nn.Module):
-    def __init__(self, kind: str) -> None:
+    def __init__(self, weight: np.ndarray, end: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.layer, self.kind = nn.Linear(4, 6), kind
+        self.weight, self.end = nn.Parameter(torch.from_numpy(weight)), end
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a = self.layer(x) * 10
-        if self.kind == "compare":
-            return (a > 0.5).reshape(-1, 2, 3)
-        return (
-            a.round().clamp(0, 255).to(torch.uint8)
-            if self.kind == "round"
-            else a.to(torch.int64).unsqueeze(1)
+        return self.end(x @ self.weight)
+
+
+@pytest.mark.parametrize("program", [False, True], ids=["file", "program"])
+@pytest.mark.parametrize("name", ENDS)
+def test_a_half_may_answer_what_lies_on_the_other_side_of_a_near_step_alone(name: str, program: bool) -> None:
+    kind, text, end = ENDS[name]
+    numbers = {"t": 0.25, "one": 1.0, "ten": 10.0, "zero": 0.0, "top": 255.0, "two": 2.0, "tenth": 0.1}
+    weights: dict[str, Any] = {each: np.float32(number) for each, number in numbers.items()}
+    weights |= {"w": normal(np.random.default_rng(5), 4, 60), "back": np.array([0, -1]), "ax": np.array([2])}
+    weights |= {
+        "three": np.array(3),
+        "seven": np.array(7),
+        "last": np.array([1]),
+        "mid": np.array(128, np.uint8),
+    }
+    model = parsed(f"g (float[n,4] x) => ({kind}[n,k] y) {{ a = MatMul(x, w) {text} }}", weights)
+    spec, net = spec_of(model), Net(weights["w"], end)
+    samples = Samples({"x": X})
+    if program:
+        module = original(net, {"x": torch.from_numpy(X)})
+        ties = ties_of(runnable(module.program), spec, "fp16", samples)
+    else:
+        ties = ties_of_file(*bare(model), spec, "fp16", samples)
+    assert ties is not None
+
+    def answers(moved: float) -> np.ndarray:
+        with torch.inference_mode():
+            a = torch.from_numpy(X) @ net.weight
+            return end(a + moved * U * a.abs().max()).numpy()
+
+    reference = answers(0)
+    for moved, all_near in ((2, True), (-2, True), (300, False)):
+        other = answers(moved)
+        if other.shape != reference.shape or np.array_equal(other, reference):
+            assert name == "both sides computed"  # which move together
+            continue
+        found = ties({"x": X}, {"y": reference}, {"y": other})["y"]
+        assert found[other != reference].all() == all_near, moved
+
+
+def test_a_mask_of_two_numbers_that_both_are_computed() -> None:
+    """The local maxima of a map of scores: a neighbour that is nearly as large may be one too."""
+    text = "g (float[n,1,2,2] x) => (bool[n,1,2,2] y) { m = MaxPool<kernel_shape=[2,2],strides=[2,2]>(x) u = Expand(m, s) y = Equal(x, u) }"
+    model = parsed(text, {"s": np.array([1, 1, 2, 2])})
+    x = np.array([[[[1.0, 1 - U], [0.5, 0]]]], np.float32)
+    ties = ties_of_file(*bare(model), spec_of(model), "fp16", Samples({"x": x}))
+    mine, other = np.array([[[[True, False], [False, False]]]]), np.array([[[[True, True], [True, False]]]])
+    assert ties is not None
+    assert ties({"x": x}, {"y": mine}, {"y": other})["y"].tolist() == [[[[True, True], [False, False]]]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("int64", "y = ArgMax<axis=1, keepdims=0>(a)"),
+        ("int64", "s = Shape(a) y = Identity(s)"),
+        ("float", "b = Greater(a, t) c = Cast<to=1>(b) y = Mul(a, c)"),
+        ("float", "y = Relu(a)"),
+    ],
+)
+def test_what_comes_from_no_step_is_not_found(kind: str, text: str) -> None:
+    weights = {"w": np.eye(4, dtype=np.float32), "t": np.float32(0.1)}
+    model = parsed(f"g (float[n,4] x) => ({kind}[k] y) {{ a = MatMul(x, w) {text} }}", weights)
+    found: Mapping[str, Any] = getattr(
+        ties_of_file(*bare(model), spec_of(model), "fp16", Samples({"x": X})), "stepped", {}
+    )
+    assert not found
+
+
+def test_numbers_from_a_step_that_tie_are_left_out_and_counted() -> None:
+    spec = ModelSpec("m", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 100),), 8)
+    mine = np.tile(np.arange(100, dtype=np.float32), (10, 1))
+    for tied, passed in ((1, True), (5, True), (6, False)):
+        others = mine.copy()
+        others.reshape(-1)[:tied] += 1
+        trial = Trial(
+            tuple(range(10)), {"y": mine}, {"y": others}, {"y": mine != others}, stepped=frozenset("y")
         )
-
-
-@pytest.mark.parametrize("kind", ["compare", "round", "floor"])
-def test_steps_of_a_program_are_found_and_measured(kind: str) -> None:
-    net, x = Net(kind), torch.randn(5, 4)
-    module = torch.export.export(net, (x,)).run_decompositions().module(check_guards=False)
-    (found,) = find_stepped(module, ["y"])
-    assert (found.output, found.kind) == ("y", kind)
-    measured = steps_of(module, [found], [x.numpy()])["y"]
-    a = (net.layer(x) * 10).detach().double().numpy()
-    expected = distance_of(kind, [a, np.array(0.5)])
-    np.testing.assert_allclose(measured.distances.reshape(5, -1), expected, atol=1e-4)
+        report = judge(spec, "fp16", [trial])
+        assert (
+            report.passed == passed and report.outputs[0].tied == tied and report.outputs[0].max_error_u == 0
+        )
+        assert not judge(spec, "fp16", [Trial(trial.samples, {"y": mine}, {"y": others})]).passed
 
 
 @pytest.mark.parametrize(
