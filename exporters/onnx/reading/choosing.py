@@ -16,6 +16,6 @@ def choosing(graph: GraphProto) -> str:
             return (
                 f"what {node.op_type} '{node.name or node.output[0]}' chooses changes where {names} nearly tie: for a "
                 "half of what computes them, name them as outputs under [[outputs]] in place of what is chosen, and "
-                "choose outside of the model"
+                'choose outside of the model; boxes with their scores and classes may be outputs of kind = "detections"'
             )
     return ""

@@ -37,7 +37,11 @@ _ORT_TYPES = {
 }
 
 _FP8 = {type_ for name, type_ in TensorProto.DataType.items() if name.startswith("FLOAT8")}
-_EIGHT_BITS: dict[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
+_EIGHT_BITS: dict[int, int] = {
+    getattr(TensorProto, f"{sign}INT{bits}"): getattr(TensorProto, f"{sign}INT8")
+    for sign in ("", "U")
+    for bits in (2, 4)
+}
 _READ_AS_EIGHT_BITS = ("DequantizeLinear", "Cast")  # they answer the same
 
 Key = tuple[bytes, tuple[int, ...], tuple[tuple[str, int], ...], int]
@@ -94,7 +98,8 @@ def _session(key: Key, threads: int) -> onnxruntime.InferenceSession:
 def results_of(key: Key, feed: Mapping[str, Any]) -> Sequence[Any]:
     """The results of the node. ``feed``: its inputs, by ``i`` and their place.
 
-    ONNX Runtime takes no NumPy array of FP8 or of four bits: FP8 is given as its own kind of value, four bits as eight.
+    ONNX Runtime takes no NumPy array of FP8 or of few bits: FP8 is given as its own kind of value, two and four bits as
+    eight.
     """
     if not any(type_ in _FP8 or type_ in _EIGHT_BITS for type_ in key[1]):
         return session(key).run(None, dict(feed))

@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from halfeven.exporters.gate.parity import judge, noise_of
 from halfeven.exporters.gate.trial import Trial
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+
+from tests.command_line import run
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.traps import f32, normal
+from tests.model_folders import tensor, write_folder
 
 THINGS, U = 40, 2.0**-11
 Answers = Mapping[str, np.ndarray]
@@ -163,3 +170,35 @@ def test_outputs_that_hold_no_things_are_refused_with_their_shapes(other: Answer
     outputs = [TensorSpec(name, "FP32", tuple(Dim() for _ in array.shape)) for name, array in answers.items()]
     (failure,) = judge(spec_of("detections", *outputs), "fp16", [Trial((0,), answers, answers)]).failures
     assert failure.rule == "things" and "expected boxes [things, 4]" in failure.message
+
+
+FINDER = """g (float[1,8] x) => (float[k,4] found, float[k] scores, int64[k] labels) {
+    h = MatMul(x, w) r = Tanh(h) s = MatMul(r, v) p = Sigmoid(s) q = Reshape(p, by_class)
+    chosen = NonMaxSuppression(boxes, q, most, iou, least) place = Gather<axis=1>(chosen, two)
+    kind = Gather<axis=1>(chosen, one) each = Squeeze(boxes, zero) found = Gather(each, place)
+    all = Reshape(q, by_class2) a = Unsqueeze(kind, ax) b = Unsqueeze(place, ax) at = Concat<axis=1>(a, b)
+    scores = GatherND(all, at) labels = Identity(kind) }"""
+
+
+@pytest.mark.slow
+def test_a_file_that_ends_in_a_suppression_is_half_where_its_outputs_are_detections(tmp_path: Path) -> None:
+    """Of 256 scores some change places in half. As other kinds of output they would be refused for that
+    (`test_foreign_road`)."""
+    random = np.random.default_rng(5)
+    corner, size = random.uniform(0, 100, (1, 128, 2)), random.uniform(1, 4, (1, 128, 2))
+    weights = {
+        "w": normal(random, 8, 64, scale=0.35), "v": normal(random, 64, 256, scale=0.1), "iou": f32([0.5]),
+        "boxes": f32(np.concatenate([corner, corner + size], -1)), "least": f32([0.0]), "most": np.array([128]),
+        "by_class": np.array([1, 2, 128]), "by_class2": np.array([2, 128]), "zero": np.array([0]),
+        "one": np.array(1), "two": np.array(2), "ax": np.array([1]),
+    }  # fmt: skip
+    shapes = {"found": ("FP32", [-1, 4]), "scores": ("FP32", [-1]), "labels": ("INT64", [-1])}
+    folder = write_folder(
+        tmp_path / "finder", "", inputs=[tensor("x", "FP32", [1, 8])], source="model.onnx", max_batch_size=0,
+        outputs=[tensor(name, *shape) | {"kind": "detections"} for name, shape in shapes.items()],
+        samples={"x": normal(random, 32, 1, 8)},
+    )  # fmt: skip
+    onnx.save(parsed(FINDER, weights), folder / "model.onnx")
+    code, facts, said = run("convert", folder, "--store", tmp_path / "store")
+    assert code == 0, said
+    assert facts["half"] == "fp16" and facts["forms"]["onnx"]["half_nodes"] >= 2, facts["reason"]

@@ -27,8 +27,17 @@ def test_masks(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["masked_image", "masked_image_latents", "mask_embeddings", "attention_mask_logits", "mask_ids", "unmasked",
-     "damask_rose", "x", "_0"],  # fmt: skip
+    [
+        "masked_image",
+        "masked_image_latents",
+        "mask_embeddings",
+        "attention_mask_logits",
+        "mask_ids",
+        "unmasked",
+        "damask_rose",
+        "x",
+        "_0",
+    ],
 )
 def test_what_only_begins_like_a_mask_is_none(name: str) -> None:
     assert not is_mask(tensor(name, "FP32", -1, 4))
@@ -36,8 +45,17 @@ def test_what_only_begins_like_a_mask_is_none(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["masked_image", "prototypes", "composition", "typed", "typewriter", "type_embeddings", "position_bias",
-     "pos_tags", "ids"],  # fmt: skip
+    [
+        "masked_image",
+        "prototypes",
+        "composition",
+        "typed",
+        "typewriter",
+        "type_embeddings",
+        "position_bias",
+        "pos_tags",
+        "ids",
+    ],
 )
 def test_numbers_whose_name_has_such_letters_are_drawn_as_numbers(name: str) -> None:
     each = tensor(name, "FP32", -1, 16)

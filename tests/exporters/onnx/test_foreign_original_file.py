@@ -167,16 +167,20 @@ def test_a_file_that_no_runtime_runs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", ["DequantizeLinear(q, s)", "Cast<to=1>(q)"])
-@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E4M3FNUZ", "INT4", "UINT4"])
-def test_constants_of_fp8_and_of_four_bits_stay_and_the_rest_is_half(
+@pytest.mark.parametrize(
+    "kind", ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E4M3FNUZ", "INT4", "UINT4", "INT2", "UINT2"]
+)
+def test_constants_of_fp8_and_of_few_bits_stay_and_the_rest_is_half(
     kind: str, reader: str, tmp_path: Path
 ) -> None:
     random = np.random.default_rng()
     text = "g (float[n,16] x) => (float[n,8] y) { w = READER h = MatMul(x, w) r = Relu(h) k = MatMul(r, u) y = MatMul(k, v) }"
     weights = {"s": np.float32(0.05), "u": normal(random, 16, 64), "v": normal(random, 64, 8)}
     weights = {name: one for name, one in weights.items() if name != "s" or ", s)" in reader}
-    model = parsed(text.replace("READER", reader), weights, 21)
-    steps = random.integers(0 if kind == "UINT4" else -7, 8, 256).tolist()
+    two = kind.endswith("INT2")
+    model = parsed(text.replace("READER", reader), weights, 25 if two else 21)
+    least, end = (-2, 2) if two else (-7, 8)
+    steps = random.integers(0 if kind.startswith("U") else least, end, 256).tolist()
     model.graph.initializer.append(helper.make_tensor("q", getattr(TensorProto, kind), [16, 16], steps))
     model.ir_version = 10
     onnx.save(model, tmp_path / "net.onnx")

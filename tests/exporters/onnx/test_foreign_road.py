@@ -92,6 +92,7 @@ def test_boxes_that_are_chosen_by_near_ties_are_served_in_fp32(tmp_path: Path) -
     assert facts["status"] == "live" and version.manifest["half"] is None
     assert "served in FP32" in facts["reason"] and "output 'y' (INT64) must be equal" in facts["reason"]
     assert "NonMaxSuppression 'y' chooses changes where 'boxes' and 'p' nearly tie" in facts["reason"]
+    assert 'may be outputs of kind = "detections"' in facts["reason"]
     assert all(kept["evidence"] for kept in facts["forms"]["onnx"]["kept"])
 
 
