@@ -28,7 +28,6 @@ from .guess import Guess, name_for
 from .lengths import lengths_in
 from .row_axes import are_independent, batch_of, paired
 from .trial_sizes import Rows, Run, Tried, try_sizes
-from .weight_sizes import weight_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
 _TAKEN = set(DATATYPES) - {"BF16"}  # numpy has none
@@ -158,8 +157,8 @@ class _Found:
         asked, run = self.declared(axes), self.running(axes)
         one = all(size_of(value, (axes or {}).get(value.name, 0)) == 1 for value in self.inputs)
         rows = 1 if one or axes is None else FEW if axes else 2
-        given, likely = self.given_rows(axes), weight_sizes(self.graph)
-        variants = (try_sizes(each, run, rows, given, likely) for each in self.with_compared(asked))
+        given = self.given_rows(axes)
+        variants = (try_sizes(each, run, rows, given) for each in self.with_compared(asked))
         return next(filter(None, variants), None)
 
     def running(self, axes: Mapping[str, int] | None) -> Run:
