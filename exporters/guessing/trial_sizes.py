@@ -66,12 +66,11 @@ class _Trial:
             arrays = self.given(rows)
             return self.at_sizes([arrays[name].shape[axis] for (name, axis), *_ in self.groups], rows)
         pictures = any(_is_picture(t, self.spec.batched) and _channel(t) is None for t in self.spec.inputs)
-        if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
-            self.axes, arrays = [array.ndim for array in outputs], self.arrays
-            spec, needed = self.from_the_least(rows)
-            return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, self.spec))
-        found = (self.at_sizes(sizes, rows) for sizes in itertools.islice(self.candidates(), RUNS))
-        return next(filter(None, found), None)
+        usual = (
+            [] if pictures else [tuple(max(self.dim(group).minimum, USUAL_LENGTH) for group in self.groups)]
+        )
+        sizes = itertools.chain(usual, itertools.islice(self.candidates(), RUNS))
+        return next(filter(None, (self.at_sizes(one, rows) for one in sizes)), None)
 
     def at_sizes(self, sizes: Sequence[int], rows: int) -> Tried | None:
         chosen = self.with_sizes(sizes)
@@ -80,19 +79,6 @@ class _Trial:
         self.axes, arrays = [array.ndim for array in outputs], self.arrays
         spec, needed = self.bounded(sizes, rows)
         return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, chosen))
-
-    def from_the_least(self, rows: int) -> tuple[ModelSpec, dict[Place, str]]:
-        """The spec, which runs as it is, with the least size of each axis where 1 does not run."""
-        dims: dict[Place, Dim] = {}
-        needed: dict[Place, str] = {}
-        usual = [max(self.dim(group).minimum, USUAL_LENGTH) for group in self.groups]
-        for index, group in enumerate(self.groups):
-            dim = self.dim(group)
-            least = self.least(usual, index, rows)
-            if least > dim.minimum:
-                dims |= dict.fromkeys(group, replace(dim, minimum=least))
-                needed |= dict.fromkeys(group, f"{least} and larger sizes run")
-        return _with_dims(self.spec, dims), needed
 
     def least(self, sizes: Sequence[int], index: int, rows: int) -> int:
         """The least size of a group that runs, the other groups having ``sizes``, as far as all larger ones run too: by

@@ -104,14 +104,15 @@ def runtime_answers(model: ModelProto) -> Answers:
 def session_of(model: ModelProto) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime's CPU provider for a model in memory; a large model is written to a temporary file."""
     if not is_large(model):
-        return _loaded(model.SerializeToString())
+        return loaded(model.SerializeToString())
     with TemporaryDirectory(prefix="halfeven-onnx-") as folder:
         path = Path(folder) / "model.onnx"
         save(model, path)
-        return _loaded(str(path))
+        return loaded(str(path))
 
 
-def _loaded(source: str | bytes) -> onnxruntime.InferenceSession:
+def loaded(source: str | bytes | Path) -> onnxruntime.InferenceSession:
+    """A session on a CPU. Raises ONNX Runtime's own error."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`

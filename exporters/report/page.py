@@ -22,7 +22,7 @@ unless another file is named):
 In JSON a null number has no bound.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gate.gate_rows import few_pairs
+from ..gate.noise import ROOM
 from ..gate.power import EXPLAINED, FAULTS
 from ..search.delta_debugging import EXHAUSTED
 from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
-from .own_noise import widened_limits
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 from .side_by_side import adversarial, dropped_inputs, judged_outputs, rules_of
 
@@ -218,3 +218,20 @@ def db_text(value: float | None, exact: bool = False) -> str:
 
 def share_text(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def widened_limits(report: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each output whose error limit comes from FP32's own noise (`gate.noise.with_room`) and not from
+    the model's limits. ``report``: the parity report of one form, as JSON."""
+    for output in report.get("outputs", ()):
+        noise = (output.get("statistics") or {}).get("noise")
+        if not noise or not isinstance(noise["error"], float):  # a word where it is not finite
+            continue
+        noise_u = noise["error"] / report["u"]
+        if 0 < output["limit_u"] <= ROOM * noise_u * (1 + 1e-9):
+            yield (
+                f"output '{output['name']}': the FP32 model itself differs by {noise_u:.3g}u when it is computed in "
+                f"FP64 or with other sums (its largest value is {1 / report['u']:.4g}u), so the limit is "
+                f"{output['limit_u']:.4g}u: the verdict 'equal' means less for this output; look for near ties or for "
+                "values at the end of FP32's range"
+            )
