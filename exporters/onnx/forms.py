@@ -29,7 +29,6 @@ from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from ..threads import fixed_threads
-from .as_given import difference
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .file_original import FileOriginal
 from .original_file import OriginalFile, why_original
@@ -39,7 +38,7 @@ from .reading.batch_first import move_batch_first
 from .reading.graph import ForeignProgram, assembled, operations_by_name
 from .reading.large_files import save
 from .reading.signature import hold
-from .runtime import answers_alone_differ, finished, refuse_paired_rows, runtime_answers
+from .runtime import answers_alone_differ, difference, finished, refuse_paired_rows, runtime_answers
 from .stored import ties_of
 
 CPU = torch.device("cpu")
