@@ -28,6 +28,7 @@ _CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHA
     10: "\n",
 }
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*")
+Ended = tuple[Mapping[str, Any], Any, int]  # the facts, the text for people, the exit code
 
 
 class _Terminal(Console):
@@ -76,9 +77,6 @@ KeyFileOf = Annotated[
         "--key-file", callback=_taken(use_key_in), expose_value=False, help="A file that has the key alone."
     ),
 ]
-
-
-Ended = tuple[Mapping[str, Any], Any, int]  # the facts, the text for people, the exit code
 
 
 def command(work: Callable[..., Ended]) -> Callable[..., None]:

@@ -1,6 +1,8 @@
 """The command line. Each command is one thin function; ``--json`` makes the last line on stdout one object."""
 
+import locale
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,14 +24,12 @@ from .difference_commands import diff, index_check
 from .half_file_commands import check, fp16, lock, verify
 from .help import Command, Group
 from .key_commands import app as keys
-from .lint_command import lint
 from .measuring import bench, tune
 from .other_engines import export, prove
 from .serve_command import serve
 from .server_commands import canary, cancel, jobs, load, shadow, status, unload
 from .store_commands import backup, models, promote_version, rollback
-from .training import finetune, job_metrics, reproduce
-from .utf8_mode import use_utf8
+from .training import finetune, job_metrics, lint, reproduce
 
 _EXITS = "\n\n".join(
     [
@@ -239,3 +239,14 @@ app.add_typer(keys, rich_help_panel="Serve")
 
 if __name__ == "__main__":
     main()
+
+
+def use_utf8() -> None:
+    """Begin this process again in Python's UTF-8 mode, where the locale has another encoding; its terminal keeps the
+    locale's, with a question mark for what that lacks. Child processes inherit both."""
+    encoding = locale.getencoding()
+    if sys.flags.utf8_mode or encoding.lower().replace("-", "") == "utf8":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:replace")
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,15 +1,16 @@
-"""``halfeven finetune`` and ``halfeven reproduce``: a version trained at a server, and one trained again here."""
+"""The commands about training: at a server, once more here, and ``halfeven lint``, which reads training scripts."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ...models.errors import BadInput, BadSetting
-from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, command, errors, notify
+from .console import DEFAULT_STORE, LOCAL, Ended, Json, StoreAt, Url, command, errors, notify
 from .store_commands import version_named
 
 Published = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -150,10 +151,8 @@ def job_metrics(
     url: Url = LOCAL,
 ) -> Ended:
     """Write the course of a fine-tuning job for TensorBoard or MLflow."""
-    from ..finetune.client.job_record import facts_of_record, job_record
-    from ..finetune.client.mlflow_folder import write_mlflow
+    from ..finetune.client.job_record import facts_of_record, job_record, write_mlflow, write_tensorboard
     from ..finetune.client.remote import Remote
-    from ..finetune.client.tensorboard_files import write_tensorboard
 
     if (tensorboard is None) == (mlflow is None):
         raise BadSetting("expected one of --tensorboard DIR and --mlflow DIR")
@@ -186,3 +185,26 @@ def reproduce(
     opened, most = store_at(store), max(MAX_BYTES, largest_upload())
     facts = reproduce(opened, version_of(opened, name, number), data, validation, notify, most)
     return facts, sentence_of(facts), 0 if facts["equal"] else 3
+
+
+@command
+def lint(
+    scripts: Annotated[list[Path], typer.Argument(help="Python files, read as one program; none is run.")],
+    as_json: Json = False,
+) -> Ended:
+    """Name the mistakes of half precision in training scripts, each with the line to write instead."""
+    from ..finetune.lint.lint import lint
+
+    found = lint(scripts)
+    lines = []
+    for one in found:
+        lines.append(f"{one.file}:{one.line}: {one.rule}: {one.message}")
+        moved = (one.first, one.last) != (one.line, one.line)
+        lines.append(f"    write in place of lines {one.first} to {one.last}:" if moved else "    write:")
+        lines += [f"        {text}" for text in one.instead.splitlines()]
+    files = f"{len(scripts)} file{'s' if len(scripts) > 1 else ''}"
+    lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'} in {files}")
+    facts = {"status": "found" if found else "clean", "findings": [asdict(one) for one in found]}
+    if not as_json:
+        typer.echo("\n".join(lines))  # rich's console would break lines of code
+    return facts, None, 3 if found else 0

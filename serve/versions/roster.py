@@ -19,21 +19,18 @@ from ...models.store import Store, Version
 from ..batching.interface import IndexEntry, LoadConfig
 from ..batching.place import Place
 from .choices.remeasuring import Remeasuring
-from .configured import configured
-from .index import index_of
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
 from .pace import LOOK_EVERY_S, Pace
-from .readiness import Readiness, reasons_of
-from .retiring import drain, retire
+from .readiness import Readiness, index_of, reasons_of
 from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
-from .traffic.loaded_version import LoadedVersion
+from .traffic.loaded_version import LoadedVersion, drain, retire
 from .traffic.rules import Rules
 from .traffic.served import ServedModel
-from .wanted import wanted_version
+from .wanted import configured, wanted_version
 
 logger = logging.getLogger("halfeven.roster")
 State = tuple[int | None, int]  # of a name in the store: the alias's version, the newest version

@@ -9,7 +9,7 @@ from functools import lru_cache
 from time import perf_counter_ns
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....models.errors import BadInput, HalfevenError
 from ...access.access_control import AccessControl
@@ -20,7 +20,6 @@ from ..codecs.infer import InferCodec, InferRequest
 from ..content_coding import chosen_coding, decoded, encoded
 from ..cross_origin import is_preflight
 from ..error_mapping import Reaches, SlowBody, body_for, body_of, headers_of, message_of, no_model, status_of
-from ..head_requests import answer_head
 from ..inference import Begun, Inference, parameters_of
 from ..limits.bounds import Bounds
 from ..limits.memory_budget import json_bytes
@@ -286,3 +285,18 @@ async def _send(send: Send, status: int, headers: Headers, body: bytes) -> None:
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Ask ``app`` for the same by GET, and send its answer without the body."""
+    ended = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.start":
+            await send(message)
+        elif not ended:  # the body is dropped
+            ended = True
+            await send({"type": "http.response.body", "body": b""})
+
+    await app({**scope, "method": "GET"}, receive, send_head)

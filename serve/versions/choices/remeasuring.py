@@ -20,11 +20,9 @@ from ..loading.kept_setups import keep_setup, kept_setup
 from ..traffic.loaded_version import LoadedVersion
 from ..traffic.served import ServedModel
 from .budget import Budget
-from .decided import Decided
 from .live import OFF, Batches, are_enough, off_by, seconds_by_rows, since
-from .machine import Machine
 from .rounds import Steps
-from .sweep import Sweep
+from .sweep import Decided, Machine, Sweep
 from .what_serves import Gone, Record, way_of
 
 logger = logging.getLogger("halfeven.roster")

@@ -5,6 +5,7 @@ more than those that serve is loaded at a time, on the calling thread, and close
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,22 +17,62 @@ from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.spec import ModelSpec
+from ....models.usable_cores import usable_cores
+from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of
-from ..loading.cpu_choice import CROWDED, MUST_GAIN, Timed, mean
+from ..loading.cpu_choice import CROWDED, MUST_GAIN, Parts, Timed, batch_seconds, mean
 from ..loading.kept_setups import keep_setup, kept_setup
 from ..loading.ready import invariance_of
+from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from .budget import Budget
-from .decided import Decided
 from .live_trial import LiveTrial
-from .machine import Machine
 from .rivals import CHANGES, gain_needed, setup_rivals, wins
 from .rounds import SHORT_S, Side, Steps, Stopwatch, Verdict, contest, round_gains
 from .rows_per_batch import right_rows, useful_rows_of
 from .what_serves import Gone, Record, WhatServes
+
+_CLEARLY_SLOWER = 0.8  # times as fast as what serves: no other change makes up for it
+
+
+@dataclass(slots=True, eq=False)
+class Decided:
+    """What was decided since the last sweep that changed nothing.
+
+    ``ways`` that served do not come back. ``keys`` are the changes and forms that won, or were clearly slower: they are
+    not tried again.
+    """
+
+    ways: set[Way] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+
+    def note(self, key: str, gain: float, taken: bool) -> None:
+        if taken and key not in CHANGES:  # another form: its passes are its own
+            self.keys -= {*CHANGES}
+        if taken or gain < _CLEARLY_SLOWER:
+            self.keys.add(key)
+
+    def clear(self) -> None:
+        self.ways.clear()
+        self.keys.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What measuring asks of this machine; tests give other facts. ``idle``: whether the device has nothing to do."""
+
+    idle: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+    cores: Callable[[], int] = usable_cores
+    crowding: Callable[[], Crowding] = Crowding
+    batch_seconds: Callable[[Engine, Parts], float] = batch_seconds
+    loading_clock: Callable[[], float] = time.thread_time
+    free_bytes: Callable[[], int] = free_bytes
+    tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
+
 
 logger = logging.getLogger("halfeven.roster")
 _WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest

@@ -14,7 +14,7 @@ from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer
-from halfeven.serve.grpc import unread
+from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.grpc_server import AHEAD
 from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
@@ -486,7 +486,7 @@ def test_a_stream_whose_answers_are_not_read_ends(
     wide: Any, budget: MemoryBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = replace(DEFAULTS, answer_stall_seconds=1.0, answer_bytes_per_second=10**9)
-    monkeypatch.setattr(unread, "DEFAULTS", slow)
+    monkeypatch.setattr(open_stream, "DEFAULTS", slow)
     answers = unread_stream(wide, budget)
     until(lambda: budget.used == 0)  # while nothing is read
     with pytest.raises(grpc.RpcError) as ended:

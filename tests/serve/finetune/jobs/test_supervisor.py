@@ -17,7 +17,7 @@ from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
-from halfeven.serve.cli.demo_digits import shifted, write_training_file
+from halfeven.serve.cli.demo import shifted, write_training_file
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import Job
 from safetensors.numpy import load_file, save_file

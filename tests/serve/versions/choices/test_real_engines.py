@@ -19,8 +19,7 @@ from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.choices.budget import Budget
-from halfeven.serve.versions.choices.machine import Machine
-from halfeven.serve.versions.choices.sweep import Sweep
+from halfeven.serve.versions.choices.sweep import Machine, Sweep
 from halfeven.serve.versions.choices.what_serves import way_of
 from halfeven.serve.versions.loading.kept_setups import keep_setup
 from halfeven.serve.versions.loading.ready import make_ready

@@ -12,9 +12,8 @@ from halfeven.models.errors import NotReady
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.versions.choices import remeasuring
-from halfeven.serve.versions.choices.machine import Machine
 from halfeven.serve.versions.choices.remeasuring import FIRST_S, LONGEST_S, Remeasuring
-from halfeven.serve.versions.choices.sweep import Gone
+from halfeven.serve.versions.choices.sweep import Gone, Machine
 from halfeven.serve.versions.loading import tuned
 from halfeven.serve.versions.loading.cpu_choice import Timed
 from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup

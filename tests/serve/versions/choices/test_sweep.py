@@ -22,10 +22,8 @@ from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
 from halfeven.serve.versions.choices import sweep as sweep_file
 from halfeven.serve.versions.choices.budget import Budget
-from halfeven.serve.versions.choices.decided import Decided
-from halfeven.serve.versions.choices.machine import Machine
 from halfeven.serve.versions.choices.rounds import SHORT_S
-from halfeven.serve.versions.choices.sweep import Sweep
+from halfeven.serve.versions.choices.sweep import Decided, Machine, Sweep
 from halfeven.serve.versions.choices.what_serves import Gone
 from halfeven.serve.versions.loading import tuned
 from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN

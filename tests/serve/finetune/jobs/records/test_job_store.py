@@ -24,7 +24,7 @@ from halfeven.models.errors import (
 )
 from halfeven.serve.finetune.jobs.records import job_store as module
 from halfeven.serve.finetune.jobs.records.database import _SCHEMA
-from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_store import JobStore, forget_old
 from halfeven.serve.finetune.jobs.records.job_types import (
     CANCELLED,
     FAILED,
@@ -39,7 +39,6 @@ from halfeven.serve.finetune.jobs.records.job_types import (
     Job,
     JobRequest,
 )
-from halfeven.serve.finetune.jobs.records.old_jobs import forget_old
 
 from tests.patience import PATIENCE_S
 
