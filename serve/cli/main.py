@@ -47,6 +47,17 @@ app = typer.Typer(
 )
 
 
+def use_utf8() -> None:
+    """Begin this process again in Python's UTF-8 mode, where the locale has another encoding; its terminal keeps the
+    locale's, with a question mark for what that lacks. Child processes inherit both."""
+    encoding = locale.getencoding()
+    if sys.flags.utf8_mode or encoding.lower().replace("-", "") == "utf8":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:replace")
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def main() -> None:
     """The console script. Errors of ours end as one sentence on stderr and an exit code."""
     use_utf8()
@@ -236,17 +247,5 @@ for _group, _commands in _GROUPS.items():
         app.command(_NAMES.get(_command), cls=Command, rich_help_panel=_group)(_command)
 app.add_typer(keys, rich_help_panel="Serve")
 
-
 if __name__ == "__main__":
     main()
-
-
-def use_utf8() -> None:
-    """Begin this process again in Python's UTF-8 mode, where the locale has another encoding; its terminal keeps the
-    locale's, with a question mark for what that lacks. Child processes inherit both."""
-    encoding = locale.getencoding()
-    if sys.flags.utf8_mode or encoding.lower().replace("-", "") == "utf8":
-        return
-    os.environ["PYTHONUTF8"] = "1"
-    os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:replace")
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

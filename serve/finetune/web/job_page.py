@@ -73,7 +73,7 @@ def reason_of(job: Facts) -> str:
             return f"{str(ours.get('stage') or 'starting').capitalize()}."
         case "cancelled":
             return "Cancelled as asked; the active version was not touched."
-        case "queued" | "validating_files":
+        case "queued":
             return "Waiting for the trainer: jobs run one at a time."
         case _:
             return ""

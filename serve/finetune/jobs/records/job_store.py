@@ -159,22 +159,19 @@ class JobStore(FileStore):
         stage: str | None = None,
         code: str | None = None,
         message: str | None = None,
-        param: str | None = None,
         fine_tuned_model: str | None = None,
         version: int | None = None,
         progress: Mapping[str, Any] | None = None,
         summary: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
-        revision: int | None = None,
     ) -> Job:
         """Change the state and record an event of it, in one transaction.
 
-        An argument that is None leaves the job's value. With ``revision`` only where the job still has that one. A
-        final state never changes. Raises IllegalMove, UnknownName, ValueError for a failure without its reason.
-        """
+        An argument that is None leaves the job's value. A final state never changes. Raises IllegalMove, UnknownName,
+        ValueError for a failure without its reason. """
         if to == FAILED and not (code and message):
             raise ValueError("a failed job needs a code and a message")
-        given = {"stage": stage, "code": code, "message": message, "param": param, "summary": summary}
+        given = {"stage": stage, "code": code, "message": message, "summary": summary}
         given |= {
             "fine_tuned_model": fine_tuned_model,
             "version": version,
@@ -184,10 +181,6 @@ class JobStore(FileStore):
         with self._db.transaction():
             job = self.job(id)
             check_move(job, to)
-            if revision is not None and revision != job.revision:
-                raise IllegalMove(
-                    f"job {id} moved meanwhile: expected revision {revision}, it is {job.revision}"
-                )
             changes = {key: value for key, value in given.items() if value is not None}
             self._set(id, changes | entering(job, to, int(self._now())))
             event = {"status": to} | ({"code": code} if code else {})

@@ -1,7 +1,7 @@
 """The types of the job store: files, jobs, events, and the one state machine.
 
-    validating_files ─▶ queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
-                        queued ⇄ paused ◀─ running
+    queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
+    queued ⇄ paused ◀─ running
 
 The states are OpenAI's; our finer stages (training, converting, gating…) stand beside them in ``stage``.
 """
@@ -13,12 +13,11 @@ from typing import Any
 
 from .....models.errors import StoreError, UnknownName
 
-VALIDATING, QUEUED, RUNNING, PAUSED = "validating_files", "queued", "running", "paused"
+QUEUED, RUNNING, PAUSED = "queued", "running", "paused"
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 FINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
 # Running goes back to queued when the server that ran it is gone.
 NEXT: Mapping[str, frozenset[str]] = {
-    VALIDATING: frozenset((QUEUED, FAILED, CANCELLED)),
     QUEUED: frozenset((RUNNING, PAUSED, FAILED, CANCELLED)),
     RUNNING: frozenset((QUEUED, PAUSED, *FINAL)),
     PAUSED: frozenset((QUEUED, FAILED, CANCELLED)),
