@@ -30,7 +30,6 @@ from .access.keys import Owners
 from .address import address
 from .batching.counters import Phase
 from .batching.device import DeviceThread
-from .batching.interface import ControlledRoster
 from .batching.place import Place
 from .dashboard.facts import Behind
 from .dashboard.routes import add_pages
@@ -145,11 +144,11 @@ def application(
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
-    shown, front_of = _traced(roster)
-    inference = Inference(shown, dialect, written)
+    inference_of, front_of = _traced()
+    inference = inference_of(roster, dialect, written)
     history = replace(history_of(roster.store), rollback=director.roll_back)
     app = build_app(
-        shown,
+        roster,
         lambda: metrics_text(registry),
         history,
         settings.name_on_the_wire,
@@ -166,7 +165,7 @@ def application(
     add_pages(app, behind, inference, limits.body_bytes, limits.arrival_seconds)
     front = front_of(
         PageHeaders(app),
-        shown,
+        roster,
         limits.body_bytes,
         limits.arrival_seconds,
         inference,
@@ -182,20 +181,19 @@ def _loaded(roster: Roster) -> list[LoadedVersion]:
     return [one for served in roster.all() for one in served.loaded_versions()]
 
 
-def _traced(roster: Roster) -> tuple[ControlledRoster, Callable[..., InferFront]]:
-    """The roster as requests see it, and the front: both with spans where the OTEL_… variables ask for traces.
+def _traced() -> tuple[Callable[..., Inference], Callable[..., InferFront]]:
+    """What asks the models, and the front: both with spans where the OTEL_… variables ask for traces.
 
     Raises BadSetting as `provider_from`.
     """
     if not traces_wanted(os.environ):
-        return roster, InferFront
+        return Inference, InferFront
     provider = provider_from(os.environ)
     from .tracing.request_spans import RequestSpans  # OpenTelemetry is an optional dependency
-    from .tracing.traced_front import TracedFront
-    from .tracing.traced_roster import TracedRoster
+    from .tracing.traced_front import TracedFront, TracedInference
 
     spans = RequestSpans(provider.get_tracer("halfeven"))
-    return TracedRoster(roster, spans), partial(TracedFront, spans)
+    return partial(TracedInference, spans), partial(TracedFront, spans)
 
 
 def rules_of(settings: Settings) -> Rules:
