@@ -29,6 +29,14 @@ def _classes() -> tuple[Any, Any]:
     return message(f"{_SERVICE}Request", _PACKAGES[0]), message(f"{_SERVICE}Response", _PACKAGES[0])
 
 
+def _file_of(symbol: str) -> Any:
+    """The file of a message, enum, service or method. Raises KeyError."""
+    try:
+        return pool().FindFileContainingSymbol(symbol)
+    except KeyError:  # it does not look for methods
+        return pool().FindMethodByName(symbol).containing_service.file
+
+
 def answer(request: Any) -> Any:
     """The response to one request of the protocol."""
     response = _classes()[1](valid_host=request.host, original_request=request)
@@ -44,7 +52,7 @@ def answer(request: Any) -> Any:
         if kind == "file_by_filename":
             file = pool().FindFileByName(asked)
         elif kind in ("file_containing_symbol", "all_extension_numbers_of_type"):
-            file = pool().FindFileContainingSymbol(asked)
+            file = _file_of(asked)
     if file is None:
         known = kind is not None
         response.error_response.error_code = _NOT_FOUND if known else _UNIMPLEMENTED
