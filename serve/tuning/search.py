@@ -185,7 +185,7 @@ def _kinds(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """The forms that may serve here, (form, precision) each: originals, and halves that are proven here."""
     live = version.has(ORIGINALS["live"])
-    halves, refusals = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
+    halves, refusals, _ = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
     for half in halves:
         close(half, place)
     for refusal in refusals:

@@ -21,10 +21,9 @@ from ....models.usable_cores import usable_cores
 from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
-from ..loading.candidate_forms import NEAR, batch_of
+from ..loading.candidate_forms import NEAR, batch_of, invariance_of
 from ..loading.cpu_choice import CROWDED, MUST_GAIN, Parts, Timed, batch_seconds, mean
 from ..loading.kept_setups import keep_setup, kept_setup
-from ..loading.ready import invariance_of
 from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion

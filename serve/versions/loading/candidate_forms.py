@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from ....exporters.inputs.samples import Samples
+from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.errors import EngineFailed, NotReady
@@ -19,10 +20,11 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.core_wait import seconds_on_core
+from ...batching.invariance import batch_invariance
 from ...batching.place import Place
 from ...batching.warming import warm
 from .release import free_bytes, give_back, give_back_tried
-from .useful_rows import shortest_seconds
+from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 HALF_MUST_GAIN = 1.1  # times as fast as the best original, or the original serves
@@ -240,3 +242,37 @@ def close(candidate: Candidate, place: Place) -> None:
 def batch_of(spec: ModelSpec, samples: Samples, rows: int) -> list[list[np.ndarray]]:
     _, arrays = next(iter(samples.batches(max(rows, 1) if spec.batched else 0, 1)))
     return [[arrays[tensor.name]] for tensor in spec.inputs]
+
+
+def useful_rows_of(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place) -> int:
+    """`PreparedVersion.useful_rows`, measured in less than a second. 0, not measured, after an error: only speed
+    depends on it."""
+
+    def run_seconds(rows: int) -> float:
+        run = partial(chosen.engine.run, batch_of(spec, samples, rows))
+        return place.call(partial(shortest_seconds, run))
+
+    engine = chosen.engine
+    ahead = engine.device == "cpu" and engine.in_flight > 1
+    try:
+        return measure_useful_rows(run_seconds, chosen.most_rows, worth=AHEAD if ahead else ONE_BY_ONE)
+    except Exception:
+        logger.exception("the useful batch of '%s' could not be measured", spec.name)
+        return 0
+
+
+def invariance_of(spec: ModelSpec, samples: Samples, engine: Engine, most: int, place: Place) -> str:
+    """`PreparedVersion.invariance` for batches of up to ``most`` rows, measured in a fraction of a second; empty after
+    an error: no answer depends on it."""
+    sizes = buckets_of(spec, engine.device) or batch_sizes(max(most, 1))
+    try:
+        return batch_invariance(
+            spec,
+            lambda parts: place.call(partial(engine.run, parts)),
+            partial(batch_of, spec, samples),
+            [rows for rows in sizes if rows <= most],
+            engine.precision,
+        )
+    except Exception:
+        logger.exception("the batch invariance of '%s' could not be measured", spec.name)
+        return ""

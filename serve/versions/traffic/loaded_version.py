@@ -20,6 +20,7 @@ from ...batching.batcher import Batcher
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
 from ...batching.place import Place
+from ..loading.ready import ORIGINALS
 from ..loading.release import give_back
 from .comparison import Scale
 from .drift import Drift
@@ -121,7 +122,7 @@ class LoadedVersion:
             half = self.prepared
             if half.original is None or self._closed:
                 return False
-            file = _ORIGINAL.get(half.original.form, "")
+            file = ORIGINALS.get(half.original.form, "")
             digest = self.version.sha256(file) if self.version.has(file) else half.digest
             setup = None if half.setup is None else getattr(half.original, "setup", None)
             original = replace(
@@ -218,9 +219,6 @@ class LoadedVersion:
                     return
                 except Exception:
                     logger.exception("an engine of %s could not be closed", self)
-
-
-_ORIGINAL = {"torch": "original.pt2", "onnx": "original.onnx", "live": "live.json"}
 
 
 class _Gone:

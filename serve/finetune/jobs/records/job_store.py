@@ -168,7 +168,7 @@ class JobStore(FileStore):
         """Change the state and record an event of it, in one transaction.
 
         An argument that is None leaves the job's value. A final state never changes. Raises IllegalMove, UnknownName,
-        ValueError for a failure without its reason. """
+        ValueError for a failure without its reason."""
         if to == FAILED and not (code and message):
             raise ValueError("a failed job needs a code and a message")
         given = {"stage": stage, "code": code, "message": message, "summary": summary}

@@ -215,10 +215,10 @@ def test_an_original_that_is_passed_over_because_its_file_is_damaged_is_named(
         (draft.folder / "original.onnx").write_bytes(b"as it was written")
         version = draft.publish(LIVE, {"half": None})
     (version.folder / "original.onnx").write_bytes(b"as it is now")
-    damaged: list[str] = []
-    spec, samples = version.spec(), Samples({"input": np.zeros((4, 3), np.float32)})
-    found = [candidate.file for candidate in readying._originals(version, spec, samples, place, damaged)]
-    assert found == ["original.pt2"]
+    samples = Samples({"input": np.zeros((4, 3), np.float32)})
+    originals = readying._Originals(version, version.spec(), samples, place)
+    assert [candidate.file for candidate in originals] == ["original.pt2"]
+    damaged = originals.damaged
     assert len(damaged) == 1 and f"{version.folder / 'original.onnx'} is damaged" in damaged[0]
     assert damaged[0] in caplog.text
 
