@@ -37,7 +37,7 @@ from .endpoint.endpoint_process import close_all, started
 from .finetune.data.files import UPLOADS, Files
 from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
-from .finetune.jobs.records.job_types import Job
+from .finetune.jobs.records.job_types import JobRow
 from .finetune.jobs.supervisor import Supervisor
 from .finetune.jobs.trainer_bounds import jobs_at_once, trainer_memory
 from .finetune.jobs.trial_run import TrialRuns
@@ -47,7 +47,7 @@ from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
 from .http.inference import Inference
-from .http.limits.bounds import Bounds
+from .http.limits.bounds import ServerBounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
 from .http.limits.descriptors import raise_descriptor_limit
 from .http.limits.memory_budget import MemoryBudget, default_limit
@@ -66,7 +66,7 @@ from .versions.loading.release import give_back_freed, one_heap
 from .versions.read_only_store import LinkedStore, ReadOnlyRoster, StateWriter, needs_the_store, state_folder
 from .versions.roster import Roster
 from .versions.traffic.loaded_version import LoadedVersion
-from .versions.traffic.rules import Rules
+from .versions.traffic.rules import TrialRules
 
 logger = logging.getLogger("halfeven")
 MOST_JOBS = 100  # on a page
@@ -131,7 +131,7 @@ def application(
     settings: Settings,
     roster: Roster,
     jobs_by_status: Callable[[], Mapping[str, int]],
-    jobs: Callable[[Owners], Sequence[Job]] = lambda _: (),
+    jobs: Callable[[Owners], Sequence[JobRow]] = lambda _: (),
 ) -> tuple[FastAPI, InferFront]:
     """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan."""
     director = Director(roster)
@@ -196,8 +196,8 @@ def _traced() -> tuple[Callable[..., Inference], Callable[..., InferFront]]:
     return partial(TracedInference, spans), partial(TracedFront, spans)
 
 
-def rules_of(settings: Settings) -> Rules:
-    return Rules(
+def rules_of(settings: Settings) -> TrialRules:
+    return TrialRules(
         keep_previous_s=settings.keep_previous_seconds,
         faults=settings.watch_faults,
         fault_share=settings.watch_fault_share,
@@ -380,12 +380,12 @@ def _lifespan(
     return lifespan
 
 
-def _bounds(settings: Settings) -> Bounds:
+def _bounds(settings: Settings) -> ServerBounds:
     """Raises BadSetting for more connections than this process may have."""
     limits = settings.limits
     # The connections of gRPC have the same limit once more, and so have TLS handshakes under way.
     each = 1 + (settings.grpc_port is not None) + (settings.tls_cert is not None)
-    return Bounds(
+    return ServerBounds(
         limits.arrival_seconds,
         MemoryBudget(limits.in_flight_bytes or default_limit()),
         Connections(connection_limit(limits.connections, each)),

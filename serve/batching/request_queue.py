@@ -142,7 +142,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class FormedBatch:
     """Requests of one shape that are run together. ``split``: parts of a larger request are among them."""
 
     requests: list[Request]
@@ -243,7 +243,7 @@ class RequestQueue:
         self._expected = sum(group.rows for group in self._groups.values()) + answered
         self._wait_ends_ns = until_ns
 
-    def form(self) -> Batch:
+    def form(self) -> FormedBatch:
         """The batch whose time ``due_ns`` gave: as many requests from the front of its group as fit.
 
         Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) is run alone.
@@ -251,9 +251,9 @@ class RequestQueue:
         with self.lock:
             return self._formed()
 
-    def _formed(self) -> Batch:
+    def _formed(self) -> FormedBatch:
         if (group := self._next) is None:
-            return Batch([], 0)
+            return FormedBatch([], 0)
         limit = min(self.limit, group.most)
         requests: list[Request] = []
         rows, special = 0, False
@@ -273,12 +273,12 @@ class RequestQueue:
                     break
         return self._batch(group, requests, rows, special)
 
-    def form_begun(self) -> Batch:
+    def form_begun(self) -> FormedBatch:
         """The next part of a split request of which a part has run already; empty where there is none."""
         with self.lock:
             return self._formed_of_begun()
 
-    def _formed_of_begun(self) -> Batch:
+    def _formed_of_begun(self) -> FormedBatch:
         for group in self._groups.values():
             for line in (group.ordinary, group.urgent):
                 while line and (part := line[0].part) is not None and part.request.begun:
@@ -286,9 +286,9 @@ class RequestQueue:
                     if not request.future.done():
                         return self._batch(group, [request], request.rows, True)
                     self._drop(group, request)
-        return Batch([], 0)
+        return FormedBatch([], 0)
 
-    def _batch(self, group: _ShapeGroup, requests: list[Request], rows: int, special: bool) -> Batch:
+    def _batch(self, group: _ShapeGroup, requests: list[Request], rows: int, special: bool) -> FormedBatch:
         """The batch of these requests, which have left the group."""
         group.rows -= rows
         self.present -= len(requests)
@@ -298,12 +298,12 @@ class RequestQueue:
             self.taken_bytes += sum([request.nbytes for request in requests])
         for request in requests:
             request.began = True
-        batch = Batch(requests, rows)
+        batch = FormedBatch(requests, rows)
         if special:
             self._mark(batch)
         return batch
 
-    def _mark(self, batch: Batch) -> None:
+    def _mark(self, batch: FormedBatch) -> None:
         for request in batch.requests:
             if request.urgent:
                 self.taken_urgent_rows += request.rows

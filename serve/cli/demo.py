@@ -26,7 +26,7 @@ from ...models.engines.load import load_original
 from ...models.package import read_folder
 from ...models.store import Store, Version
 from ...models.zoo.digits.train import read_images, split
-from ..bench.callers import Caller, Traffic
+from ..bench.callers import BenchTraffic, Caller
 from ..finetune.client.job_command import fine_tune
 from ..finetune.training.loop.setting_names import EMULATED
 from ..versions.versions_in_store import store_at
@@ -95,10 +95,10 @@ def _first_half(
     """Serve, predict, swap and roll back under traffic."""
     notify("2. serving what was proven, and predicting held-out digits over HTTP")
     accuracy, precision = _accuracy_over_http(port, samples)
-    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
+    with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
         time.sleep(STEADY_SECONDS)
     notify("3. converting again under level O3 (everything in half), while requests come in")
-    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
+    with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
         second = convert(folder, store, Options(level="O3"), _indented(notify))
         await_version(port, second.version.number, notify)
         notify("4. rolling back, while requests come in")
@@ -127,7 +127,7 @@ def _second_half(port: int, store: Store, samples: Samples, folder: Path, notify
     before = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
     notify(f"   version 1 reads {before['new']:.1%} of them (and {before['old']:.1%} of the old ones)")
     file = write_training_file(folder / "shifted.safetensors")
-    with Traffic(port, MODEL, samples.arrays, 2, PAUSE_S) as traffic:
+    with BenchTraffic(port, MODEL, samples.arrays, 2, PAUSE_S) as traffic:
         job = fine_tune(
             f"http://127.0.0.1:{port}",
             MODEL,
@@ -165,7 +165,7 @@ def _version_facts(done: Conversion, level: str) -> dict[str, Any]:
     return dict(done.facts, report=str(done.version.folder / "report.html"), level=level)
 
 
-def _traffic_facts(traffic: Traffic) -> dict[str, Any]:
+def _traffic_facts(traffic: BenchTraffic) -> dict[str, Any]:
     return {
         "answered": traffic.answered,
         "failed": traffic.failed,

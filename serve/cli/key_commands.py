@@ -9,7 +9,7 @@ from rich.table import Table
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import INFER, SCOPES, KeyRecord
 from .console import DEFAULT_STORE, Ended, Json, StoreAt, command, notify
-from .help import Command, Group
+from .help import Command, CommandGroup
 
 FIRST = (
     "this is the first key of {file}: from now on every server that looks at this file refuses requests without a key, "
@@ -21,7 +21,7 @@ LAST = (
 )
 
 app = typer.Typer(
-    name="keys", cls=Group, help="Make, list and revoke the keys of a server.", no_args_is_help=True
+    name="keys", cls=CommandGroup, help="Make, list and revoke the keys of a server.", no_args_is_help=True
 )
 
 FileAt = Annotated[

@@ -22,7 +22,7 @@ from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, check_target, co
 from .device_commands import doctor, selftest
 from .difference_commands import diff, index_check
 from .half_file_commands import check, fp16, lock, verify
-from .help import Command, Group
+from .help import Command, CommandGroup
 from .key_commands import app as keys
 from .measuring import bench, tune
 from .other_engines import export, prove
@@ -42,7 +42,7 @@ app = typer.Typer(
     name="halfeven",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    cls=Group,
+    cls=CommandGroup,
     epilog=_EXITS,
 )
 

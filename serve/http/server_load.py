@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..batching.counters import Counters
-from .limits.bounds import Bounds
+from .limits.bounds import ServerBounds
 from .limits.memory_budget import usable_memory
 
 _LABELS = ("model", "version")
@@ -82,7 +82,7 @@ class LoadCollector(Collector):
     def __init__(
         self,
         load: ServerLoad,
-        bounds: Bounds,
+        bounds: ServerBounds,
         ready: Callable[[], bool],
         jobs: Callable[[], Mapping[str, int]] = dict,
     ) -> None:

@@ -23,12 +23,12 @@ from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
-from .pace import LOOK_EVERY_S, Pace
+from .pace import LOOK_EVERY_S, LookingPace
 from .readiness import Readiness, index_of, reasons_of
 from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
 from .traffic.loaded_version import LoadedVersion, drain, retire
-from .traffic.rules import Rules
+from .traffic.rules import TrialRules
 from .traffic.served import ServedModel
 from .wanted import configured, wanted_version
 
@@ -44,10 +44,10 @@ class Roster:
     """
 
     def __init__(
-        self, store: Store, place: Place, rules: Rules | None = None, writer: StoreWriter | None = None,
+        self, store: Store, place: Place, rules: TrialRules | None = None, writer: StoreWriter | None = None,
         required: Iterable[str] = (),
     ) -> None:  # fmt: skip
-        self.store, self.place, self.rules = store, place, rules or Rules()
+        self.store, self.place, self.rules = store, place, rules or TrialRules()
         self.writer = writer or OwnStore(store)
         self.decisions = AutomaticDecisions(self.writer, str(place.device))
         self._judge = ThreadPoolExecutor(1, "halfeven-judge")
@@ -311,7 +311,7 @@ class Roster:
         finally:
             self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
             self._first_look.set_result(None)
-        pace, pause_s = Pace(), LOOK_EVERY_S
+        pace, pause_s = LookingPace(), LOOK_EVERY_S
         while not self._stopping.wait(pause_s):
             pause_s = pace.pause_after(self.look)
 

@@ -120,7 +120,7 @@ class TrialRuns:
         self, parent: Version, rows: JobRows, request: JobRequest, folder: Path, settings: Mapping[str, Any], steps: int
     ) -> Mapping[str, Any]:  # fmt: skip
         """``settings`` take the place of the job's own."""
-        place = asked.Place(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
+        place = asked.TrainingPlace(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
         hyperparameters = {**request.hyperparameters, **settings}
         question = asked.training_request(parent, rows, hyperparameters, request.seed, "trial", place)
         question |= {"trial_steps": steps}

@@ -29,7 +29,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import HANDLED_SIGNALS
 
 from ....models.usable_cores import usable_cores
-from ..limits.bounds import Bounds
+from ..limits.bounds import ServerBounds
 from ..routes.infer import InferFront
 from .listening import Listening, listeners_at
 from .polite_protocol import PoliteProtocol, PoliteState
@@ -119,7 +119,7 @@ class PoliteServer(uvicorn.Server):
             logger.error("no connection can be taken: %s", error)
             await self.lifespan.shutdown()
             sys.exit(STARTUP_FAILURE)
-        bounds = config.app.bounds if isinstance(config.app, InferFront) else Bounds()
+        bounds = config.app.bounds if isinstance(config.app, InferFront) else ServerBounds()
         self.servers: list[Listening] = [  # type: ignore[assignment] (uvicorn looks at it only where it made it)
             Listening(one, self._protocol, config.ssl, bounds) for one in opened
         ]

@@ -21,7 +21,7 @@ from ..content_coding import chosen_coding, decoded, encoded
 from ..cross_origin import is_preflight
 from ..error_mapping import Reaches, SlowBody, body_for, body_of, headers_of, message_of, no_model, status_of
 from ..inference import Begun, Inference, parameters_of
-from ..limits.bounds import Bounds
+from ..limits.bounds import ServerBounds
 from ..limits.memory_budget import json_bytes
 from ..limits.request_limits import DEFAULTS
 from ..page_headers import PageHeaders
@@ -59,7 +59,7 @@ class InferFront:
         body_timeout_s: float = DEFAULTS.arrival_seconds,
         inference: Inference | None = None,
         guard: WebGuard | None = None,
-        bounds: Bounds | None = None,
+        bounds: ServerBounds | None = None,
         access: AccessControl | None = None,
         load: ServerLoad | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class InferFront:
         self.compress_lists = self._dialect.compress_lists
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
-        self.bounds = bounds or Bounds(seconds=body_timeout_s)
+        self.bounds = bounds or ServerBounds(seconds=body_timeout_s)
         self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

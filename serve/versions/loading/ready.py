@@ -28,7 +28,7 @@ from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..orders import drifted
 from .candidate_forms import (
-    Candidate,
+    CandidateForm,
     anew,
     batch_of,
     close,
@@ -56,7 +56,7 @@ class Halves(NamedTuple):
     """The halves that may serve, and why the others may not. ``damaged``: a sentence about each damaged file, where
     another half is proven all the same; ``refusals`` are empty then."""
 
-    proven: list[Candidate]
+    proven: list[CandidateForm]
     refusals: list[str]
     damaged: Sequence[str] = ()
 
@@ -136,7 +136,9 @@ def _judged(
     return found, reason
 
 
-def _servable(version: Version, spec: ModelSpec, halves: list[Candidate], place: Place) -> list[ServableForm]:
+def _servable(
+    version: Version, spec: ModelSpec, halves: list[CandidateForm], place: Place
+) -> list[ServableForm]:
     """The forms among which measurement chooses, on a CPU: `PreparedVersion.forms`."""
     if place.device.type != "cpu":
         return []
@@ -165,8 +167,8 @@ def _placed(engine: Engine) -> list[str]:
 
 
 def _chosen(
-    version: Version, spec: ModelSpec, samples: Samples, halves: list[Candidate], place: Place
-) -> tuple[Candidate, str, list[str]]:
+    version: Version, spec: ModelSpec, samples: Samples, halves: list[CandidateForm], place: Place
+) -> tuple[CandidateForm, str, list[str]]:
     """The candidate that serves, and why: the form asked for, the winner of a tuning, or the fastest here. Then a
     sentence about each original that is left out because its file is damaged."""
     if halves and spec.form in HALVES:
@@ -187,7 +189,7 @@ def _ceiling(version: Version, place: Place) -> Ceiling:
 
 
 def _original_beside(
-    version: Version, spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place
+    version: Version, spec: ModelSpec, samples: Samples, chosen: CandidateForm, place: Place
 ) -> tuple[Engine | None, str]:
     """The FP32 original that stays loaded beside a half, warm, and a sentence about it. Of several forms the program,
     as in the gate."""
@@ -197,7 +199,7 @@ def _original_beside(
     form = next(form for form in ORIGINALS if ORIGINALS[form] == file)
     try:
         load = _loading(version, spec, samples, form, "fp32", place)
-        original = Candidate(place.call(load), file, ceiling=_ceiling(version, place))
+        original = CandidateForm(place.call(load), file, ceiling=_ceiling(version, place))
         warm_candidate(spec, samples, original, place)
     except DamagedFile as error:
         logger.error("the FP32 original of %s cannot stand by: %s", version, error)
@@ -250,7 +252,7 @@ def proven_halves(version: Version, spec: ModelSpec, samples: Samples, place: Pl
 
 def _proven_with_memory(
     version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place
-) -> Candidate:
+) -> CandidateForm:
     """Raises NoMemory where the device has too little to prove the half, which says nothing about the half."""
     try:
         return _proven(version, spec, samples, form, place)
@@ -269,7 +271,7 @@ def _proven_with_memory(
         ) from error
 
 
-def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place) -> Candidate:
+def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place) -> CandidateForm:
     load = _loading(version, spec, samples, form, version.manifest["half"], place)
     engine = place.call(load)
     try:
@@ -280,7 +282,7 @@ def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, plac
     except BaseException:
         place.call(engine.close)
         raise
-    return Candidate(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
+    return CandidateForm(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
 
 
 def _proven_here(
@@ -318,7 +320,7 @@ class _Originals:
     place: Place
     damaged: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Candidate]:
+    def __iter__(self) -> Iterator[CandidateForm]:
         version, place = self.version, self.place
         for form in _original_forms(version, self.spec):
             try:
@@ -335,7 +337,7 @@ class _Originals:
                     logger.error("%s: %s", version, error)
                     self.damaged.append(str(error))
                 continue  # there is another original; `doctor` names the missing provider
-            yield Candidate(engine, ORIGINALS[form], ceiling=_ceiling(version, place), load=load)
+            yield CandidateForm(engine, ORIGINALS[form], ceiling=_ceiling(version, place), load=load)
 
 
 def _original_forms(version: Version, spec: ModelSpec) -> list[str]:
@@ -345,8 +347,8 @@ def _original_forms(version: Version, spec: ModelSpec) -> list[str]:
 
 
 def _as_tuned(
-    version: Version, spec: ModelSpec, samples: Samples, halves: list[Candidate], place: Place
-) -> tuple[Candidate, str] | None:
+    version: Version, spec: ModelSpec, samples: Samples, halves: list[CandidateForm], place: Place
+) -> tuple[CandidateForm, str] | None:
     """The winner of `halfeven tune` here, where it is still valid, a half only if it is proven; else None."""
     tuned = tuned_for(version, place.device) if spec.form == "auto" else None
     if tuned is None:
@@ -360,7 +362,7 @@ def _as_tuned(
     try:
         loaded = place.call(partial(fetch, version, winner.form, place.device, winner.setup))
         engine = widened(loaded, spec)
-        chosen = Candidate(
+        chosen = CandidateForm(
             engine, files[winner.form], useful_rows=winner.useful_rows, ceiling=_ceiling(version, place)
         )
         warm_candidate(spec, samples, chosen, place)

@@ -24,7 +24,7 @@ from ..loading.ready import ORIGINALS
 from ..loading.release import give_back
 from .comparison import Scale
 from .drift import Drift
-from .rules import Rules
+from .rules import TrialRules
 
 logger = logging.getLogger("halfeven.versions")
 DRAIN_SECONDS = 60.0
@@ -92,7 +92,7 @@ class LoadedVersion:
     # Live parity and background queues.
 
     def check(
-        self, scale: Scale, rules: Rules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
+        self, scale: Scale, rules: TrialRules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
     ) -> None:
         """From now on the original answers a share of the requests too. Without effect where no original is loaded."""
         prepared = self.prepared

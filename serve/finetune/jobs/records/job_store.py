@@ -31,17 +31,17 @@ from .job_types import (
     RUNNING,
     SUCCEEDED,
     Evaluation,
-    Event,
     IllegalMove,
-    Job,
+    JobEvent,
     JobRequest,
+    JobRow,
     check_move,
     entering,
     number_of,
 )
 
-_JOB = ", ".join(field.name for field in fields(Job))
-_EVENT = ", ".join(field.name for field in fields(Event))
+_JOB = ", ".join(field.name for field in fields(JobRow))
+_EVENT = ", ".join(field.name for field in fields(JobEvent))
 MOST_UNFINISHED = DEFAULTS.unfinished_jobs
 _RETRY_AFTER_S = 60.0
 KEPT_JOBS = 1000  # that have ended, the newest
@@ -64,7 +64,7 @@ class JobStore(FileStore):
     def close(self) -> None:
         self._db.close()
 
-    def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[Job, bool]:
+    def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[JobRow, bool]:
         """(the job, queued; whether it is new). A key that was used gives the job it made then.
 
         Raises UnknownName for a file that is gone, BadInput for a key that came with another request, Overloaded and
@@ -103,7 +103,7 @@ class JobStore(FileStore):
                 _RETRY_AFTER_S,
             )
 
-    def replayed(self, idempotency_key: str, asked: Mapping[str, Any], owner: str = "") -> Job | None:
+    def replayed(self, idempotency_key: str, asked: Mapping[str, Any], owner: str = "") -> JobRow | None:
         """The job that this key of the owner made, or None. Raises BadInput where it came with another request."""
         row = self._db.one("job, asked", "idempotency_keys", "owner = ? AND key = ?", owner, idempotency_key)
         if row is None:
@@ -115,7 +115,7 @@ class JobStore(FileStore):
             )
         return self.job(row["job"])
 
-    def job(self, id: str, owners: Owners = None) -> Job:
+    def job(self, id: str, owners: Owners = None) -> JobRow:
         """Raises UnknownName."""
         row = self._db.one(_JOB, "jobs", "id = ?", id)
         if row is None or not (owners is None or row["owner"] in owners):
@@ -125,7 +125,7 @@ class JobStore(FileStore):
     def jobs(
         self, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None,
         owners: Owners = None,
-    ) -> list[Job]:  # fmt: skip
+    ) -> list[JobRow]:  # fmt: skip
         """Jobs, the newest first, from the one after job ``after``; only those that have all of ``metadata``."""
         where, values = map(list[Any], chosen(owners))
         if after is not None:
@@ -147,7 +147,7 @@ class JobStore(FileStore):
         """Delete what is kept of the oldest jobs that have ended (`forget_old`)."""
         forget_old(self._db)
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[JobRow]:
         """The oldest first."""
         return [_job(row) for row in self._db.all(_JOB, "jobs", f"{UNFINISHED} ORDER BY number")]
 
@@ -164,7 +164,7 @@ class JobStore(FileStore):
         progress: Mapping[str, Any] | None = None,
         summary: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
-    ) -> Job:
+    ) -> JobRow:
         """Change the state and record an event of it, in one transaction.
 
         An argument that is None leaves the job's value. A final state never changes. Raises IllegalMove, UnknownName,
@@ -209,7 +209,7 @@ class JobStore(FileStore):
             changes = {key: value for key, value in given.items() if value is not None}
             self._set(id, changes | ({"progress": {**job.progress, **progress}} if progress else {}))
 
-    def request_cancel(self, id: str) -> Job:
+    def request_cancel(self, id: str) -> JobRow:
         """Queued: cancelled at once. Running: ``cancel_requested`` is set. Finished: its state, no error."""
         with self._db.transaction():
             job = self.job(id)
@@ -221,7 +221,7 @@ class JobStore(FileStore):
                 return self.move(id, CANCELLED, code="CANCELLED", message=f"cancelled {when}")
             return self.job(id)
 
-    def request_pause(self, id: str) -> Job:
+    def request_pause(self, id: str) -> JobRow:
         """Queued: paused at once. Running: ``pause_requested`` is set. Paused: its state. Finished: raises Conflict."""
         with self._db.transaction():
             job = self.job(id)
@@ -234,7 +234,7 @@ class JobStore(FileStore):
                 return self.move(id, PAUSED, stage=PAUSED, message="paused before it began or went on")
             return self.job(id)
 
-    def request_resume(self, id: str) -> Job:
+    def request_resume(self, id: str) -> JobRow:
         """Paused: queued again. Running, and to be paused: it goes on. Else its state. Finished: raises Conflict."""
         with self._db.transaction():
             job = self.job(id)
@@ -249,7 +249,7 @@ class JobStore(FileStore):
                 self.record(id, "info", "resumed before it was paused")
             return self.job(id)
 
-    def has_stopped(self, id: str) -> Job:
+    def has_stopped(self, id: str) -> JobRow:
         """The process of a running job has ended for a pause: the job is paused, or queued again where it was resumed
         meanwhile. Where it is to be cancelled too it stays running, for its caller to end."""
         with self._db.transaction():
@@ -275,21 +275,21 @@ class JobStore(FileStore):
         message: str,
         data: Mapping[str, Any] | None = None,
         kind: str = "message",
-    ) -> Event:
+    ) -> JobEvent:
         """Append an event; its number is the next one."""
         if level not in LEVELS:
             raise ValueError(f"level {level!r}: expected one of {', '.join(LEVELS)}")
         with self._db.transaction() as db:
             self.job(id)
             last = db.execute("SELECT MAX(number) FROM events WHERE job = ?", [id]).fetchone()[0] or 0
-            event = Event(id, last + 1, int(self._now()), level, message, kind, data)
-            row = {field.name: getattr(event, field.name) for field in fields(Event)}
+            event = JobEvent(id, last + 1, int(self._now()), level, message, kind, data)
+            row = {field.name: getattr(event, field.name) for field in fields(JobEvent)}
             db.execute(f"INSERT INTO events ({_EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?)", encoded(row))
             return event
 
     def events(
         self, id: str, after: str | None = None, limit: int = 20, oldest_first: bool = False
-    ) -> list[Event]:
+    ) -> list[JobEvent]:
         """The newest first (OpenAI's order), from the one behind event ``after`` in that order.
 
         Raises UnknownName for the job, and for an ``after`` that is no event of it.
@@ -299,7 +299,7 @@ class JobStore(FileStore):
         if after is not None:
             where += " AND number > ?" if oldest_first else " AND number < ?"
         order = f"{where} ORDER BY number {'ASC' if oldest_first else 'DESC'} LIMIT ?"
-        return [Event(**decoded(row)) for row in self._db.all(_EVENT, "events", order, *values, limit)]
+        return [JobEvent(**decoded(row)) for row in self._db.all(_EVENT, "events", order, *values, limit)]
 
     def record_steps(self, id: str, steps: Sequence[Mapping[str, Any]]) -> None:
         """Append training steps, rising by their ``step``. Rows from the first one on are replaced, so that
@@ -344,11 +344,11 @@ class JobStore(FileStore):
         return [orjson.loads(row["record"]) for row in rows]
 
 
-def _job(row: Mapping[str, Any] | sqlite3.Row) -> Job:
+def _job(row: Mapping[str, Any] | sqlite3.Row) -> JobRow:
     values = decoded(row)
     for name in ("cancel_requested", "pause_requested"):
         values[name] = bool(values[name])
-    return Job(**values)
+    return JobRow(**values)
 
 
 def _digest(asked: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobRow:
     """One row of the job store. ``revision`` rises with every change of state; ``attempts`` counts the starts.
 
     ``code`` and ``message`` say why a job failed, was cancelled or succeeded with a version that is held, ``param``
@@ -115,7 +115,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JobEvent:
     """What happened to a job; ``number`` counts from 1 without gaps."""
 
     job: str
@@ -145,7 +145,7 @@ class Evaluation:
         return f"ftckpt-{self.job.removeprefix('ftjob-')}-{self.step}"
 
 
-def check_move(job: Job, to: str) -> None:
+def check_move(job: JobRow, to: str) -> None:
     """Raises IllegalMove where the state machine has no such move."""
     if to not in NEXT:
         raise IllegalMove(f"'{to}' is not a state of a job: expected one of {', '.join(NEXT)}")
@@ -156,7 +156,7 @@ def check_move(job: Job, to: str) -> None:
         )
 
 
-def entering(job: Job, to: str, now: int) -> dict[str, Any]:
+def entering(job: JobRow, to: str, now: int) -> dict[str, Any]:
     """The columns of the job's row that entering a state sets by itself."""
     entered: dict[str, Any] = {"status": to, "revision": job.revision + 1}
     if to == RUNNING:
