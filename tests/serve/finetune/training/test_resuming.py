@@ -268,7 +268,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
     whole, kills = time.monotonic() - begun, 0
     while kills < (KILLS or 5):
         (tmp_path / "request.json").write_text(json.dumps(hard))
-        command = [sys.executable, "-P", "-m", TRAINER, str(tmp_path / "request.json")]
+        command = [sys.executable, "-PB", "-m", TRAINER, str(tmp_path / "request.json")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
             try:
                 process.wait(draw.uniform(0.3, 1.0) * whole)
