@@ -43,7 +43,7 @@ TRAINER = "halfeven.serve.finetune.training.trainer"  # the first process of a t
 READER = "halfeven.serve.finetune.jobs.row_reader"  # needs no torch: no reason to start a process that forks
 READ_AT_THE_START = (
     "PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_",
-    "TORCH", "PYTORCH_", "CUDA_", "HALFEVEN_", "HF_", "TRANSFORMERS_",
+    "TORCH", "PYTORCH_", "CUDA_", "HF_", "TRANSFORMERS_",
 )  # fmt: skip
 ORDINARY = {  # of `subprocess.Popen`: an order has nothing else
     "executable": None, "preexec_fn": None, "close_fds": True, "pass_fds": (), "shell": False, "restore_signals": True,
