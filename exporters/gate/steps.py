@@ -119,7 +119,9 @@ class Steps(Generic[V]):
             margin = MARGIN_U * self.u * self.scales.get(step, 0.0)
             for changed in other_sides(self._kind(step), values, result, margin) if asked else ():
                 came = answers_or_refusal(lambda _, one=changed: dict(rest(one)), {})
-                for name in () if isinstance(came, Exception) else asked:
+                if isinstance(came, Exception):
+                    continue
+                for name in asked:
                     if came[name].shape == odd[name].shape:
                         sides[name].append(came[name])
 
