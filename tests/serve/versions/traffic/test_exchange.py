@@ -1,5 +1,6 @@
 """Another engine takes the place of one that serves, under HTTP traffic: no request is lost, no closed engine runs."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +91,7 @@ def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
         if how == "falls back":
             assert loaded.fall_back("a test says so") and loaded.prepared.engine is lender.original
         else:
+            asyncio.run(loaded.drain())
             loaded.close()
         assert not loaded.take_back() and half.closed and not rival.closed
 
