@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -252,13 +253,17 @@ def read_settings(**given: object) -> Settings:
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable of ours that is no setting, and so changes nothing."""
     known = {f"{VARIABLES}{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
-    sent = [name for name in environment if name.upper().startswith(VARIABLES) and name.upper() not in known]
+    sent = [name for name in environment if name.upper() not in known and _is_like(name.upper(), known)]
     return [
         f"the environment variable {name} is no setting and changes nothing: the nearest one is "
         f"{nearest_name(name.upper(), sorted(known))}"
         for name in sorted(sent)
         if not name.startswith(_OF_TESTS)
     ]
+
+
+def _is_like(name: str, known: set[str]) -> bool:
+    return name.startswith(VARIABLES.rstrip("_")) or bool(get_close_matches(name, known, 1, 0.9))
 
 
 def largest_upload() -> int:

@@ -276,7 +276,9 @@ class HotProtocol(GuardedProtocol):
 
     def _begin_for_asgi(self) -> None:
         """Do what uvicorn does at the begin of a message, now that it is known to be for the ASGI application."""
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        # A caller of HTTP/1.0 takes an interim answer for the answer (RFC 9110 10.1.1).
+        expects = self.expect_100_continue and self.parser.get_http_version() == "1.1"
+        url, headers = self.url, self.headers
         HttpToolsProtocol.on_message_begin(self)
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers

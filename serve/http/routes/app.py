@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPMethod
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +17,8 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ....models.processor import this_processor
@@ -126,11 +127,12 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         assert isinstance(error, HTTPException)
         code = error.detail.lower().replace(" ", "_")
         accept = request.headers.get("accept", "")
-        allowed = Headers(error.headers or {}).get("allow", "")
-        takes = " and ".join(sorted(allowed.split(", ")))
-        said = f"{error.detail}: this route takes {takes}" if takes else error.detail
+        headers, said = error.headers, error.detail
+        if error.status_code == 405:
+            takes = _methods_of(request) or ["POST"]
+            headers, said = {"allow": ", ".join(takes)}, f"{said}: this route takes {' and '.join(takes)}"
         body, kind = body_for(request.url.path, error.status_code, code, said, accept=accept)
-        return Response(body, error.status_code, error.headers, kind)
+        return Response(body, error.status_code, headers, kind)
 
     async def of_validation(request: Request, error: Exception) -> Response:
         return await ours(request, BadRequest(f"the request's path or query does not fit: {error}"))
@@ -144,6 +146,22 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(CallerLeft, nobody_there)
     app.add_exception_handler(Exception, nobody_s)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """The methods of all routes of a request's path; the framework names those of one route. Empty where a route has
+    taken this method and refused it."""
+    takes = {
+        method.value
+        for method in HTTPMethod
+        if any(
+            route.matches({**request.scope, "method": method.value})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    }
+    if request.method in takes:
+        return []
+    return sorted(takes | ({"HEAD"} if "GET" in takes else set()))
 
 
 def _add_healthz(app: FastAPI, roster: Roster) -> None:

@@ -4,6 +4,8 @@ Bodies that take long to read (pictures, large JSON, npz) are read in a few thre
 requests go on.
 """
 
+from http import HTTPMethod
+
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from ..caller import answer_or_leave, lease_of, read_body
@@ -22,6 +24,7 @@ _BODY = {
     "content": {kind: {"schema": _JSON if kind == JSON_TYPE else {}} for kind in _TYPES},
     "required": True,
 }
+_OTHERS = [method.value for method in HTTPMethod if method is not HTTPMethod.POST]
 
 
 def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_timeout_s: float) -> None:
@@ -50,8 +53,8 @@ def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_ti
         return response
 
     # Else the routes of models would take what is behind the colon for a part of the name.
-    @app.get("/v1/models/{m}/versions/{v}:predict", include_in_schema=False)
-    @app.get("/v1/models/{m}:predict", include_in_schema=False)
-    @app.get("/v1/models/{m}:endpoint", include_in_schema=False)
-    async def not_to_get(m: str, v: str | None = None) -> Response:
+    @app.api_route("/v1/models/{m}/versions/{v}:predict", methods=_OTHERS, include_in_schema=False)
+    @app.api_route("/v1/models/{m}:predict", methods=_OTHERS, include_in_schema=False)
+    @app.api_route("/v1/models/{m}:endpoint", methods=_OTHERS, include_in_schema=False)
+    async def post_only(m: str, v: str | None = None) -> Response:
         raise HTTPException(405, "Method Not Allowed", {"allow": "POST"})

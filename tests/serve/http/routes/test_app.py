@@ -228,7 +228,9 @@ def test_unknown_paths_and_methods_are_errors_in_the_words_of_their_path(http: h
     assert http.get("/nothing").json()["code"] == "not_found"
     answer = http.delete("/v1/models")
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
-    assert http.post("/v2/health/live").json() == {"error": "Method Not Allowed: this route takes GET"}
+    assert http.post("/v2/health/live").json() == {
+        "error": "Method Not Allowed: this route takes GET and HEAD"
+    }
 
 
 def test_versions_and_their_evidence_come_from_the_store(http: httpx.Client) -> None:
