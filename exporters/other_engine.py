@@ -6,6 +6,7 @@ decides.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,7 +72,7 @@ def prove_engine(
     Raises EngineFailed where the engine gives no answer, BadSamples for a file of answers with other rows.
     """
     use_true_fp32()
-    dtype = version.manifest["half"] or version.json("precision.json")["dtype"]
+    dtype = version.manifest["half"] or version.read("precision.json", itemgetter("dtype"))
     notify(f"answering the samples of {version} in FP32")
     run = reference_run_of(version, dtype, CPU, samples)
     notify(f"judging the answers of the {engine.kind} {engine.where}")

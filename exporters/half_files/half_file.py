@@ -159,7 +159,8 @@ def _check_digests(file: Path, version: Version) -> None:
                 f"{path} is not the file that was proven: expected the SHA-256 {expected.get(name)}; write it again "
                 "from the model (halfeven fp16)"
             )
-    proven, said = version.json("parity.json")["forms"]["onnx"]["dtype"], version.manifest["half"]
+    proven = version.read("parity.json", lambda proofs: proofs["forms"]["onnx"]["dtype"])
+    said = version.manifest["half"]
     if proven != said:
         raise ParityRefused(
             f"{version.folder / 'manifest.json'} says that the half is {said}, and it was proven as {proven}; write it "

@@ -21,7 +21,7 @@ import safetensors.numpy
 
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
-from ...models.guarded_reading import guarded
+from ...models.guarded_reading import guarded, reading
 from ...models.opened_file import OpenedFile
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.store import Version
@@ -144,7 +144,12 @@ def _mapped(path: Path, start: int, entry: Mapping[str, Any]) -> np.ndarray:
 
 def stored_samples(version: Version) -> Samples:
     """The samples of a version in the store, by which it was judged. Raises DamagedFile, BadSamples."""
-    return checked_samples(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
+    path = version.path("samples.safetensors")
+    try:
+        with reading(path, "samples"):
+            return checked_samples(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
+    except BadSamples as error:
+        raise BadSamples(f"{path}: {error}") from error
 
 
 # Reading.
