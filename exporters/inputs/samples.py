@@ -22,7 +22,7 @@ import safetensors.numpy
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
 from ...models.guarded_reading import guarded, reading
-from ...models.opened_file import OpenedFile
+from ...models.opened_file import opened_named
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.store import Version
 from ...models.value_range import ValueRange
@@ -157,7 +157,7 @@ def stored_samples(version: Version) -> Samples:
 
 def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     try:
-        with OpenedFile(path.resolve()) as opened:  # once, so that the file whose size was checked is read
+        with opened_named(path) as opened:  # once, so that the file whose size was checked is read
             file = opened.handle
             packed = file.read(2) == b"PK"
             _bound(file.seek(0, os.SEEK_END), max_bytes)

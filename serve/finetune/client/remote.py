@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
+from ....models.opened_file import opened_named
 from ...access.client_key import key_advice, key_headers
 from ...access.refusal_words import words_of
 
@@ -83,18 +84,19 @@ class Remote:
     def upload(self, file: Path, sent: Sent = lambda done, total: None) -> dict[str, Any]:
         """The file object of ``file``, streamed in chunks. ``sent`` is called with (bytes sent, bytes in all)."""
         try:
-            with file.open("rb") as stream:
+            with opened_named(file) as opened:
+                stream = opened.handle
                 size = os.fstat(stream.fileno()).st_size
                 head, tail, kind = _envelope(file.name)
                 headers = {"content-type": kind, "content-length": str(len(head) + size + len(tail))}
                 body = _chunks(stream, size, head, tail, lambda done: sent(done, size))
                 return self._call("POST", "/v1/files", body, headers, self._slow_timeout_s)
-        except IsADirectoryError:
-            raise BadInput(f"{file} is a folder; expected one file of rows") from None
         except FileNotFoundError:
             raise BadInput(f"{file}: there is no such file") from None
         except PermissionError:
             raise BadInput(f"{file} may not be read by this user") from None
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read: {error.strerror}; expected one file of rows") from None
 
     def _call(
         self,
@@ -159,7 +161,7 @@ def _chunks(
     while done < size:
         chunk = stream.read(min(_CHUNK, size - done))
         if not chunk:
-            raise BadInput(f"{stream.name} became shorter while it was sent: {done} of {size} bytes are left")
+            raise BadInput(f"the file became shorter while it was sent: {done} of {size} bytes are left")
         yield chunk
         done += len(chunk)
         sent(done)
