@@ -205,7 +205,7 @@ class TensorSpec:
 
 def _typed(kind: type[T], value: Any) -> T:
     """The value of a stored spec. Raises TypeError where it is of another kind: used, it would fail far from here."""
-    if type(value) is not kind and (kind is not float or type(value) is not int):
+    if type(value) not in ((int, float) if kind is float else (kind,)):
         raise TypeError(f"expected {kind.__name__}, got {str(value)[:40]!r}")
     return value
 

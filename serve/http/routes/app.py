@@ -34,7 +34,7 @@ from .endpoints import add_endpoints
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
-from .predict import add_predict
+from .predict import POST_ONLY, add_predict
 from .repository import add_repository
 from .v2 import add_v2
 
@@ -129,7 +129,7 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         accept = request.headers.get("accept", "")
         headers, said = error.headers, error.detail
         if error.status_code == 405:
-            takes = _methods_of(request) or ["POST"]
+            takes = _methods_of(request)
             headers, said = {"allow": ", ".join(takes)}, f"{said}: this route takes {' and '.join(takes)}"
         body, kind = body_for(request.url.path, error.status_code, code, said, accept=accept)
         return Response(body, error.status_code, headers, kind)
@@ -149,19 +149,14 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """The methods of all routes of a request's path; the framework names those of one route. Empty where a route has
-    taken this method and refused it."""
-    takes = {
-        method.value
-        for method in HTTPMethod
-        if any(
-            route.matches({**request.scope, "method": method.value})[0] is Match.FULL
-            for route in request.app.routes
-        )
-    }
-    if request.method in takes:
-        return []
-    return sorted(takes | ({"HEAD"} if "GET" in takes else set()))
+    """The methods that a request's path takes, of all its routes; the framework names those of one route."""
+    takes = set[str]()
+    for method in HTTPMethod:
+        asked = {**request.scope, "method": method.value}
+        found = next((one for one in request.app.routes if one.matches(asked)[0] is Match.FULL), None)
+        if found is not None and getattr(found, "name", "") != POST_ONLY:
+            takes |= {"GET", "HEAD"} if method is HTTPMethod.GET else {method.value}
+    return sorted(takes)
 
 
 def _add_healthz(app: FastAPI, roster: Roster) -> None:

@@ -4,8 +4,6 @@ Bodies that take long to read (pictures, large JSON, npz) are read in a few thre
 requests go on.
 """
 
-from http import HTTPMethod
-
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from ..caller import answer_or_leave, lease_of, read_body
@@ -17,6 +15,7 @@ from ..codecs.predict_bodies import is_quick, read_body_of
 from ..inference import Inference
 from .infer import answer_headers
 
+POST_ONLY = "POST only"  # the name of routes that refuse GET
 _TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
 _INSTANCES = {"type": "array", "minItems": 1, "description": "a nested list each, or an object by input name"}
 _JSON = {"type": "object", "required": ["instances"], "properties": {"instances": _INSTANCES}}
@@ -24,7 +23,6 @@ _BODY = {
     "content": {kind: {"schema": _JSON if kind == JSON_TYPE else {}} for kind in _TYPES},
     "required": True,
 }
-_OTHERS = [method.value for method in HTTPMethod if method is not HTTPMethod.POST]
 
 
 def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_timeout_s: float) -> None:
@@ -53,8 +51,8 @@ def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_ti
         return response
 
     # Else the routes of models would take what is behind the colon for a part of the name.
-    @app.api_route("/v1/models/{m}/versions/{v}:predict", methods=_OTHERS, include_in_schema=False)
-    @app.api_route("/v1/models/{m}:predict", methods=_OTHERS, include_in_schema=False)
-    @app.api_route("/v1/models/{m}:endpoint", methods=_OTHERS, include_in_schema=False)
-    async def post_only(m: str, v: str | None = None) -> Response:
-        raise HTTPException(405, "Method Not Allowed", {"allow": "POST"})
+    @app.get("/v1/models/{m}/versions/{v}:predict", include_in_schema=False, name=POST_ONLY)
+    @app.get("/v1/models/{m}:predict", include_in_schema=False, name=POST_ONLY)
+    @app.get("/v1/models/{m}:endpoint", include_in_schema=False, name=POST_ONLY)
+    async def not_to_get(m: str, v: str | None = None) -> Response:
+        raise HTTPException(405)

@@ -290,9 +290,15 @@ def test_the_openai_client_lists_and_retrieves_models(server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [PREDICT, "/v1/models/double/versions/3:predict", "/v1/models/nobody:predict"]
+    "path",
+    [
+        PREDICT,
+        "/v1/models/double/versions/3:predict",
+        "/v1/models/nobody:predict",
+        "/v1/models/double:endpoint",
+    ],
 )
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_another_method_on_predict_is_told_to_post(http: httpx.Client, path: str, method: str) -> None:
     answer = http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
