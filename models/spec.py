@@ -8,17 +8,17 @@ it.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
 from .batch_axis import batch_back
 from .datatypes import DATATYPES, Datatype, name_of
 from .errors import BadFolder, BadInput, BadRequest
+from .stored_json import all_typed, typed
 from .value_range import ValueRange
 from .wire import Wire
 
-T = TypeVar("T")
 DETECTIONS = "detections"
 KINDS = ("tensor", "logits", "probabilities", "score", "indices", "embedding", "image", DETECTIONS)
 FORMS = ("auto", "torch", "onnx", "live")
@@ -190,32 +190,17 @@ class TensorSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TensorSpec":
         return cls(
-            name=_typed(str, data["name"]),
-            datatype=_typed(str, data["datatype"]),
-            shape=tuple(Dim.parse(item) for item in _typed(list, data["shape"])),
-            kind=_typed(str, data.get("kind", "tensor")),
-            labels=tuple(_typed(str, label) for label in data.get("labels", ())),
+            name=typed(str, data["name"]),
+            datatype=typed(str, data["datatype"]),
+            shape=tuple(Dim.parse(item) for item in typed(list, data["shape"])),
+            kind=typed(str, data.get("kind", "tensor")),
+            labels=tuple(typed(str, label) for label in data.get("labels", ())),
             picture=data.get("picture"),
             wire=Wire.from_json(data.get("wire")),
             range=ValueRange.parse(data["range"]) if "range" in data else None,
-            lengths_of=_typed(str, data.get("lengths_of", "")),
-            batch_axis=_typed(int, data.get("batch_axis", 0)),
+            lengths_of=typed(str, data.get("lengths_of", "")),
+            batch_axis=typed(int, data.get("batch_axis", 0)),
         )
-
-
-def _typed(kind: type[T], value: Any) -> T:
-    """The value of a stored spec. Raises TypeError where it is of another kind: used, it would fail far from here."""
-    if type(value) not in ((int, float) if kind is float else (kind,)):
-        raise TypeError(f"expected {kind.__name__}, got {str(value)[:40]!r}")
-    return value
-
-
-def _all_typed(defaults: Any, data: Mapping[str, Any]) -> None:
-    """Raises TypeError where a value is not of the kind of its default; None stands for a number."""
-    for name, default in asdict(defaults).items():
-        if name in data and default != "auto" and data[name] != default:
-            kind = {tuple: list, type(None): float}.get(type(default), type(default))
-            _typed(kind, data[name])
 
 
 UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -281,10 +266,9 @@ class Batching:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Batching":
         """From JSON; a missing key (in a file of an older version) has its default."""
-        _all_typed(cls(), data)
-        buckets = data.get("buckets", "auto")
-        read = buckets if buckets == "auto" else tuple(_typed(int, rows) for rows in buckets)
-        return cls(**{**data, "buckets": read})
+        all_typed(cls(), data)
+        found = data.get("buckets", "auto")
+        return cls(**{**data, "buckets": found if found == "auto" else tuple(typed(int, n) for n in found)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,15 +387,14 @@ class ModelSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ModelSpec":
-        parity = dict(data["parity"])
-        _all_typed(ParityLimits(), parity)
+        parity = all_typed(ParityLimits(), data["parity"])
         parity["overridden"] = tuple(parity["overridden"])
         return cls(
-            name=_typed(str, data["name"]),
+            name=typed(str, data["name"]),
             inputs=tuple(TensorSpec.from_json(item) for item in data["inputs"]),
             outputs=tuple(TensorSpec.from_json(item) for item in data["outputs"]),
-            max_batch_size=_typed(int, data["max_batch_size"]),
-            form=_typed(str, data["form"]),
+            max_batch_size=typed(int, data["max_batch_size"]),
+            form=typed(str, data["form"]),
             parity=ParityLimits(**parity),
             batching=Batching.from_json(data["batching"]),
         )

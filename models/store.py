@@ -136,14 +136,11 @@ class Version:
 
     def read(self, file: str, found: Callable[[Any], T]) -> T:
         """What ``found`` makes of one JSON file. Raises DamagedFile also where it is not what a conversion writes."""
-        data = self.json(file)
         try:
-            return found(data)
+            return found(self.json(file))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            said = f"{type(error).__name__}: {str(error)[:200]}"
-            raise DamagedFile(
-                f"{self.folder / file} has not what a conversion writes ({said}); {restored()}"
-            ) from error
+            said = f"has not what a conversion writes ({type(error).__name__}: {str(error)[:200]})"
+            raise DamagedFile(f"{self.folder / file} {said}; {restored()}") from error
 
     @classmethod
     def at(cls, folder: Path) -> "Version":
