@@ -7,7 +7,7 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.prove import ENOUGH, augmented
 from halfeven.models.spec import ModelSpec, TensorSpec
 
-from tests.exporters.inputs.test_samples import ENCODER, encoder_arrays, tensor
+from tests.exporters.inputs.tensors import ENCODER, encoder_arrays, tensor
 
 
 def model(*inputs: TensorSpec, rows: int = 8) -> ModelSpec:

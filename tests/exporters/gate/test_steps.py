@@ -20,7 +20,7 @@ from halfeven.models.spec import ModelSpec, ParityLimits
 from torch import nn
 
 from tests.command_line import run
-from tests.exporters.inputs.test_samples import tensor
+from tests.exporters.inputs.tensors import tensor
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 

@@ -21,7 +21,7 @@ from onnx import ModelProto
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
-from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.small_files import mlp
 from tests.exporters.onnx.traps import normal
 
 
