@@ -4,15 +4,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from ...models.package import Precision
+from ..gate.curve import Curve, Tap, divergence_curve
+from ..gate.diagnosis import diagnosed
+from ..gate.parity import UNIT_ROUNDOFF
 from ..gate.verdict import ParityReport
 from ..graph.backend import Graph
-from ..graph.traffic import Half, Traffic, why_not_half
+from ..graph.traffic import Half, Traffic, why_not_half, worth
 from ..inputs.samples import Samples
 from ..maker import Notify
-from ..prove import ReferenceRun
-from ..search.delta_debugging import NOT_ASKED
+from ..prove import ReferenceRun, floor_report
+from ..search.delta_debugging import NOT_ASKED, Found
+from ..sections import casts_section, profile_section, recommendation_section, search_section, weights_section
 from ..subject import Subject
-from .findings import findings, with_diagnosis
 from .planner import Planner
 
 G = TypeVar("G", bound=Graph)
@@ -85,3 +88,41 @@ class PlannedForms(Generic[G, H]):
 
     def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
         return with_diagnosis(self.settled, report, reference_run)
+
+
+def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str, Any]:
+    """Sections by name. ``settled``: the graph whose half was written; ``found``: by the search, if there was any."""
+    if settled.precision.level == "O0":
+        return {}
+    ops = {kept.node: kept.op for kept in settled.kept}
+    sections = {
+        "repairs": list(settled.repairs),
+        "search": found and search_section(found, ops),
+        "profile": profile_section(settled.profile()),
+        "weights": weights_section(settled.weights()),
+        "casts": casts_section(traffic.casts, traffic.bytes_before),
+        "curve": curve(settled).to_json(),
+        "recommendation": recommendation_section(worth(traffic.saved, traffic.cast)),
+    }
+    return {name: section for name, section in sections.items() if section}
+
+
+def curve(settled: Graph) -> Curve:
+    """The half's error at every node, on the example."""
+
+    def original(tap: Tap) -> object:
+        return settled.original(tap)(settled.example)
+
+    def half(tap: Tap) -> object:
+        return settled.half(observe=tap)(settled.example)
+
+    return divergence_curve(settled.nodes(), original, half, UNIT_ROUNDOFF[settled.precision.dtype])
+
+
+def with_diagnosis(settled: Graph, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+    """The report with the floor, and range or precision where it is a refusal."""
+    if settled.precision.level == "O0":
+        return report
+    first = None if report.passed else curve(settled).first
+    floor = floor_report(reference_run, report.dtype, settled.half(floor=True))
+    return diagnosed(report, floor, first and first.to_json())
