@@ -18,7 +18,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
-from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions import roster as roster_module
@@ -113,7 +113,7 @@ def test_every_answer_names_the_version_and_precision_that_made_it(store: Store,
 def test_a_swap_and_a_rollback_under_traffic_lose_no_request(store: Store, samples: Samples) -> None:
     with serving(store) as (address, roster):
         port = int(address.rpartition(":")[2])
-        with Traffic(port, "digits", samples.arrays, connections=4) as traffic:
+        with BenchTraffic(port, "digits", samples.arrays, connections=4) as traffic:
             until(lambda: traffic.by_version["1"] > 20, LOAD_SECONDS)
             store.promote(store.version("digits", 2))
             until(lambda: traffic.by_version["2"] > 20, LOAD_SECONDS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.inputs.synthetic import generate
-from halfeven.exporters.onnx.freed import read_freed
+from halfeven.exporters.onnx.conversion import read_freed
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.exporters.torch.onnx_form.lookups import looked_up_once

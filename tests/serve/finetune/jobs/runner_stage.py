@@ -11,7 +11,7 @@ from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_folder import JobFolder
 from halfeven.serve.finetune.jobs.job_runner import JobRunner
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
-from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
 from halfeven.serve.finetune.jobs.training_request import NEEDED
 
@@ -30,12 +30,12 @@ class Runner(JobRunner):
         self.conclude = lambda id, version: self.concluding(version)
         publish(self.store)
 
-    def _rows(self, job: Job, parent: Version, folder: JobFolder) -> Any:
+    def _rows(self, job: JobRow, parent: Version, folder: JobFolder) -> Any:
         return None
 
-    def _warn(self, job: Job, parent: Version, rows: Any) -> None: ...
+    def _warn(self, job: JobRow, parent: Version, rows: Any) -> None: ...
 
-    def _train(self, job: Job, parent: Version, rows: Any, folder: JobFolder) -> Any:
+    def _train(self, job: JobRow, parent: Version, rows: Any, folder: JobFolder) -> Any:
         self.made.append("trained")
         self.training(folder)
         weights = folder.of_pass / "weights.safetensors"
@@ -43,18 +43,18 @@ class Runner(JobRunner):
         return {"weights": str(weights), "digest": "d", "summary": {}}
 
     def _convert(
-        self, job: Job, parent: Version, rows: Any, trained: Any, number: int, folder: Path
+        self, job: JobRow, parent: Version, rows: Any, trained: Any, number: int, folder: Path
     ) -> Version:
         self.made.append("converted")
         assert Path(trained["weights"]).read_bytes() == b"new weights"
         self.converting()
         return publish(self.store, job=job.id, **{"pass": number})
 
-    def job(self, model: str = "net", **hyperparameters: Any) -> Job:
+    def job(self, model: str = "net", **hyperparameters: Any) -> JobRow:
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
         return self.job_store.create_job(JobRequest(model, "net", 1, "file-1", hyperparameters, 3))[0]
 
-    def again(self, job: Job) -> None:
+    def again(self, job: JobRow) -> None:
         """As the next server does it."""
         self.job_store.move(job.id, "queued")
         self.go(job)

@@ -17,9 +17,9 @@ from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
-from halfeven.serve.cli.demo_digits import shifted, write_training_file
+from halfeven.serve.cli.demo import shifted, write_training_file
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
-from halfeven.serve.finetune.jobs.records.job_types import Job
+from halfeven.serve.finetune.jobs.records.job_types import JobRow
 from safetensors.numpy import load_file, save_file
 
 from tests.kept import kept_store
@@ -323,7 +323,7 @@ def test_a_job_whose_thread_ends_while_the_jobs_are_read_is_not_taken_up(
     runner.job_store.move(job.id, "running", stage="training")
     supervisor._running[job.id] = threading.Thread()
 
-    def then_paused() -> list[Job]:
+    def then_paused() -> list[JobRow]:
         found = read()
         if supervisor._running.pop(job.id, None):
             runner.job_store.move(job.id, "paused")

@@ -41,7 +41,7 @@ def refreshes(page: str) -> bool:
     return any(tag == "meta" and more.get("http-equiv") == "refresh" for tag, more in Tags(page).tags)
 
 
-@pytest.mark.parametrize("status", ["validating_files", "queued", "running"])
+@pytest.mark.parametrize("status", ["queued", "running"])
 def test_a_page_of_a_job_that_has_not_ended_asks_for_itself_again(status: str) -> None:
     assert refreshes(render_job(a_job(status), [], []))
 

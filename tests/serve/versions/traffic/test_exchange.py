@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store import Store
-from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
@@ -17,8 +17,8 @@ from tests.serve.versions.traffic.conftest import Engine, Versions, attached, ca
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 
 
-def traffic(address: str) -> Traffic:
-    return Traffic(int(address.rpartition(":")[2]), "net", ROWS, 3)
+def traffic(address: str) -> BenchTraffic:
+    return BenchTraffic(int(address.rpartition(":")[2]), "net", ROWS, 3)
 
 
 def loaded_of(roster: Roster) -> LoadedVersion:

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from halfeven.exporters.inputs.augmented import ENOUGH, augmented
 from halfeven.exporters.inputs.perturbed import DIMMEST
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.prove import ENOUGH, augmented
 from halfeven.models.spec import ModelSpec, TensorSpec
 
 from tests.exporters.inputs.tensors import ENCODER, encoder_arrays, tensor
