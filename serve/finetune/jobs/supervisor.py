@@ -44,8 +44,9 @@ class Supervisor:
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._runner = JobRunner(
-            job_store, files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes
-        )
+            job_store, files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes,
+            at_once,
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 
     def start(self) -> None:

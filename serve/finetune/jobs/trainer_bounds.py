@@ -2,6 +2,7 @@
 
 import logging
 
+from ....models.order.one_order import SHARE
 from ....models.usable_cores import usable_cores
 from ....models.usable_memory import usable_memory
 from ...settings import Settings
@@ -19,9 +20,9 @@ def jobs_at_once(settings: Settings, device: str) -> int:
     return most
 
 
-def trainer_memory(settings: Settings, device: str) -> int:
-    """Bytes of private memory that a trainer may have. On a CUDA device only what was asked for: the driver's mappings
-    count too."""
+def trainer_memory(settings: Settings, device: str, at_once: int = 1) -> int:
+    """Bytes of private memory that each of ``at_once`` trainers may have. On a CUDA device only what was asked for: the
+    driver's mappings count too."""
     if settings.trainer_memory_mib is not None:
         return settings.trainer_memory_mib * 2**20
-    return 0 if device == "cuda" else int(0.8 * usable_memory())
+    return 0 if device == "cuda" else int(SHARE * usable_memory()) // at_once
