@@ -197,4 +197,6 @@ def test_trainers_and_conversions_that_run_beside_each_other_share_the_memory(
     assert alone // 3 == shared > 0
     monkeypatch.setenv("HALFEVEN_CONVERT_MEMORY_MIB", "1500")
     given = trainer_memory(read_settings(trainer_memory_mib=2048), "cpu", 3)
-    assert (given, Order(order_bounds(3)).memory_bytes) == (2048 * 2**20, 1500 * 2**20), "of each, as it was asked for"
+    assert (given, Order(order_bounds(3)).memory_bytes) == (2048 * 2**20, 1500 * 2**20), (
+        "of each, as it was asked for"
+    )
