@@ -30,7 +30,8 @@ SHARE = 0.8  # of the memory that this process may have
 @dataclass(frozen=True, slots=True)
 class OrderBounds:
     """``seconds`` of wall time for all of it; ``memory_bytes`` of private memory for each process, and for all that it
-    starts together where a control group can be made (None: `SHARE` of what there is, divided by the orders that run ``at_once``); ``runs`` of one bare file."""
+    starts together where a control group can be made (None: `SHARE` of what there is, divided among the orders that run
+    ``at_once``); ``runs`` of one bare file."""
 
     seconds: float = 3600.0
     memory_bytes: int | None = None
