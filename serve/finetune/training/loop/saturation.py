@@ -120,7 +120,9 @@ class _InFp32(TorchFunctionMode):
             for place, one in enumerate(answer) if isinstance(answer, tuple | list) else [(None, answer)]:
                 if one.is_floating_point():
                     narrow = not _is_wide(one) or any(made.is_narrow for made in known)
-                    self._made[id(one)] = _Made(one, one._version, (func, *call), place, narrow, is_steep)
+                    self._made[id(one)] = _Made(
+                        one, one._version, (func, call[0], call[1]), place, narrow, is_steep
+                    )
         return answer
 
     def _known(self, one: Tensor) -> _Made | None:
