@@ -1,7 +1,7 @@
 """The request of a job to the trainer's process."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,7 @@ def training_request(
         "priority": place.priority,
         "memory_limit_bytes": place.memory_bytes // processes,
         "processes": processes,
-        "hyperparameters": _of_the_loop(
-            {name: hyperparameters[name] for name in read if name in hyperparameters}
-        )
-        | {"batch_size": hyperparameters["batch_size"] * hyperparameters.get("accumulation", 1)},
+        "hyperparameters": _of_the_loop(hyperparameters, read),
         "declared_steps": steps,
         "transform": declared.get("transform"),
         "fp32_modules": declared.get("fp32_modules", []),
@@ -111,8 +108,10 @@ def _copied(parent: Version, file: str, copy: Path) -> Path:
     return copy
 
 
-def _of_the_loop(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as `Settings` has them: the optimizer's name, and its arguments apart."""
+def _of_the_loop(hyperparameters: Mapping[str, Any], read: Sequence[str]) -> dict[str, Any]:
+    """Those that are ``read``, as `Settings` has them: the rows of a step, the optimizer's name, its arguments apart."""
+    values = {name: hyperparameters[name] for name in read if name in hyperparameters}
+    rows = hyperparameters["batch_size"] * hyperparameters.get("accumulation", 1)
     named = values.get("optimizer") or {"name": DEFAULT}
     arguments = {name: value for name, value in named.items() if name != "name"}
-    return {**values, "optimizer": named["name"], "optimizer_args": arguments}
+    return {**values, "batch_size": rows, "optimizer": named["name"], "optimizer_args": arguments}
