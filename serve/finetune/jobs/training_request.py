@@ -109,7 +109,7 @@ def _copied(parent: Version, file: str, copy: Path) -> Path:
 
 
 def _of_the_loop(hyperparameters: Mapping[str, Any], read: Sequence[str]) -> dict[str, Any]:
-    """Those that are ``read``, as `Settings` has them: the rows of a step, the optimizer's name, its arguments apart."""
+    """Those that are ``read``, as `Settings` has them: rows of a step, the optimizer by name, its arguments apart."""
     values = {name: hyperparameters[name] for name in read if name in hyperparameters}
     rows = hyperparameters["batch_size"] * hyperparameters.get("accumulation", 1)
     named = values.get("optimizer") or {"name": DEFAULT}
