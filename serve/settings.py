@@ -271,11 +271,12 @@ def largest_upload() -> int:
     return _checked().limits.upload_bytes
 
 
-def order_bounds() -> OrderBounds:
-    """The bounds of a conversion with this environment. Raises BadSetting."""
+def order_bounds(at_once: int = 1) -> OrderBounds:
+    """The bounds of a conversion with this environment, of which so many run beside each other. Raises BadSetting."""
     settings = _checked()
     mib = settings.convert_memory_mib
-    return OrderBounds(settings.convert_seconds, None if mib is None else mib * _MIB, settings.convert_runs)
+    memory = None if mib is None else mib * _MIB
+    return OrderBounds(settings.convert_seconds, memory, settings.convert_runs, at_once)
 
 
 def _checked(**given: object) -> Settings:

@@ -73,6 +73,10 @@ class Remote:
         path = f"{JOBS}/validate" + ("?compare=true" if compare else "")
         return self._call("POST", path, body, headers, _TRIAL_TIMEOUT_S + _COMPARING_S * compare)
 
+    def active_version(self, model: str) -> int | None:
+        """The number of the version of ``model`` that is active; None where none is."""
+        return self._call("GET", f"/v1/models/{urllib.parse.quote(model, safe='')}").get("live")
+
     def rollback(self, model: str) -> dict[str, Any]:
         """Make the version before the active one active; gives its facts."""
         path = f"/v1/models/{urllib.parse.quote(model, safe='')}/rollback"
