@@ -8,12 +8,19 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from halfeven.exporters.differing.diff import differences
-from halfeven.exporters.question import Arrays
+from halfeven.exporters.differing import diff
+from halfeven.exporters.differing.onnx_side import OnnxSide
+from halfeven.exporters.question import Answers, Arrays
 from halfeven.models.errors import BadFolder, BadInput, BadSamples, NotRun
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 
 WIDE = 32
+
+
+def differences(
+    a: Path, b: Path | Answers, samples: Path, dtype: str | None = None, out: Path | None = None
+) -> Any:
+    return diff.differences(OnnxSide(a), OnnxSide(b) if isinstance(b, Path) else b, samples, dtype, out)
 
 
 def block() -> ModelProto:
