@@ -15,17 +15,17 @@ from ..exported.file_rows import write_npz
 from ..guessing.bare import folder_at
 from ..inputs.samples import TARGET, read_tensors
 from ..question import Answers, Arrays
-from .first_difference import FP32, ROUNDOFF, compared
+from .first_difference import Side, compared
 from .onnx_side import OnnxSide
 from .partners import partners
 from .program_side import ProgramSide
+from .units import FP32, ROUNDOFF
 
 ROWS = 4  # of the samples that both are asked at once
 DTYPES = {"fp32": FP32, "fp16": ROUNDOFF["float16"], "bf16": ROUNDOFF["bfloat16"]}
-Known = OnnxSide | ProgramSide
 
 
-def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> Known:
+def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> Side:
     """An ONNX file, a program (a .pt2 file or a model folder, which are captured), or a version: its half or its
     original. ``python``: of another environment, whose libraries run it. Raises as `capture` and BadInput."""
     if isinstance(target, Path):
@@ -45,7 +45,7 @@ def side_of(target: Path | Version, samples: Path, half: bool = False, python: P
 
 
 def differences(
-    a: Known, theirs: Known | Answers, samples: Path, dtype: str | None = None, out: Path | None = None
+    a: Side, theirs: Side | Answers, samples: Path, dtype: str | None = None, out: Path | None = None
 ) -> dict[str, Any]:
     """The facts: how many tensors both have, how many of them differ, and the first.
 
@@ -54,10 +54,8 @@ def differences(
     they are (of an engine FP32). ``out``: a new folder for the reproduction. Raises BadSamples, BadInput where both
     have no tensor in common, NotRun.
     """
-    batches = 0
     facts = dict[str, Any]()
     for inputs in _batches(a, samples):
-        batches += 1
         answers, units = _answers(a, theirs, inputs, dtype)
         found = compared(a, inputs, answers, units)
         if not found.tensors:
@@ -86,19 +84,20 @@ def _arrays(samples: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _batches(a: Known, samples: Path) -> Iterator[Arrays]:
+def _batches(a: Side, samples: Path) -> Iterator[Arrays]:
     """The first rows, and as many behind them where there are so many: an engine may answer from the first batch."""
     arrays = _arrays(samples)
     first = a.rows(arrays, ROWS)
     if not first:
         raise BadSamples(f"{samples.name}: expected the inputs {list(a.inputs)} of A, got {sorted(arrays)}")
     yield first
-    if min(map(len, arrays.values())) >= 2 * ROWS:
-        yield a.rows({name: array[ROWS:] for name, array in arrays.items()}, ROWS)
+    second = a.rows({name: array[ROWS:] for name, array in arrays.items() if len(array) > ROWS}, ROWS)
+    if [array.shape for array in second.values()] == [array.shape for array in first.values()]:
+        yield second
 
 
 def _answers(
-    a: Known, theirs: Known | Answers, inputs: Arrays, dtype: str | None
+    a: Side, theirs: Side | Answers, inputs: Arrays, dtype: str | None
 ) -> tuple[Arrays, Mapping[str, float]]:
     """B's tensors by A's names, and the roundoff of each."""
     if isinstance(theirs, (OnnxSide, ProgramSide)):

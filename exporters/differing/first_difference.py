@@ -5,9 +5,9 @@ and at no node behind. An error is relative to the largest magnitude of the tens
 differs. What rounding explains is measured: the inputs are moved by a step of B's type, and the tensor moves with them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,49 +16,16 @@ from ..gate.parity import SENTINEL_LANDS
 from ..gate.verdict import finite
 from ..graph.backend import GraphNode
 from ..question import Arrays
+from .onnx_side import OnnxSide
+from .program_side import ProgramSide
+from .units import ROUNDOFF
+
+Side = OnnxSide | ProgramSide
 
 STEP = 2.0**-20  # the relative step of FP32: far above its rounding, far below what changes an answer
 UNITS = 4.0  # steps that a node may err by
 MOST_STEPS = 2.0**10  # an index or a threshold that a step moves explains no more than this
 TIED = 0.02  # of the indices that are read from half: their scores tie
-FP32 = 2.0**-24
-ROUNDOFF: Mapping[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # of the other types that are kept
-
-
-class Side(Protocol):
-    """A model whose tensors can all be seen."""
-
-    @property
-    def nodes(self) -> Sequence[GraphNode]:
-        """One for each tensor and called as it, in the order in which they run."""
-        ...
-
-    @property
-    def inputs(self) -> Mapping[str, str]:
-        """The name of each input, and that of its tensor."""
-        ...
-
-    @property
-    def outputs(self) -> Mapping[str, str]:
-        """The name of each output, and that of its tensor."""
-        ...
-
-    @property
-    def takes_others(self) -> bool:
-        """Whether its nodes can compute from another run's tensors."""
-        ...
-
-    def rows(self, arrays: Arrays, most: int) -> dict[str, np.ndarray]:
-        """The inputs that are asked: the first rows of the samples, as many as the model takes, at most ``most``."""
-        ...
-
-    def tensors(self, inputs: Arrays, given: Arrays | None = None) -> dict[str, np.ndarray]:
-        """Every tensor by name; each node computes from the tensors of ``given`` in place of its own. Raises NotRun."""
-        ...
-
-    def units(self, tensors: Arrays, known: Collection[str]) -> dict[str, float]:
-        """The roundoff of each tensor, where those called ``known`` are given (`unit_of_each`)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +94,6 @@ def moved(arrays: Arrays, steps: Mapping[str, float]) -> dict[str, np.ndarray]:
             return (array * (1 + by)).astype(array.dtype)
 
     return {name: step(name, array) for name, array in arrays.items()}
-
-
-def unit_of_each(
-    nodes: Sequence[GraphNode], own: Mapping[str, float], known: Collection[str]
-) -> dict[str, float]:
-    """The coarsest type between the tensors called ``known`` and each tensor; ``own``: the roundoff of its own type."""
-    found = dict(own)
-    for node in nodes:
-        before = (found.get(one, FP32) for one in node.inputs if one not in known)
-        found[node.name] = max((own.get(node.name, FP32), *before))
-    return found
 
 
 def _steps(nodes: Sequence[GraphNode], units: Mapping[str, float]) -> dict[str, float]:

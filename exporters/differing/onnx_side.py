@@ -20,14 +20,14 @@ from ..onnx.reading.large_files import save, weights_as_inputs
 from ..onnx.runtime import session_of
 from ..question import Arrays
 from .elsewhere import tensors_elsewhere
-from .first_difference import FP32, ROUNDOFF, unit_of_each
+from .units import FP32, ROUNDOFF, unit_of_each
 
 _NOT_IN_NUMPY = {
     number
     for name, number in TensorProto.DataType.items()
     if name == "BFLOAT16" or name.startswith("FLOAT8") or name in PACKED_BITS
 }
-_ROUNDOFF = {
+_ROUNDOFF: Mapping[object, float] = {
     TensorProto.FLOAT16: ROUNDOFF["float16"],
     TensorProto.BFLOAT16: ROUNDOFF["bfloat16"],
 }
@@ -151,7 +151,7 @@ class OnnxSide:
 
     def units(self, tensors: Arrays, known: Collection[str]) -> dict[str, float]:
         graph = self.model.graph
-        types = {each.name: each.type.tensor_type.elem_type for each in graph.input}
+        types = {each.name: int(each.type.tensor_type.elem_type) for each in graph.input}
         types |= {each.name: each.data_type for each in graph.initializer}
         types |= {
             name: attribute(node, "to", 0)

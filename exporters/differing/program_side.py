@@ -26,7 +26,7 @@ from ..question import Arrays
 from ..torch.autocast.folding import SHARED
 from ..torch.program_graph import nodes_of
 from .elsewhere import tensors_elsewhere
-from .first_difference import FP32, ROUNDOFF, unit_of_each
+from .units import FP32, ROUNDOFF, unit_of_each
 
 
 @dataclass(frozen=True)
