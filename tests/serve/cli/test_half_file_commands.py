@@ -1,5 +1,6 @@
 """``halfeven fp16``, ``verify``, ``lock`` and ``check``: their answers and exit codes."""
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -18,6 +19,9 @@ def test_a_half_is_written_and_verified_and_a_changed_one_is_not(tmp_path: Path)
     assert code == 0 and facts["verdict"] == "equal" and facts["file"] == str(out)
     code, facts, said = run("verify", out)
     assert code == 0 and facts["status"] == "equal" and facts["digests"] == "as proven"
+    code, facts, _ = run("verify", out, "--card")
+    assert code == 0 and hashlib.sha256(out.read_bytes()).hexdigest() in facts["card"]
+    assert "| verdict | Equal on 12 of your samples" in facts["card"]
     out.write_bytes(out.read_bytes() + b"\n")
     code, facts, said = run("verify", out)
     assert code == 3 and "is not the file that was proven" in said
