@@ -32,5 +32,9 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
     lines = ["## Half precision", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {said.replace('|', '/')} |" for name, said in rows.items()]
     return "\n".join(
-        [*lines, "", f"Check it again with `halfeven verify {file.name}` (the folder `{version.folder.name}`)."]
+        [
+            *lines,
+            "",
+            f"Check it again with `halfeven verify {file.name}` (the folder `{version.folder.name}`).",
+        ]
     )

@@ -20,8 +20,7 @@ from ..subject import CPU
 from .output_names import as_in_spec
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
-from .reading.bounded_file import external_files, read_graph, read_model, tensors
-from .reading.graph import HALVES, attribute, walk
+from .reading.bounded_file import external_files, read_graph, read_model
 from .reading.large_files import DATA
 from .reading.normalise import close_bodies, named_and_lifted
 
@@ -47,14 +46,6 @@ def half_file_on_cpu(
     serves = answers_of(spec, OnnxEngine(path, dtype, CPU, CpuSetup(torch.get_num_threads())))
     storage = half_storage(read_model(path, path.parent), spec)
     return serves, [take(run, storage), take(run, serves)]
-
-
-def has_half(model: ModelProto) -> bool:
-    """Whether anything of the main graph is half."""
-    kinds = {tensor.data_type for tensor in tensors(model)}
-    kinds |= {value.type.tensor_type.elem_type for value in model.graph.input}
-    casts = {attribute(node, "to") for node in walk(model.graph) if node.op_type == "Cast"}
-    return not (kinds | casts).isdisjoint(HALVES.values())
 
 
 def half_storage(model: ModelProto, spec: ModelSpec) -> Answers:

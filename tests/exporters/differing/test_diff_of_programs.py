@@ -25,7 +25,7 @@ from torch.export import Dim, ExportedProgram
 
 from tests.conversions import converted, samples_of
 from tests.corpus import CORPUS, built, captured, fresh
-from tests.exporters.test_other_engine import AROUND, IN_PARTS, engine_of, model_of, module_of
+from tests.exporters.sabotaged_engines import AROUND, IN_PARTS, engine_of, model_of, module_of
 from tests.programs import exported
 
 pytestmark = pytest.mark.slow  # captures and conversions

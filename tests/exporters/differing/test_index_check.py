@@ -57,12 +57,16 @@ def recall_of(net: nn.Module, half: nn.Module, metric: str = "cosine") -> float:
     return compare_nearest(found[0], found[1], len(index), U).recall
 
 
+def last_weight(half: nn.Sequential) -> Tensor:
+    return [*half.parameters()][-2]
+
+
 def block_scaled(half: nn.Sequential) -> None:
-    half[-1].weight[: WIDE // 4] *= 0.3
+    last_weight(half)[: WIDE // 4] *= 0.3
 
 
 def block_permuted(half: nn.Sequential) -> None:
-    half[-1].weight[8:24] = half[-1].weight[8:24].flip(0)
+    last_weight(half)[8:24] = last_weight(half)[8:24].flip(0)
 
 
 def saturated(half: nn.Sequential) -> None:

@@ -15,7 +15,7 @@ from halfeven.models.store import Store
 from tests.exporters.half_files.onnx_net import samples, written
 
 pytestmark = pytest.mark.slow  # conversions
-SCHEMAS = Path(__file__).parents[3] / "docs" / "reference"
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 FILES = ("manifest", "parity", "precision")
 
 
