@@ -56,9 +56,11 @@ def diff(
 
     if dtype not in (None, *DTYPES):
         raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
-    a = side_of(_model(ours, store), samples)
+    model = _model(ours, store)
+    a = side_of(model, samples)
     if "://" in theirs:
-        b: Any = v2_engine(theirs, Path(ours).stem.partition("@")[0], 60.0, request_headers(()))
+        name = model.stem if isinstance(model, Path) else model.name
+        b: Any = v2_engine(theirs, name, 60.0, request_headers(()))
     else:
         b = side_of(_model(theirs, store), samples, half=True, python=python)
     facts = differences(a, b, samples, dtype, out)
