@@ -100,7 +100,7 @@ def _said(facts: Mapping[str, Any]) -> str:
 @order
 def index_check(
     target: Annotated[str, typer.Argument(help="NAME or NAME@VERSION of the store.")],
-    index: Annotated[Path, typer.Option(help="A .npy file: the vectors that FP32 made, [vectors, d].")],
+    index: Annotated[Path, typer.Option(help="The vectors that FP32 made: .npy [vectors, d], or .parquet.")],
     queries: Annotated[
         Path, typer.Option(help="npz or safetensors: inputs of the model, a row for each query.")
     ],

@@ -115,6 +115,24 @@ def test_ndcg_is_one_for_the_ideal_order_and_less_for_another() -> None:
     )
 
 
+def test_an_index_may_be_the_lists_of_a_parquet_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    index = np.random.normal(size=(30, 4)).astype(np.float32)
+    table = pyarrow.table({"name": [str(row) for row in range(30)], "vector": list(index)})
+    parquet.write_table(table, tmp_path / "index.parquet", row_group_size=7)
+    np.testing.assert_array_equal(index_file(tmp_path / "index.parquet"), index)
+    parquet.write_table(table.select(["name"]), tmp_path / "names.parquet")
+    parquet.write_table(
+        pyarrow.table({"vector": [[1.0], [1.0, 2.0, 3.0], None, [1.0, 2.0]]}), tmp_path / "odd.parquet"
+    )
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    for name in ("names", "odd", "broken"):
+        with pytest.raises(BadSamples, match=rf"{name}\.parquet is not a \.parquet file of vectors"):
+            index_file(tmp_path / f"{name}.parquet")
+
+
 @pytest.mark.slow  # a conversion
 def test_a_version_is_asked_in_each_form_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     samples = samples_of({"x": [4]}, 24, seed=1)
