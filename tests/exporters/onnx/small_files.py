@@ -6,7 +6,8 @@ from onnx import ModelProto, TensorProto, helper
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 
-MLP = "g (float[n,8] x) => (float[n,4] y) { t = Transpose<perm=[1,0]>(w) h = MatMul(x, t) r = Relu(h) y = MatMul(r, v) }"
+MLP = """g (float[n,8] x) => (float[n,4] y)
+{ t = Transpose<perm=[1,0]>(w) h = MatMul(x, t) r = Relu(h) y = MatMul(r, v) }"""
 
 
 def mlp(text: str = MLP, seed: int = 7, more: str = "") -> ModelProto:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.convert import Options, convert
-from halfeven.exporters.exported import tensorrt_pair
+from halfeven.exporters.exported import onnx_pair
 from halfeven.exporters.exported.folder import export, exported_version
 from halfeven.exporters.exported.tensorrt_operators import LackingOperation
 from halfeven.exporters.inputs.samples import Samples, stored_samples
@@ -193,7 +193,7 @@ def test_a_rewriting_that_is_wrong_is_not_exported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = tensorrt_pair.rewrite_for_tensorrt
+    real = onnx_pair.rewrite_for_tensorrt
 
     def spoilt(path: Path, samples: Samples, rows: int) -> list[LackingOperation]:
         if alone and path.name != file:
@@ -207,7 +207,7 @@ def test_a_rewriting_that_is_wrong_is_not_exported(
             onnx.save(model, path)
         return found
 
-    monkeypatch.setattr(tensorrt_pair, "rewrite_for_tensorrt", spoilt)
+    monkeypatch.setattr(onnx_pair, "rewrite_for_tensorrt", spoilt)
     with pytest.raises(error, match=f"with 2 DFT.*{words}.*--for onnxruntime"):
         export(version("both"), "tensorrt", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
