@@ -12,7 +12,7 @@ from ...models.errors import BadInput, BadSamples
 from ...models.new_folder import new_folder
 from ...models.store import Version
 from ..exported.file_rows import write_npz
-from ..guessing.bare import folder_at
+from ..guessing.bare import folder_at, guess_at, guessed_folder
 from ..inputs.samples import TARGET, read_tensors
 from ..question import Answers, Arrays
 from .first_difference import Side, compared
@@ -26,12 +26,15 @@ DTYPES = {"fp32": FP32, "fp16": ROUNDOFF["float16"], "bf16": ROUNDOFF["bfloat16"
 
 
 def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> Side:
-    """An ONNX file, a program (a .pt2 file or a model folder, which are captured), or a version: its half or its
-    original. ``python``: of another environment, whose libraries run it. Raises as `capture` and BadInput."""
+    """An ONNX file, a program that is captured (a .pt2 file, a model folder, ``model.py:build``), or a version: its
+    half or its original. ``python``: of another environment, whose libraries run it. Raises as `capture` and BadInput."""
     if isinstance(target, Path):
         if target.suffix == ".onnx":
             return OnnxSide(target, python)
-        folder = folder_at(target, samples)
+        if ".py:" in target.name:  # a module file and its function
+            folder = guessed_folder(guess_at(str(target), _arrays(samples)), target.parent)
+        else:
+            folder = folder_at(target, samples)
         if folder.kind == "onnx":
             return OnnxSide(folder.folder / folder.source, python)
         captured = capture(folder, _arrays(samples))

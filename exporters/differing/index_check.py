@@ -161,7 +161,7 @@ def _column(path: Path) -> np.ndarray:
     ]
     if len(lists) != 1:
         raise ValueError(f"expected one column of lists, got {len(lists)} among {table.column_names}")
-    lengths = compute.list_value_length(lists[0]).unique().to_pylist()
+    lengths = compute.call_function("list_value_length", [lists[0]]).unique().to_pylist()
     if len(lengths) != 1 or not lengths[0]:
         raise ValueError(f"expected lists of one length, got {sorted(map(str, lengths))[:9]}")
     return lists[0].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])

@@ -19,8 +19,8 @@ def diff(
         str,
         typer.Argument(
             metavar="A",
-            help="What is right: an ONNX file, an exported program (.pt2), a model folder, or the original of NAME or "
-            "NAME@VERSION.",
+            help="What is right: an ONNX file, an exported program (.pt2), a model folder, model.py:build, or the "
+            "original of NAME or NAME@VERSION.",
         ),
     ],
     theirs: Annotated[
@@ -73,7 +73,7 @@ def _model(target: str, store: Path) -> "Path | Version":
     from .parity_command import version_called
 
     path = Path(target)
-    if path.exists() or path.suffix in (".onnx", ".pt2"):
+    if path.exists() or path.suffix in (".onnx", ".pt2") or ".py:" in path.name:
         return path
     return version_called(target, store_at(store))
 
