@@ -27,7 +27,8 @@ DTYPES = {"fp32": FP32, "fp16": ROUNDOFF["float16"], "bf16": ROUNDOFF["bfloat16"
 
 def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> Side:
     """An ONNX file, a program that is captured (a .pt2 file, a model folder, ``model.py:build``), or a version: its
-    half or its original. ``python``: of another environment, whose libraries run it. Raises as `capture` and BadInput."""
+    half or its original. ``python``: of another environment, whose libraries run it. Raises as `capture`, and BadInput.
+    """
     if isinstance(target, Path):
         if target.suffix == ".onnx":
             return OnnxSide(target, python)
