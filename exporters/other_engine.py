@@ -6,6 +6,7 @@ decides.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,9 @@ from .gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
 from .gate.worst import worst_sample
 from .inputs.samples import Samples, read_tensors
 from .onnx.output_names import as_in_spec
-from .onnx.runtime import loaded
+from .onnx.reading.bounded_file import read_model
+from .onnx.runtime import has_half, loaded
+from .onnx.stored import half_storage
 from .prove import ReferenceRun, judged, take
 from .question import Answers, Arrays
 from .reprove import reference_run_of
@@ -69,7 +72,7 @@ def prove_engine(
     Raises EngineFailed where the engine gives no answer, BadSamples for a file of answers with other rows.
     """
     use_true_fp32()
-    dtype = version.manifest["half"] or version.json("precision.json")["dtype"]
+    dtype = version.manifest["half"] or version.read("precision.json", itemgetter("dtype"))
     notify(f"answering the samples of {version} in FP32")
     run = reference_run_of(version, dtype, CPU, samples)
     notify(f"judging the answers of the {engine.kind} {engine.where}")
@@ -101,8 +104,8 @@ def _asked(run: ReferenceRun, engine: OtherEngine) -> dict[str, Any]:
 
 
 def onnx_file(path: Path, spec: ModelSpec) -> OtherEngine:
-    """An ONNX file in ONNX Runtime on a CPU; its tensors are matched with those of the spec by name (`output_names`).
-    Raises EngineFailed."""
+    """An ONNX file in ONNX Runtime on a CPU, and with true half storage where it has nodes of half; its tensors are
+    matched with those of the spec by name (`output_names`). Raises EngineFailed."""
     try:
         session = loaded(path)
     except Exception as error:  # ONNX Runtime has no narrower one
@@ -116,7 +119,9 @@ def onnx_file(path: Path, spec: ModelSpec) -> OtherEngine:
             raise EngineFailed(f"ONNX Runtime does not run {path}: {str(error)[:800]}") from error
         return dict(zip(names, map(np.asarray, outputs), strict=True))
 
-    return OtherEngine("ONNX Runtime", str(path), as_in_spec(spec, answer))
+    model = read_model(path, path.parent)
+    storage = half_storage(model, spec) if has_half(model) else None
+    return OtherEngine("ONNX Runtime", str(path), as_in_spec(spec, answer), storage)
 
 
 def answers_file(path: Path) -> OtherEngine:

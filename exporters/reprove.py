@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +38,7 @@ def at_once(call: Callable[[], T]) -> T:
 
 def holds_here(version: Version, device: torch.device) -> bool:
     """Whether the stored proof was made on this kind of device under these libraries."""
-    return version.json("parity.json")["environment"] == environment(device)
+    return version.read("parity.json", itemgetter("environment")) == environment(device)
 
 
 def reprove(

@@ -64,8 +64,10 @@ def _retrained(
 def subject_of(version: Version) -> Subject:
     """A version of the store as the subject of a conversion, with the forms that were asked for then."""
     spec = version.spec()
-    plan = version.json("precision.json")
-    precision = Precision(plan["level"], plan["dtype"], tuple(plan["keep"]), plan["embeddings"])
+    precision = version.read(
+        "precision.json",
+        lambda plan: Precision(plan["level"], plan["dtype"], tuple(plan["keep"]), plan["embeddings"]),
+    )
     return Subject(
         program=original_program(version),
         spec=spec,

@@ -68,6 +68,11 @@ class OpenedFile(AbstractContextManager["OpenedFile"]):
         self.close()
 
 
+def opened_named(path: Path, most_bytes: int | None = None) -> OpenedFile:
+    """A file that the user names, wherever symbolic links lead. Raises OSError as `OpenedFile`."""
+    return OpenedFile(_resolved(path), most_bytes)
+
+
 def opened_inside(folder: Path, path: Path, most_bytes: int | None = None) -> OpenedFile:
     """A file in ``folder`` or below it, wherever symbolic links on its way lead.
 

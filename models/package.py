@@ -21,7 +21,7 @@ from .model_keys import (
     TOP,
 )
 from .model_name import NAME
-from .opened_file import OpenedFile
+from .opened_file import opened_named
 from .spec import Batching, ModelSpec, ParityLimits
 from .toml_reader import one_of
 from .training_reader import TrainingReader, net_weights
@@ -131,7 +131,7 @@ def read_folder(folder: Path) -> ModelFolder:
     folder = folder.resolve()
     file = folder / "model.toml"
     try:
-        with OpenedFile(file.resolve(strict=True), _MOST_BYTES) as opened:
+        with opened_named(file, _MOST_BYTES) as opened:
             text = opened.read().decode()
     except FileNotFoundError as error:
         raise BadFolder(
@@ -140,7 +140,7 @@ def read_folder(folder: Path) -> ModelFolder:
         ) from error
     except NotADirectoryError as error:
         raise BadFolder(f"{folder} is a file: expected the model folder that has the model.toml") from error
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:  # RuntimeError: a loop of links
+    except (OSError, UnicodeDecodeError) as error:
         raise BadFolder(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return parse_folder(text, file)
 

@@ -1,7 +1,8 @@
-"""Room for going back: a file in the store that is given up when the disk is full, so that a rollback still works.
+"""Room for going back: a file in the store that is given up when the disk is full, so that a rollback still works, and
+an uploaded file can be deleted.
 
-A rollback writes three small files. They are needed just when something went wrong, and a full disk is one of the
-things that do. The file is made when a server starts, and again after it was used.
+Both write a little, just when something went wrong, and a full disk is one of the things that do. The file is made
+when a server starts, and again after it was used.
 """
 
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .durable import no_space_left
+from .errors import DiskFull
 
 BYTES = 256 * 1024
 _NAME = ".reserve"
@@ -36,8 +38,8 @@ def with_reserve(root: Path, deed: Callable[[], T]) -> T:
     does."""
     try:
         return deed()
-    except OSError as error:
-        if not no_space_left(error) or not _given_up(root):
+    except (OSError, DiskFull) as error:
+        if not (isinstance(error, DiskFull) or no_space_left(error)) or not _given_up(root):
             raise
     try:
         return deed()

@@ -15,6 +15,7 @@ import numpy as np
 from .batch_axis import batch_back
 from .datatypes import DATATYPES, Datatype, name_of
 from .errors import BadFolder, BadInput, BadRequest
+from .stored_json import all_typed, typed
 from .value_range import ValueRange
 from .wire import Wire
 
@@ -189,16 +190,16 @@ class TensorSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TensorSpec":
         return cls(
-            name=data["name"],
-            datatype=data["datatype"],
-            shape=tuple(Dim.parse(item) for item in data["shape"]),
-            kind=data.get("kind", "tensor"),
-            labels=tuple(data.get("labels", ())),
+            name=typed(str, data["name"]),
+            datatype=typed(str, data["datatype"]),
+            shape=tuple(Dim.parse(item) for item in typed(list, data["shape"])),
+            kind=typed(str, data.get("kind", "tensor")),
+            labels=tuple(typed(str, label) for label in data.get("labels", ())),
             picture=data.get("picture"),
             wire=Wire.from_json(data.get("wire")),
             range=ValueRange.parse(data["range"]) if "range" in data else None,
-            lengths_of=data.get("lengths_of", ""),
-            batch_axis=data.get("batch_axis", 0),
+            lengths_of=typed(str, data.get("lengths_of", "")),
+            batch_axis=typed(int, data.get("batch_axis", 0)),
         )
 
 
@@ -265,8 +266,9 @@ class Batching:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Batching":
         """From JSON; a missing key (in a file of an older version) has its default."""
-        buckets = data.get("buckets", "auto")
-        return cls(**{**data, "buckets": buckets if buckets == "auto" else tuple(buckets)})
+        all_typed(cls(), data)
+        found = data.get("buckets", "auto")
+        return cls(**{**data, "buckets": found if found == "auto" else tuple(typed(int, n) for n in found)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,14 +387,14 @@ class ModelSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ModelSpec":
-        parity = dict(data["parity"])
+        parity = all_typed(ParityLimits(), data["parity"])
         parity["overridden"] = tuple(parity["overridden"])
         return cls(
-            name=data["name"],
+            name=typed(str, data["name"]),
             inputs=tuple(TensorSpec.from_json(item) for item in data["inputs"]),
             outputs=tuple(TensorSpec.from_json(item) for item in data["outputs"]),
-            max_batch_size=data["max_batch_size"],
-            form=data["form"],
+            max_batch_size=typed(int, data["max_batch_size"]),
+            form=typed(str, data["form"]),
             parity=ParityLimits(**parity),
             batching=Batching.from_json(data["batching"]),
         )

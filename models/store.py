@@ -15,11 +15,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .durable import fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
@@ -36,6 +36,7 @@ from .stored_json import json_of, stored_bytes
 if TYPE_CHECKING:
     from .spec import ModelSpec
 
+T = TypeVar("T")
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 # By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
 OPERATOR, ROLLBACK, FOR_DEVICE = "operator", "rollback", "device"
@@ -131,11 +132,15 @@ class Version:
         """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
         from .spec import ModelSpec  # brings numpy, which a command that only lists versions does not need
 
-        data = self.json("spec.json")
+        return replace(self.read("spec.json", ModelSpec.from_json), name=self.name)
+
+    def read(self, file: str, found: Callable[[Any], T]) -> T:
+        """What ``found`` makes of one JSON file. Raises DamagedFile also where it is not what a conversion writes."""
         try:
-            return replace(ModelSpec.from_json(data), name=self.name)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedFile(f"{self.folder / 'spec.json'} is no spec ({error}); {restored()}") from error
+            return found(self.json(file))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            said = f"has not what a conversion writes ({type(error).__name__}: {str(error)[:200]})"
+            raise DamagedFile(f"{self.folder / file} {said}; {restored()}") from error
 
     @classmethod
     def at(cls, folder: Path) -> "Version":

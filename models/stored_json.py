@@ -1,11 +1,14 @@
 """Small files that were written to the store, and may be damaged or replaced since: texts and JSON."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .opened_file import OpenedFile
 
+T = TypeVar("T")
 MOST_BYTES = 64 * 2**20
 
 
@@ -27,3 +30,19 @@ def json_of(text: bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def typed(kind: type[T], value: Any) -> T:
+    """The value. Raises TypeError where it is of another kind: used, it would fail far from here."""
+    if type(value) not in ((int, float) if kind is float else (kind,)):
+        raise TypeError(f"expected {kind.__name__}, got {str(value)[:40]!r}")
+    return value
+
+
+def all_typed(defaults: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data. Raises TypeError where a value is not of the kind of its default; None stands for a number."""
+    for name, default in asdict(defaults).items():
+        if name in data and default != "auto" and data[name] != default:
+            kind = {tuple: list, type(None): float}.get(type(default), type(default))
+            typed(kind, data[name])
+    return dict(data)

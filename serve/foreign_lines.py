@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 # The level as glog (gRPC: W0000 00:00:00.000000) and ONNX Runtime ([W:onnxruntime:, …]) write it, colours aside.
 _LEVEL = re.compile(r"(?:\x1b\[[\d;]*m|[\d\-:. ]|\[)*(?P<letter>[DVIWEF])(?:\d{4} |:onnxruntime)")
-_WORDS = re.compile(r"\b(?P<word>ERROR|WARNING|Error|Warning)\b")
+_WORDS = re.compile(r"\b(?P<word>ERROR|WARNING|Error|Warning|error(?=: ))\b")
 _LEVELS = {"V": "debug", "D": "debug", "I": "info", "W": "warning", "E": "error", "F": "critical"}
 _LONGEST = 65536  # characters of a line; what is longer goes on in the next object
 

@@ -91,15 +91,15 @@ def build(
     newest = partial(job_store.jobs, None, MOST_JOBS, None)
     app, front = application(settings, roster, job_store.count_by_status, newest)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
-    threads, memory = settings.trainer_threads, trainer_memory(settings, place.device.type)
+    threads, kind = settings.trainer_threads, place.device.type
     priority, processes = settings.trainer_priority, settings.trainer_processes
-    at_once = jobs_at_once(settings, place.device.type)
-    memory_of_each = memory // (1 if settings.trainer_memory_mib else at_once)
+    at_once = jobs_at_once(settings, kind)
+    memory = trainer_memory(settings, kind, at_once)
     supervisor = Supervisor(
-        job_store, files, store, roster, place, threads, priority, memory_of_each, processes, at_once
+        job_store, files, store, roster, place, threads, priority, memory, processes, at_once
     )
     device, leaving = str(place.device), lambda: roster.leaving
-    trials = TrialRuns(job_store, files, store, device, threads, memory, leaving)
+    trials = TrialRuns(job_store, files, store, device, threads, trainer_memory(settings, kind), leaving)
     app.include_router(router(job_store, files, store, supervisor.wake, leaving, trials.run))
     app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds, supervisor, job_store)
     return front, roster

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -252,7 +253,7 @@ def read_settings(**given: object) -> Settings:
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable of ours that is no setting, and so changes nothing."""
     known = {f"{VARIABLES}{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
-    sent = [name for name in environment if name.upper().startswith(VARIABLES) and name.upper() not in known]
+    sent = [name for name in environment if name.upper() not in known and _is_like(name.upper(), known)]
     return [
         f"the environment variable {name} is no setting and changes nothing: the nearest one is "
         f"{nearest_name(name.upper(), sorted(known))}"
@@ -261,16 +262,21 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
+def _is_like(name: str, known: set[str]) -> bool:
+    return name.startswith(VARIABLES.rstrip("_")) or bool(get_close_matches(name, known, 1, 0.9))
+
+
 def largest_upload() -> int:
     """Bytes of the largest training file that a server with this environment takes. Raises BadSetting."""
     return _checked().limits.upload_bytes
 
 
-def order_bounds() -> OrderBounds:
-    """The bounds of a conversion with this environment. Raises BadSetting."""
+def order_bounds(at_once: int = 1) -> OrderBounds:
+    """The bounds of a conversion with this environment, of which so many run beside each other. Raises BadSetting."""
     settings = _checked()
     mib = settings.convert_memory_mib
-    return OrderBounds(settings.convert_seconds, None if mib is None else mib * _MIB, settings.convert_runs)
+    memory = None if mib is None else mib * _MIB
+    return OrderBounds(settings.convert_seconds, memory, settings.convert_runs, at_once)
 
 
 def _checked(**given: object) -> Settings:

@@ -4,8 +4,8 @@ A capture, a trainer or a conversion of a job is a process of its own, and most 
 With `Popen` in the place of ``subprocess.Popen``, a child of the names in `FORKED` is forked by a process that was
 itself started by file path, has imported that, has computed nothing and has one thread. Seen from inside, the child is
 a fresh interpreter: arguments, folder, environment, descriptors, session, path, ``__main__``. It is a child of the
-process that asked for it. The first child of a kind is a fresh interpreter, as all are in the product, and so is each
-one whose environment says something to the interpreter, or to a library, at its start.
+process that asked for it. The first child of a kind in a run of the tests, whichever worker asks for it, is a fresh
+interpreter, as all are in the product.
 
 A server is forked where its command has ``-PB``, the first one too. A process of its own beside it forks the
 children of its jobs. They have the server's modules too: whatever both import is imported before the server is forked.
@@ -20,12 +20,14 @@ import gc
 import importlib
 import inspect
 import json
+import mmap
 import os
 import runpy
 import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,9 @@ class _Parent:
 _parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent | None] = {}
 _of_this_server: _Parent | None = None
 _starting = threading.Lock()
+_begun = mmap.mmap(
+    -1, 2**16
+)  # a byte for each kind; shared with the workers, which are forked from this process
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -155,12 +160,19 @@ def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
     with _starting:
         package = command[3].rpartition(".")[0]  # a child has no modules of other packages' children
         kind = (os.getpid(), package, read)  # the pid: a forked process has not its parent's children
-        if kind not in _parents and command[3] != SERVER:
+        if kind not in _parents and command[3] != SERVER and _first_of_all((package, read)):
             _parents[kind] = None
             return None
         if _parents.get(kind) is None:
             _parents[kind] = _Parent.started(environment)
         return _parents[kind]
+
+
+def _first_of_all(kind: tuple[str, frozenset[tuple[str, str]]]) -> bool:
+    """Whether no worker of this run has started a child of this kind."""
+    place = zlib.crc32(repr((kind[0], sorted(kind[1]))).encode()) % len(_begun)
+    was, _begun[place] = _begun[place], 1
+    return not was
 
 
 def _adopt_orphans(yes: bool) -> None:

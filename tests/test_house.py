@@ -6,6 +6,7 @@ functions and under ``TYPE_CHECKING`` count like all others.
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -207,6 +208,22 @@ def test_no_file_and_no_function_is_too_long_to_be_read_at_once() -> None:
 
 
 BY_PATH = {"private_imports.py", "losses.py", "operator_code.py"}  # which import the operator's own files
+
+
+TESTS_AS_SUBJECT = {"test_planted_errors.py"}  # it plants an error, and runs the tests that must find it
+
+
+def imported_tests(text: str) -> list[str]:
+    """The test files that a file imports, or imports names of."""
+    whole = r"^ *from (tests[\w.]*\.test_\w+) import|^ *from tests[\w.]* import [^#\n]*\b(test_\w+)"
+    return [one or other for one, other in re.findall(whole, text, re.MULTILINE)]
+
+
+def test_no_test_imports_another_test_file() -> None:
+    assert imported_tests("from tests.models.test_store import publish") == ["tests.models.test_store"]
+    assert imported_tests("from tests.models import test_store") == ["test_store"]
+    files = [file for file in (ROOT / "tests").rglob("*.py") if file.name not in TESTS_AS_SUBJECT]
+    assert {str(file): found for file in files if (found := imported_tests(file.read_text()))} == {}
 
 
 def test_no_file_of_ours_is_loaded_by_its_path_and_children_are_started_as_modules() -> None:

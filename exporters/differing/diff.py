@@ -1,62 +1,118 @@
 """``halfeven diff A B``: both run side by side, and the first tensor that differs, with its node as a reproduction."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...models.capture.capture import capture
+from ...models.engines.load import half_program, original_program
 from ...models.errors import BadInput, BadSamples
 from ...models.new_folder import new_folder
+from ...models.store import Version
+from ..exported.file_rows import write_npz
+from ..guessing.bare import folder_at, guess_at, guessed_folder
 from ..inputs.samples import TARGET, read_tensors
-from ..question import Answers
-from .first_difference import FP32, compared, moved
+from ..question import Answers, Arrays
+from .first_difference import Side, compared
 from .onnx_side import OnnxSide
+from .partners import partners
+from .program_side import ProgramSide
+from .units import FP32, ROUNDOFF
 
-ROWS = 4  # of the samples that both are asked
-DTYPES = {"fp32": FP32, "fp16": 2.0**-11, "bf16": 2.0**-8}
+ROWS = 4  # of the samples that both are asked at once
+DTYPES = {"fp32": FP32, "fp16": ROUNDOFF["float16"], "bf16": ROUNDOFF["bfloat16"]}
+
+
+def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> Side:
+    """An ONNX file, a program that is captured (a .pt2 file, a model folder, ``model.py:build``), or a version: its
+    half or its original. ``python``: of another environment, whose libraries run it. Raises as `capture`, and BadInput.
+    """
+    if isinstance(target, Path):
+        if target.suffix == ".onnx":
+            return OnnxSide(target, python)
+        if ".py:" in target.name:  # a module file and its function
+            folder = guessed_folder(guess_at(str(target), _arrays(samples)), target.parent)
+        else:
+            folder = folder_at(target, samples)
+        if folder.kind == "onnx":
+            return OnnxSide(folder.folder / folder.source, python)
+        captured = capture(folder, _arrays(samples))
+        return ProgramSide(captured.program, captured.spec, python)
+    name = "half" if half else "original"
+    if target.has(f"{name}.pt2"):
+        return ProgramSide((half_program if half else original_program)(target), target.spec(), python)
+    if not target.has(f"{name}.onnx"):
+        raise BadInput(f"{target} has no {name} as a file whose tensors could be seen")
+    return OnnxSide(target.folder / f"{name}.onnx", python)
 
 
 def differences(
-    ours: Path, theirs: Path | Answers, samples: Path, dtype: str = "fp32", out: Path | None = None
+    a: Side, theirs: Side | Answers, samples: Path, dtype: str | None = None, out: Path | None = None
 ) -> dict[str, Any]:
-    """The facts: how many tensors both have, how many of them differ, and the first whose inputs do not.
+    """The facts: how many tensors both have, how many of them differ, and the first.
 
-    ``ours``: the ONNX file that is right. ``theirs``: another ONNX file, of which the values with the same names are
-    compared, or an engine, whose outputs are. ``dtype``: the least type in which an engine computes. ``out``: a new
-    folder for the reproduction. Raises BadSamples, BadInput where both have no tensor in common, NotRun.
+    ``a``: the side that is right. ``theirs``: another, or an engine, of which the outputs are compared, and inner
+    tensors where it gives them by A's names. ``dtype``: what B is to compute in, whatever its own types are; None: what
+    they are (of an engine FP32). ``out``: a new folder for the reproduction. Raises BadSamples, BadInput where both
+    have no tensor in common, NotRun.
     """
-    a = OnnxSide(ours)
+    facts = dict[str, Any]()
+    for inputs in _batches(a, samples):
+        answers, units = _answers(a, theirs, inputs, dtype)
+        found = compared(a, inputs, answers, units)
+        if not found.tensors:
+            raise BadInput(
+                f"A and B have no tensor with the same name: A makes {[n.name for n in a.nodes][-3:]}, …"
+            )
+        facts = {"equal": found.first is None, "tensors": found.tensors, "astray": found.astray}
+        facts |= {"first": found.first and found.first.to_json(), "reproduction": None}
+        if found.first is None:
+            continue
+        if out is not None:
+            with new_folder(out) as folder:
+                name = found.first.tensor
+                a.reproduction(name, found.read, folder)
+                write_npz(folder / "found.npz", {"a": found.values[name], "b": answers[name]})
+            facts["reproduction"] = str(out)
+        break
+    return facts
+
+
+def _arrays(samples: Path) -> dict[str, np.ndarray]:
+    """The inputs of a file of samples. Raises BadSamples."""
     arrays = {name: array for name, array in read_tensors(samples).items() if not name.startswith(TARGET)}
     if alone := [name for name, array in arrays.items() if array.ndim == 0 or not len(array)]:
         raise BadSamples(f"{samples.name}: '{alone[0]}' has no samples: expected them along axis 0")
-    inputs = a.rows(arrays, ROWS)
-    if not inputs:
-        raise BadSamples(
-            f"{samples.name}: expected the inputs {[value.name for value in a.model.graph.input]} of {ours}, got "
-            f"{sorted(arrays)}"
-        )
-    mine, mine_moved = a.tensors(inputs), a.tensors(moved(inputs))
-    if callable(theirs):
-        answers = {name: np.asarray(array) for name, array in theirs(inputs).items()}
-        roundoff: Mapping[str, float] = dict.fromkeys(answers, DTYPES[dtype])
+    return arrays
+
+
+def _batches(a: Side, samples: Path) -> Iterator[Arrays]:
+    """The first rows, and as many behind them where there are so many: an engine may answer from the first batch."""
+    arrays = _arrays(samples)
+    first = a.rows(arrays, ROWS)
+    if not first:
+        raise BadSamples(f"{samples.name}: expected the inputs {list(a.inputs)} of A, got {sorted(arrays)}")
+    yield first
+    second = a.rows({name: array[ROWS:] for name, array in arrays.items() if len(array) > ROWS}, ROWS)
+    if [array.shape for array in second.values()] == [array.shape for array in first.values()]:
+        yield second
+
+
+def _answers(
+    a: Side, theirs: Side | Answers, inputs: Arrays, dtype: str | None
+) -> tuple[Arrays, Mapping[str, float]]:
+    """B's tensors by A's names, and the roundoff of each."""
+    if isinstance(theirs, (OnnxSide, ProgramSide)):
+        pairs = partners(a, theirs)
+        made = theirs.tensors(inputs)
+        units = theirs.units(made, set(pairs.values()))
+        answers = {name: made[other] for name, other in pairs.items() if other in made}
+        units = {name: units.get(other, FP32) for name, other in pairs.items()}
     else:
-        b = OnnxSide(theirs)
-        answers = b.tensors(inputs)
-        roundoff = {name: max(unit, DTYPES[dtype]) for name, unit in b.roundoff().items()}
-    given = inputs.keys()
-    found = compared(
-        a.nodes, mine, mine_moved, {k: v for k, v in answers.items() if k not in given}, roundoff
-    )
-    if not found.tensors:
-        raise BadInput(
-            f"A and B have no tensor with the same name: {ours} makes {[node.name for node in a.nodes][-3:]}, …"
-        )
-    facts = {"equal": found.first is None, "tensors": found.tensors, "astray": found.astray}
-    facts |= {"first": found.first and found.first.to_json(), "reproduction": None}
-    if found.first is not None and out is not None:
-        with new_folder(out) as folder:
-            a.reproduction(found.first.tensor, mine, folder)
-            np.savez(folder / "found.npz", a=mine[found.first.tensor], b=answers[found.first.tensor])
-        facts["reproduction"] = str(out)
-    return facts
+        came = {name: np.asarray(array) for name, array in theirs(inputs).items()}
+        missing = {name: np.zeros(0) for name in a.outputs if came.keys() & a.outputs.keys()}
+        answers = {a.outputs.get(name, name): array for name, array in (missing | came).items()}
+        units = dict.fromkeys(answers, FP32)
+    return answers, units if dtype is None else dict.fromkeys(answers, DTYPES[dtype])

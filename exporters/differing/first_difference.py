@@ -1,8 +1,8 @@
-"""Find the first tensor at which two runs of one model, A and B, differ by more than rounding explains.
+"""Find the first tensor at which another run of a model, B, differs from the model, A, by more than rounding explains.
 
-An error is relative to the largest magnitude of A's tensor. What rounding explains is measured on A itself: its inputs
-are moved by a known small step, and a tensor may err by as many units of B's type as it is moved by steps. So a tensor
-behind a difference of nearly equal numbers may err more than one behind a product.
+Each node of A is computed from the values that B has for its inputs, so an error of B counts at the node that makes it
+and at no node behind. An error is relative to the largest magnitude of the tensor; of integers it is the share that
+differs. What rounding explains is measured: the inputs are moved by a step of B's type, and the tensor moves with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,16 @@ from ..gate.parity import SENTINEL_LANDS
 from ..gate.verdict import finite
 from ..graph.backend import GraphNode
 from ..question import Arrays
+from .onnx_side import OnnxSide
+from .program_side import ProgramSide
+from .units import ROUNDOFF
 
-STEP = (
-    2.0**-20
-)  # the relative step of the inputs: far above FP32's rounding, far below what changes an answer
-UNITS = 64.0  # of the type's rounding that a tensor may err by
-CALM = 0.25  # of that: what the inputs of the first tensor may err by
+Side = OnnxSide | ProgramSide
+
+STEP = 2.0**-20  # the relative step of FP32: far above its rounding, far below what changes an answer
+UNITS = 4.0  # steps that a node may err by
 MOST_STEPS = 2.0**10  # an index or a threshold that a step moves explains no more than this
-FP32 = 2.0**-24
+TIED = 0.02  # of the indices that are read from half: their scores tie
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,66 +43,100 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """``tensors``: how many both have; ``astray``: how many differ; ``first``: the first whose inputs do not."""
+    """``tensors``: how many both have; ``astray``: how many differ; ``first``: the first of them; ``values``: A's,
+    each computed from those of B, and ``read``: what they were computed from."""
 
     tensors: int
     astray: int
     first: Difference | None
+    values: Arrays
+    read: Arrays
 
 
-def moved(inputs: Arrays) -> dict[str, np.ndarray]:
-    """The floating inputs, each element moved by `STEP` of itself, up or down."""
+def compared(a: Side, inputs: Arrays, theirs: Arrays, units: Mapping[str, float]) -> Compared:
+    """``theirs``: B's tensors, called as A's; ``units``: the roundoff of each."""
+    plain = a.tensors(inputs)
+    read = {name for node in a.nodes for name in node.inputs}
+    given = {
+        name: array.astype(plain[name].dtype)
+        for name, array in theirs.items()
+        if name in plain and name in read and _is_alike(plain[name], array)
+    }
+    given = given if a.takes_others else {}
+    steps = _steps(a.nodes, units)
+    local = a.tensors(inputs, given) if given else plain
+    of_inputs = {name: steps.get(tensor, STEP) for name, tensor in a.inputs.items()}
+    shaken = a.tensors(moved(inputs, of_inputs), moved(given, steps))
+    both, found, long = 0, list[Difference](), dict[str, int]()
+    for node in a.nodes:
+        name = node.name
+        long[name] = 1 + max((long.get(one, 0) for one in node.inputs if one not in given), default=0)
+        if name not in local or name not in theirs:
+            continue
+        both += 1
+        error = _error(local[name], theirs[name], plain[name])
+        explained = UNITS * long[name] ** 0.5 * _noise(local[name], shaken[name], plain[name], steps[name])
+        if error > explained:
+            is_float = _kind(local[name]) == "f"
+            found.append(Difference(name, node.op, error if is_float else np.inf, explained))
+    return Compared(both, len(found), found[0] if found else None, local, local | given)
+
+
+def moved(arrays: Arrays, steps: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """The floating arrays, each element moved by its array's step of itself, up or down."""
     random = np.random.default_rng(0)
 
-    def step(array: np.ndarray) -> np.ndarray:
+    def step(name: str, array: np.ndarray) -> np.ndarray:
         if array.dtype.kind != "f":
             return array
-        return (array * (1 + STEP * random.choice((-1.0, 1.0), array.shape))).astype(array.dtype)
+        by = steps.get(name, STEP) * random.choice((-1.0, 1.0), array.shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (array * (1 + by)).astype(array.dtype)
 
-    return {name: step(array) for name, array in inputs.items()}
-
-
-def compared(
-    nodes: Sequence[GraphNode],
-    ours: Arrays,
-    ours_moved: Arrays,
-    theirs: Arrays,
-    roundoff: Mapping[str, float],
-) -> Compared:
-    """``nodes``: one for each tensor of A and called as it, in the order in which they run; ``ours``, ``ours_moved``:
-    A's tensors, without and with moved inputs; ``theirs``: B's; ``roundoff``: that of B's computation, by tensor."""
-    share, inputs, found = dict[str, float](), dict[str, float](), dict[str, Difference]()
-    both = 0
-    for node in nodes:
-        name = node.name
-        share[name] = inputs[name] = max((share.get(one, 0.0) for one in node.inputs), default=0.0)
-        if name not in ours or name not in theirs:
-            continue  # what B does not have passes the error of its inputs on
-        both += 1
-        error = _error(ours[name], theirs[name])
-        steps = max(1.0, _error(ours[name], ours_moved[name]) / STEP)
-        explained = UNITS * roundoff.get(name, FP32) * min(steps, MOST_STEPS)
-        share[name] = error / explained
-        if error > explained:
-            found[name] = Difference(name, node.op, error, explained)
-    first = next((one for name, one in found.items() if inputs[name] <= CALM), None)
-    return Compared(both, len(found), first or next(iter(found.values()), None))
+    return {name: step(name, array) for name, array in arrays.items()}
 
 
-def _error(a: np.ndarray, b: np.ndarray) -> float:
+def _steps(nodes: Sequence[GraphNode], units: Mapping[str, float]) -> dict[str, float]:
+    """The step of each tensor and input of A: of its own type in B, or the coarsest in which it is read there."""
+    found = dict[str, float]()
+    for node in reversed(nodes):
+        own = found[node.name] = max(STEP, units.get(node.name, found.get(node.name, STEP)))
+        for name in node.inputs:
+            found[name] = max(own, found.get(name, STEP))
+    return {name: max(step, units.get(name, STEP)) for name, step in found.items()}
+
+
+def _noise(local: np.ndarray, shaken: np.ndarray, plain: np.ndarray, step: float) -> float:
+    change = _error(local, shaken, plain)
+    if _kind(local) != "f":
+        return max(change, TIED) if step > STEP else change
+    return min(max(step, change), MOST_STEPS * step)
+
+
+def _is_alike(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and _kind(a) == _kind(b)
+
+
+def _kind(array: np.ndarray) -> str:
+    return "f" if array.dtype.name in ROUNDOFF else array.dtype.kind
+
+
+def _error(a: np.ndarray, b: np.ndarray, plain: np.ndarray) -> float:
     """The largest difference, of the largest magnitude of ``a``; infinite where one is not finite and the other is, and
-    where shapes, integers or booleans differ. What is a sentinel in ``a`` must land where the gate lets it land, and
-    NaN must be NaN."""
-    if a.shape != b.shape:
+    where shapes or kinds differ. Of integers and booleans the share that differs. What is a sentinel in ``plain``, A's
+    run on its own values, must land where the gate lets it land, and NaN must be NaN."""
+    if not _is_alike(a, b):
         return np.inf
-    if a.dtype.kind != "f":
-        return 0.0 if np.array_equal(a, b) else np.inf
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    sentinel, judged = np.abs(a) >= SENTINEL, np.abs(a) < SENTINEL
+    if _kind(a) != "f":
+        return float(np.mean(a != b)) if a.size else 0.0
+    a, b, plain = (array.astype(np.float64) for array in (a, b, plain))
+    sentinel = np.abs(plain if plain.shape == a.shape else a) >= SENTINEL
     if not np.all((np.sign(a[sentinel]) == np.sign(b[sentinel])) & (np.abs(b[sentinel]) >= SENTINEL_LANDS)):
         return np.inf
-    if not (np.isfinite(b[judged]).all() and np.isnan(b[np.isnan(a)]).all()):
+    a, b = a[~sentinel], b[~sentinel]
+    numbers = np.isfinite(a)
+    if not np.array_equal(a[~numbers], b[~numbers], equal_nan=True) or not np.isfinite(b[numbers]).all():
         return np.inf
-    gaps, scale = np.abs(a[judged] - b[judged]), np.abs(a[judged]).max(initial=0.0)
-    worst = float(gaps.max(initial=0.0))
-    return worst / float(scale) if scale else (np.inf if worst else 0.0)
+    worst = np.abs(a[numbers] - b[numbers]).max(initial=0.0)
+    scale = np.abs(a[numbers]).max(initial=0.0)
+    return float(worst / scale) if scale else (np.inf if worst else 0.0)

@@ -136,14 +136,35 @@ def check_index(
 
 
 def index_file(path: Path) -> np.ndarray:
-    """The vectors of a .npy file, which stay in the file until they are compared. Raises BadSamples."""
+    """The vectors of a .npy file, which stay in the file until they are compared, or of the one column of lists of a
+    Parquet file. Raises BadSamples."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise BadSamples(f"{path} is not a .npy file of vectors: {error}") from error
+        found = (
+            _column(path) if path.suffix == ".parquet" else np.load(path, mmap_mode="r", allow_pickle=False)
+        )
+    except (OSError, ValueError, EOFError, ImportError) as error:  # those of pyarrow are ValueErrors
+        raise BadSamples(f"{path} is not a {path.suffix or '.npy'} file of vectors: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
         raise BadSamples(f"{path}: expected one array of floating vectors, [vectors, d]")
     return found
+
+
+def _column(path: Path) -> np.ndarray:
+    """Raises ImportError without pyarrow, which the extra ``finetune`` brings."""
+    from pyarrow import compute, parquet, types
+
+    table = parquet.read_table(path)
+    lists = [
+        column
+        for column in table.columns
+        if types.is_list(column.type) or types.is_fixed_size_list(column.type)
+    ]
+    if len(lists) != 1:
+        raise ValueError(f"expected one column of lists, got {len(lists)} among {table.column_names}")
+    lengths = compute.call_function("list_value_length", [lists[0]]).unique().to_pylist()
+    if len(lengths) != 1 or not lengths[0]:
+        raise ValueError(f"expected lists of one length, got {sorted(map(str, lengths))[:9]}")
+    return lists[0].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
 
 
 def _output(spec: ModelSpec, asked: str | None) -> str:

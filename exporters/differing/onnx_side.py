@@ -1,10 +1,11 @@
 """An ONNX file as a side of a comparison: every value of its main graph, and the node that makes one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -13,26 +14,33 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from ...models.errors import BadFolder, NotRun
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
-from ..onnx.precision.watched_run import WatchedRun
 from ..onnx.reading.bounded_file import PACKED_BITS, read_model
 from ..onnx.reading.graph import attribute, read_by
-from ..onnx.reading.large_files import weights_as_inputs
+from ..onnx.reading.large_files import save, weights_as_inputs
+from ..onnx.runtime import session_of
 from ..question import Arrays
-from .first_difference import FP32
+from .elsewhere import tensors_elsewhere
+from .units import FP32, ROUNDOFF, unit_of_each
 
 _NOT_IN_NUMPY = {
     number
     for name, number in TensorProto.DataType.items()
     if name == "BFLOAT16" or name.startswith("FLOAT8") or name in PACKED_BITS
 }
-_ROUNDOFF: Mapping[object, float] = {TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
+_ROUNDOFF: Mapping[object, float] = {
+    TensorProto.FLOAT16: ROUNDOFF["float16"],
+    TensorProto.BFLOAT16: ROUNDOFF["bfloat16"],
+}
+GIVEN = "given:"  # before the name of a value that a node reads in place of its own
 
 
 @dataclass(frozen=True)
 class OnnxSide:
-    """``path``: an ONNX file, which is run by ONNX Runtime on a CPU."""
+    """``path``: an ONNX file, which is run by ONNX Runtime on a CPU; by that of ``python`` where it is given."""
 
     path: Path
+    python: Path | None = None
+    takes_others = True
 
     @cached_property
     def model(self) -> ModelProto:
@@ -52,18 +60,53 @@ class OnnxSide:
             if output
         ]
 
-    def tensors(self, inputs: Arrays) -> dict[str, np.ndarray]:
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        held = {each.name for each in self.model.graph.initializer}
+        return {value.name: value.name for value in self.model.graph.input if value.name not in held}
+
+    @cached_property
+    def outputs(self) -> dict[str, str]:
+        return {value.name: value.name for value in self.model.graph.output}
+
+    def tensors(self, inputs: Arrays, given: Arrays | None = None) -> dict[str, np.ndarray]:
         """Every value by name. Raises NotRun where ONNX Runtime does not run the file with these inputs."""
-        graph = self.model.graph
-        wanted = {value.name for value in graph.input} - {each.name for each in self.model.graph.initializer}
-        if missing := sorted(wanted - inputs.keys()):
+        given = given or {}
+        if missing := sorted(self.inputs.keys() - inputs.keys()):
             raise NotRun(f"{self.path} has the input '{missing[0]}', and the samples have {sorted(inputs)}")
+        feed = self._in_its_types(inputs) | {GIVEN + name: array for name, array in given.items()}
         try:
-            return WatchedRun(self.model, self._readable())(self._in_its_types(inputs))
+            found = self._ran(self._watched(given), feed)
         except Exception as error:  # ONNX Runtime has no narrower one
             raise NotRun(
                 f"ONNX Runtime does not run {self.path} with the samples: {str(error)[:400]}"
             ) from error
+        return found | {name: feed[name] for name in self.inputs}
+
+    def _ran(self, watched: ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
+        if self.python is not None:
+            with TemporaryDirectory(prefix="halfeven-diff-") as place:
+                save(watched, Path(place) / "model.onnx")
+                return tensors_elsewhere(self.python, Path(place) / "model.onnx", feed)
+        session = session_of(watched)
+        names = [value.name for value in session.get_outputs()]
+        return dict(zip(names, map(np.asarray, session.run(names, dict(feed))), strict=True))
+
+    def _watched(self, given: Arrays) -> ModelProto:
+        """The model with all readable values as outputs, and those that are given as inputs of the nodes that read
+        them (bodies read their own)."""
+        watched = ModelProto()
+        watched.CopyFrom(self.model)
+        known = {value.name for value in watched.graph.output}
+        watched.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(self._readable) if name not in known
+        )
+        for name, array in given.items():
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            watched.graph.input.append(helper.make_tensor_value_info(GIVEN + name, kind, array.shape))
+        for node in watched.graph.node:
+            node.input[:] = [GIVEN + name if name in given else name for name in node.input]
+        return watched
 
     def _in_its_types(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """The inputs in the floating types that the file takes: those of a half may be half."""
@@ -77,6 +120,7 @@ class OnnxSide:
             for name, dtype in taken.items()
         }
 
+    @cached_property
     def _readable(self) -> list[str]:
         """The values that ONNX Runtime hands out as numpy arrays: neither sequences nor types that numpy has not."""
         graph = self.model.graph
@@ -105,16 +149,19 @@ class OnnxSide:
                 found[value.name] = array[0] if alone else array[: fixed or most]
         return found
 
-    def roundoff(self) -> dict[str, float]:
-        """The coarsest type on the way to each value: one that was half stays as coarse when it is cast back."""
-        types = {each.name: each.type.tensor_type.elem_type for each in self.model.graph.input}
-        types |= {each.name: each.data_type for each in self.model.graph.initializer}
-        found = {name: _ROUNDOFF[kind] for name, kind in types.items() if kind in _ROUNDOFF}
-        for node in self.model.graph.node:
-            to = _ROUNDOFF.get(attribute(node, "to", 0), FP32) if node.op_type == "Cast" else FP32
-            coarsest = max((to, *(found.get(name, FP32) for name in read_by(node))))
-            found |= {name: coarsest for name in node.output if name}
-        return found
+    def units(self, tensors: Arrays, known: Collection[str]) -> dict[str, float]:
+        graph = self.model.graph
+        types = {each.name: int(each.type.tensor_type.elem_type) for each in graph.input}
+        types |= {each.name: each.data_type for each in graph.initializer}
+        types |= {
+            name: attribute(node, "to", 0)
+            for node in graph.node
+            if node.op_type == "Cast"
+            for name in node.output
+        }
+        own = {name: _ROUNDOFF[kind] for name, kind in types.items() if kind in _ROUNDOFF}
+        own |= {name: ROUNDOFF.get(array.dtype.name, FP32) for name, array in tensors.items()}
+        return unit_of_each(self.nodes, own, known)
 
     def reproduction(self, tensor: str, values: Mapping[str, np.ndarray], folder: Path) -> None:
         """Write the node that makes ``tensor`` as a model of its own, ``node.onnx``, with its inputs ``inputs.npz``.

@@ -62,8 +62,10 @@ def put_pair(version: Version, run: ReferenceRun, folder: Path, notify: Notify) 
                 with version.opened(name) as file:
                     # the ONNX file names its data file
                     shutil.copyfile(file.again, folder / (file.path.name if name.endswith(DATA) else name))
-        proof = version.json("parity.json")
-        return {"environment": proof["environment"], "forms": {"onnx": proof["forms"]["onnx"]}}
+        return version.read(
+            "parity.json",
+            lambda proof: {"environment": proof["environment"], "forms": {"onnx": proof["forms"]["onnx"]}},
+        )
     return _written(version, run, folder, notify)
 
 
@@ -87,7 +89,7 @@ def _written(version: Version, run: ReferenceRun, folder: Path, notify: Notify) 
     spec, dtype = version.spec(), version.manifest["half"]
     notify(f"{version} has the torch form alone: writing its programs as ONNX")
     write_onnx(original_program(version), spec, folder / ORIGINAL, {"model": spec.name, "precision": "fp32"})
-    kept = ",".join(kept["node"] for kept in version.json("precision.json")["kept"])
+    kept = version.read("precision.json", lambda plan: ",".join(kept["node"] for kept in plan["kept"]))
     about = {"model": spec.name, "precision": dtype, "kept": kept}
     write_onnx(half_program(version), spec, folder / HALF, about)
     notify("proving the ONNX form")

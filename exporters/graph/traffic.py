@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from .actions import Kept
+
 LEAST_SAVED = 0.01  # of the bytes of constants
 SMALL = 1 << 16  # bytes of constants: below them no half is dropped for what it does not save
 
@@ -63,17 +65,21 @@ def worth(saved: int, cast: int) -> Worth:
 
 
 class Half(Protocol):
-    """``bytes``: of the half's constants, ``bytes_fp32``: of the original's."""
+    """A half graph as it is written. ``bytes``: of its constants, ``bytes_fp32``: of the original's; ``casts``: between
+    floating types; ``fp32_by_policy``: nodes in FP32 that are not among the ``kept`` ones."""
 
     @property
     def nodes(self) -> int: ...
-
     @property
     def half_nodes(self) -> int: ...
-
+    @property
+    def fp32_by_policy(self) -> int: ...
+    @property
+    def kept(self) -> Sequence[Kept]: ...
+    @property
+    def casts(self) -> int: ...
     @property
     def bytes(self) -> int: ...
-
     @property
     def bytes_fp32(self) -> int: ...
 

@@ -4,7 +4,9 @@
     model.fp16.data      its weights, from 2 GB on
     model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`folder.py`)
 
-Both are there together, or neither: nothing is written of a half that is not proven equal.
+Both are there together, or neither: nothing is written of a half that is not proven equal. They are made in a hidden
+folder beside them, which is renamed to ``.model.fp16.ready`` when it is whole. What moves its files to their places
+may be cut off, and goes on where the half is next asked for.
 """
 
 import os
@@ -18,6 +20,7 @@ from typing import Any, Literal
 import onnx
 from onnx import external_data_helper
 
+from ...models.durable import fsync
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
 from ...models.manifest import sha256_of, write_manifest
 from ...models.store import LIVE, Store, Version
@@ -26,9 +29,8 @@ from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF
 from ..inputs.samples import load_samples, stored_samples
 from ..maker import Notify
-from ..onnx.reading.bounded_file import external_files, read_graph, read_model, tensors
+from ..onnx.reading.bounded_file import external_files, read_graph, tensors
 from ..onnx.reading.large_files import DATA
-from ..onnx.stored import half_storage
 from ..other_engine import onnx_file, prove_engine
 from ..report.headline import headline
 
@@ -41,6 +43,19 @@ REFUSED: Verdict = "refused"
 def proof_folder(file: Path) -> Path:
     """The folder of a half's proof: ``model.fp16.proof`` beside ``model.fp16.onnx``."""
     return file.with_suffix(".proof")
+
+
+def proof_of(file: Path) -> Version:
+    """The proof of a half, as a version. The file itself may be another one by now. Raises BadInput."""
+    _finish(file)
+    if not file.is_file():
+        raise BadInput(f"{file}: no such file; expected a half that `halfeven fp16` wrote")
+    proof = proof_folder(file)
+    if not proof.is_dir():
+        raise BadInput(
+            f"{file} has no proof: expected the folder {proof}, which `halfeven fp16` writes beside it"
+        )
+    return exported_version(proof)
 
 
 def verdict_of(version: Version) -> Verdict:
@@ -60,6 +75,7 @@ def write_half(
     Raises Conflict where something else stands there, and as `convert` and `export` do.
     """
     _check(source, target)
+    _finish(target)
     with tempfile.TemporaryDirectory(prefix="halfeven-store-") as place:
         done = convert(source, Store(Path(place)), replace(options or Options(), forms=("onnx",)), notify)
         facts = {**done.shown(), "verdict": verdict_of(done.version), "file": None, "proof": None}
@@ -89,8 +105,10 @@ def _check(source: Path, target: Path) -> None:
 
 def _written(version: Version, target: Path, notify: Notify) -> dict[str, Any]:
     """Write both; gives their paths and the digest of the file."""
-    with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.parent) as place:
-        draft = Path(place) / "proof"
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.stem}-", dir=target.parent, ignore_cleanup_errors=True
+    ) as place:
+        draft = Path(place) / "whole" / proof_folder(target).name
         facts = export(version, "onnxruntime", draft, notify)
         data = target.with_suffix(DATA).name  # of a large half alone; two halves may stand in one folder
         _describe(draft, version, data)
@@ -98,14 +116,30 @@ def _written(version: Version, target: Path, notify: Notify) -> dict[str, Any]:
         write_manifest(
             draft, LIVE, {key: value for key, value in facts.items() if key not in ("folder", "files")}
         )
-        copies = [(HALF, target.name), *([(data, data)] if (draft / data).exists() else [])]
-        for name, copied in copies:
-            shutil.copyfile(draft / name, Path(place) / copied)
-        shutil.rmtree(proof_folder(target), ignore_errors=True)
-        draft.rename(proof_folder(target))
-        for _, copied in reversed(copies):
-            (Path(place) / copied).replace(target.with_name(copied))
+        for name, copied in ((HALF, target.name), (data, data)):
+            if (draft / name).exists():
+                shutil.copyfile(draft / name, draft.with_name(copied))
+                fsync(draft.with_name(copied))
+        draft.parent.rename(_ready(target))
+    _finish(target)
     return {"file": str(target), "proof": str(proof_folder(target)), "digest": sha256_of(target)}
+
+
+def _ready(target: Path) -> Path:
+    return target.with_name(f".{target.stem}.ready")
+
+
+def _finish(target: Path) -> None:
+    """Move the files of a half that is whole to their places; nothing where there is none."""
+    ready, proof = _ready(target), proof_folder(target)
+    if not ready.is_dir():
+        return
+    if (ready / proof.name).is_dir():
+        shutil.rmtree(proof, ignore_errors=True)
+        (ready / proof.name).rename(proof)
+    for path in list(ready.iterdir()):
+        path.replace(target.with_name(path.name))
+    ready.rmdir()
 
 
 def _describe(draft: Path, version: Version, data: str) -> None:
@@ -133,21 +167,12 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
     ``samples``: judge with these instead of those of the proof. Raises BadInput where there is no proof beside the
     file, ParityRefused where a file is not the one that was proven.
     """
-    if not file.is_file():
-        raise BadInput(f"{file}: no such file; expected a half that `halfeven fp16` wrote")
-    proof = proof_folder(file)
-    if not proof.is_dir():
-        raise BadInput(
-            f"{file} has no proof: expected the folder {proof}, which `halfeven fp16` writes beside it"
-        )
-    version = exported_version(proof)
+    version = proof_of(file)
     _check_digests(file, version)
     spec = version.spec()
-    engine = replace(onnx_file(file, spec), storage=half_storage(read_model(file, file.parent), spec))
     judging = load_samples(samples, spec) if samples else stored_samples(version)
-    return {"file": str(file), "proof": str(proof), "digests": "as proven"} | dict[str, Any](
-        prove_engine(version, judging, engine, notify)
-    )
+    proven = prove_engine(version, judging, onnx_file(file, spec), notify)
+    return {"file": str(file), "proof": str(version.folder), "digests": "as proven"} | dict[str, Any](proven)
 
 
 def _check_digests(file: Path, version: Version) -> None:
@@ -159,7 +184,8 @@ def _check_digests(file: Path, version: Version) -> None:
                 f"{path} is not the file that was proven: expected the SHA-256 {expected.get(name)}; write it again "
                 "from the model (halfeven fp16)"
             )
-    proven, said = version.json("parity.json")["forms"]["onnx"]["dtype"], version.manifest["half"]
+    proven = version.read("parity.json", lambda proofs: proofs["forms"]["onnx"]["dtype"])
+    said = version.manifest["half"]
     if proven != said:
         raise ParityRefused(
             f"{version.folder / 'manifest.json'} says that the half is {said}, and it was proven as {proven}; write it "

@@ -21,7 +21,6 @@ from ...models.manifest import sha256_of
 from ...models.processor import this_processor
 from ...models.store import LIVE, Version
 from ..environment import environment
-from ..exported.folder import exported_version
 from ..inputs.samples import Samples, stored_samples
 from ..maker import Notify
 from ..onnx.reading.bounded_file import bytes_of, external_files, read_graph
@@ -29,7 +28,7 @@ from ..prove import answers_of
 from ..question import Answers
 from ..reprove import reprove
 from ..subject import CPU
-from .half_file import proof_folder
+from .half_file import proof_of
 
 RUNS = 25  # of each side, in turns; the median counts
 ROWS = 8  # of the batch whose time is taken
@@ -49,12 +48,8 @@ class Found:
 
 
 def found_file(file: Path) -> Found:
-    """A half that `halfeven fp16` wrote. The file itself may be another one by now. Raises BadInput."""
-    if not file.is_file():
-        raise BadInput(f"{file}: no such file; expected a half that `halfeven fp16` wrote")
-    if not proof_folder(file).is_dir():
-        raise BadInput(f"{file} has no proof: expected the folder {proof_folder(file)} beside it")
-    return Found(exported_version(proof_folder(file)), file)
+    """A half that `halfeven fp16` wrote. Raises BadInput."""
+    return Found(proof_of(file), file)
 
 
 def measured(

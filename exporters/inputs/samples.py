@@ -21,8 +21,8 @@ import safetensors.numpy
 
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
-from ...models.guarded_reading import guarded
-from ...models.opened_file import OpenedFile
+from ...models.guarded_reading import guarded, reading
+from ...models.opened_file import opened_named
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.store import Version
 from ...models.value_range import ValueRange
@@ -144,7 +144,12 @@ def _mapped(path: Path, start: int, entry: Mapping[str, Any]) -> np.ndarray:
 
 def stored_samples(version: Version) -> Samples:
     """The samples of a version in the store, by which it was judged. Raises DamagedFile, BadSamples."""
-    return checked_samples(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
+    path = version.path("samples.safetensors")
+    try:
+        with reading(path, "samples"):
+            return checked_samples(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
+    except BadSamples as error:
+        raise BadSamples(f"{path}: {error}") from error
 
 
 # Reading.
@@ -152,7 +157,7 @@ def stored_samples(version: Version) -> Samples:
 
 def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     try:
-        with OpenedFile(path.resolve()) as opened:  # once, so that the file whose size was checked is read
+        with opened_named(path) as opened:  # once, so that the file whose size was checked is read
             file = opened.handle
             packed = file.read(2) == b"PK"
             _bound(file.seek(0, os.SEEK_END), max_bytes)

@@ -1,7 +1,7 @@
 """The one form of a foreign ONNX file, planned, made and judged on the road (`maker.Maker`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,17 @@ from ...models.datatypes import name_of
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import NotRun
-from ...models.package import ModelFolder
+from ...models.package import ModelFolder, Precision
 from ...models.spec import ModelSpec
 from ...models.store import Draft
-from ..gate.verdict import ParityReport
 from ..graph.original_graph import OriginalGraph
-from ..graph.traffic import why_not_half
+from ..graph.traffic import Traffic
 from ..inputs.samples import Samples
 from ..maker import Made, Maker, Notify
 from ..no_reference import Operation
 from ..operations import Operations
-from ..plan.findings import findings, with_diagnosis
-from ..plan.planner import Planner
+from ..plan.planned_forms import PlannedForms
 from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
-from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from ..threads import fixed_threads
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
@@ -150,24 +147,18 @@ def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray], may_be_empty:
 
 
 @dataclass(slots=True)
-class FileForms:
+class FileForms(PlannedForms[FileGraph, ForeignHalf]):
     """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution.
 
-    ``choosing``: of the file as it was given (`choosing`). ``because``: why the original serves although
-    something could be half.
+    ``choosing``: of the file as it was given (`choosing`).
     """
 
-    subject: Subject
     program: ForeignProgram
     answers: Answers
     info: tuple[ValueInfoProto, ...]
     operations: Operations
     row_operations: int
     choosing: str = ""
-    planner: Planner[FileGraph] | None = None
-    settled: FileGraph = field(init=False)
-    half: ForeignHalf = field(init=False)
-    because: str = ""
 
     def original(self) -> Answers:
         return self.answers
@@ -185,44 +176,15 @@ class FileForms:
         by_node = Oracle(model, weights).run
         return ask_reference(spec, judging, self.answers, tie_tolerance, self.row_operations, by_node)
 
-    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
-        subject = self.subject
-        if self.planner is None:
-            notify("profiling")
-            graph = file_graph(
-                self.program,
-                subject.spec,
-                subject.precision,
-                planning,
-                self.answers,
-                self.operations,
-                bool(subject.search),
-            )
-            self.planner = Planner(graph, planning, subject.search)
-        if not self.planner.settle(share, notify):
-            return False
-        notify("rewriting")
-        plan = self.planner.plan
-        self.settled = plan.graph.settled(plan.searched)
-        self.half = written(self.program, self.settled, self.info)
-        self._drop_a_half_that_saves_nothing(planning)
-        return True
+    def graph(self, precision: Precision, planning: Samples) -> FileGraph:
+        spec, search = self.subject.spec, bool(self.subject.search)
+        return file_graph(self.program, spec, precision, planning, self.answers, self.operations, search)
 
-    def _drop_a_half_that_saves_nothing(self, planning: Samples) -> None:
-        self.because = why_not_half(self.half, self.settled.traffic)
-        if self.because:
-            asked = replace(self.subject.precision, level="O0")
-            graph = file_graph(
-                self.program, self.subject.spec, asked, planning, self.answers, self.operations
-            )
-            self.settled = graph.settled(())
-            self.half = written(self.program, self.settled, self.info)
+    def written(self) -> ForeignHalf:
+        return written(self.program, self.settled, self.info)
 
-    def serve_original(self, because: str) -> None:
-        self.subject, self.planner = self.subject.served_original(because), None
-
-    def nearest(self, notify: Notify) -> str:
-        return self.planner.nearest(notify) if self.planner else ""
+    def traffic(self) -> Traffic:
+        return self.settled.traffic()
 
     def write(self, draft: Draft) -> None:
         """Nothing: `make` writes original and half."""
@@ -243,19 +205,7 @@ class FileForms:
         )
 
     def facts(self) -> dict[str, Any]:
-        half = self.half
-        return {
-            "nodes": half.nodes,
-            "half_nodes": half.half_nodes,
-            "fp32_by_policy": half.fp32_by_policy,
-            "kept": [kept.to_json() for kept in half.kept],
-            "casts": half.casts,
-            "bytes": half.bytes,
-            "bytes_fp32": half.bytes_fp32,
-            "search": self.planner.search if self.planner else NOT_ASKED,
-            **({"original_because": why} if (why := self.subject.original_because or self.because) else {}),
-            **({"choosing": self.choosing} if self.choosing else {}),
-        }
+        return PlannedForms.facts(self) | ({"choosing": self.choosing} if self.choosing else {})
 
     def plan_json(self) -> dict[str, Any]:
         return {
@@ -265,13 +215,6 @@ class FileForms:
             "nodes": self.settled.actions(),
             "kept": [kept.to_json() for kept in self.half.kept],
         }
-
-    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
-        assert self.planner is not None
-        return findings(self.settled, self.planner.plan.found, self.settled.traffic())
-
-    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
-        return with_diagnosis(self.settled, report, reference_run)
 
     def _runtime(self, path: Path, precision: str) -> Answers:
         engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))

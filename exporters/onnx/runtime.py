@@ -201,7 +201,7 @@ def difference(given: ModelProto, spec: ModelSpec, original: Answers, row: Array
     Also None where the two cannot be compared: the file has values in half, which the original has in FP32, it is
     random, or ONNX Runtime does not run it as it is.
     """
-    if _has_half(given):
+    if has_half(given):
         return None
     inputs = {
         tensor.name: np.asarray(array_batch_back(row[tensor.name], tensor.batch_axis), order="C")
@@ -233,7 +233,8 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.allclose(numbers, others, rtol=0.0, atol=ALIKE * scale, equal_nan=True))
 
 
-def _has_half(model: ModelProto) -> bool:
+def has_half(model: ModelProto) -> bool:
+    """Whether a value of the model is half."""
     values = (*model.graph.input, *model.graph.output)
     casts = (attribute(node, "to") for node in walk(model.graph) if node.op_type == "Cast")
     types = {value.type.tensor_type.elem_type for value in values} | {t.data_type for t in tensors(model)}

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,17 @@ from ...models.engines.cpu.setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.errors import HalfevenError
+from ...models.package import Precision
 from ...models.program import runnable, walk
 from ...models.spec import ModelSpec
 from ...models.store import Draft
-from ..gate.verdict import ParityReport
 from ..graph.original_graph import OriginalGraph
-from ..graph.traffic import Cast, Traffic, why_not_half
+from ..graph.traffic import Cast, Traffic
 from ..inputs.samples import Samples
-from ..maker import Made, Notify
+from ..maker import Made
 from ..no_reference import Operation
 from ..onnx.stored import half_file_on_cpu
-from ..plan.findings import findings, with_diagnosis
-from ..plan.planner import Planner
+from ..plan.planned_forms import PlannedForms
 from ..prove import (
     Answers,
     ReferenceRun,
@@ -42,8 +41,6 @@ from ..prove import (
     take,
     ties_of,
 )
-from ..search.delta_debugging import NOT_ASKED
-from ..subject import Subject
 from .autocast.dtypes import tensors_of
 from .autocast.folding import _aliased
 from .autocast.rewrite import HalfProgram
@@ -54,15 +51,9 @@ from .program_original import ProgramOriginal
 
 
 @dataclass(slots=True)
-class ProgramForms:
-    """Makes the forms of an exported program (`maker.Maker`). ``because``: why the original serves although something
-    could be half."""
+class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
+    """Makes the forms of an exported program (`maker.Maker`)."""
 
-    subject: Subject
-    planner: Planner[ProgramGraph] | None = None
-    settled: ProgramGraph = field(init=False)
-    half: HalfProgram = field(init=False)
-    because: str = ""
     _original: Answers | None = None
     _module: GraphModule | None = None
     _row_operations: int | None = None
@@ -106,38 +97,16 @@ class ProgramForms:
             subject.spec, judging, self.original(), tie_tolerance, self.row_operations, exact, device
         )
 
-    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
-        subject = self.subject
-        if self.planner is None:
-            notify("profiling")
-            graph = program_graph(subject, planning, _example(subject.spec, planning))
-            self.planner = Planner(graph, planning, subject.search)
-        if not self.planner.settle(share, notify):
-            return False
-        notify("rewriting")
-        plan = self.planner.plan
-        self.settled = plan.graph.settled(plan.searched)
-        self.half = self.settled.written(subject.exported)
-        self._drop_a_half_that_saves_nothing(planning)
-        return True
+    def graph(self, precision: Precision, planning: Samples) -> ProgramGraph:
+        subject = replace(self.subject, precision=precision)
+        return program_graph(subject, planning, _example(subject.spec, planning))
 
-    def _drop_a_half_that_saves_nothing(self, planning: Samples) -> None:
-        self.because = why_not_half(self.half, self._traffic)
-        if self.because:
-            subject = self.subject
-            asked = replace(subject, precision=replace(subject.precision, level="O0"))
-            self.settled = program_graph(asked, planning, _example(subject.spec, planning))
-            self.half = self.settled.written(subject.exported)
+    def written(self) -> HalfProgram:
+        return self.settled.written(self.subject.exported)
 
-    def _traffic(self) -> Traffic:
+    def traffic(self) -> Traffic:
         program = self.half.program
         return Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
-
-    def serve_original(self, because: str) -> None:
-        self.subject, self.planner = self.subject.served_original(because), None
-
-    def nearest(self, notify: Notify) -> str:
-        return self.planner.nearest(notify) if self.planner else ""
 
     def write(self, draft: Draft) -> None:
         folder, program = draft.folder, self.subject.exported
@@ -158,29 +127,8 @@ class ProgramForms:
         spec, dtype, device = self.subject.spec, self.subject.precision.dtype, self.subject.device
         return answers_of(spec, TorchEngine(self.half.program, dtype, device, spec=spec))
 
-    def facts(self) -> dict[str, Any]:
-        half = self.half
-        return {
-            "nodes": half.nodes,
-            "half_nodes": half.half_nodes,
-            "fp32_by_policy": half.plan.fp32_by_policy,
-            "kept": [kept.to_json() for kept in half.plan.kept],
-            "casts": half.casts,
-            "bytes": half.bytes,
-            "bytes_fp32": half.bytes_fp32,
-            "search": self.planner.search if self.planner else NOT_ASKED,
-            **({"original_because": why} if (why := self.subject.original_because or self.because) else {}),
-        }
-
     def plan_json(self) -> dict[str, Any]:
         return self.half.plan.to_json(self.settled.module)
-
-    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
-        assert self.planner is not None
-        return findings(self.settled, self.planner.plan.found, self._traffic())
-
-    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
-        return with_diagnosis(self.settled, report, reference_run)
 
     def _half_torch(self, draft: Draft, reference_run: ReferenceRun) -> Made:
         save_program(self.half.program, draft.folder / "half.pt2", weights=True)
@@ -221,7 +169,7 @@ class ProgramForms:
 
     def _half_onnx(self, draft: Draft, reference_run: ReferenceRun) -> Made:
         spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"
-        kept = ",".join(kept.node for kept in self.half.plan.kept)
+        kept = ",".join(kept.node for kept in self.half.kept)
         about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
         write_onnx(self.half.program, spec, path, about)
         if self.subject.device.type == "cpu":

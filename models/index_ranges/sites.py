@@ -4,7 +4,7 @@ An index out of range raises on a CPU. On a CUDA device it is a device-side asse
 Bodies of control flow are left out. Source: torch's CPU kernels, whose errors a test repeats.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -36,7 +36,7 @@ class Site:
 
 def index_sites(module: GraphModule) -> list[Site]:
     """Every site of the graph, in its order."""
-    return [site for node in module.graph.nodes for site in _SITES.get(aten_name(node), _no_site)(node)]
+    return [site for node in module.graph.nodes for site in _sites(node)]
 
 
 def aten_name(node: Node) -> str:
@@ -65,34 +65,17 @@ def size_along(table: object, axis: int) -> int | str | None:
     return int(size) if size.isdecimal() else size
 
 
-def _no_site(node: Node) -> Iterator[Site]:
-    yield from ()
-
-
-def _rows(table: int, place: int) -> Callable[[Node], Iterator[Site]]:
-    """The first dimension of argument ``table`` is indexed by argument ``place``."""
-
-    def sites(node: Node) -> Iterator[Site]:
-        yield from _site(node, (place,), argument(node, table), 0, False)
-
-    return sites
-
-
-def _along_dim(negatives: bool = False) -> Callable[[Node], Iterator[Site]]:
-    """(table, dim, index, …)."""
-
-    def sites(node: Node) -> Iterator[Site]:
-        yield from _site(node, (2,), argument(node, 0), argument(node, 1), negatives)
-
-    return sites
-
-
-def _take_along_dim(node: Node) -> Iterator[Site]:
-    yield from _site(node, (1,), argument(node, 0), argument(node, 2), False)
-
-
-def _elements(node: Node) -> Iterator[Site]:
-    yield from _site(node, (1,), argument(node, 0), None, True)
+def _sites(node: Node) -> Iterator[Site]:
+    name = aten_name(node)
+    if name in _LISTS:
+        yield from _listed(node)
+    elif name == "one_hot":
+        classes = argument(node, 1)
+        if isinstance(classes, int) and classes > 0:
+            yield Site(node, (0,), argument(node, 0), classes)
+    elif (way := _WAYS.get(name)) is not None:
+        axis = argument(node, way.dim) if way.dim is not None else way.axis
+        yield from _site(node, (way.index,), argument(node, way.table), axis, way.negatives)
 
 
 def _listed(node: Node) -> Iterator[Site]:
@@ -104,12 +87,6 @@ def _listed(node: Node) -> Iterator[Site]:
         if isinstance(index, Node) and not is_mask:
             yield from _site(node, (1, number), argument(node, 0), axis, True)
         axis += len(look.shape) if look is not None and is_mask else 1
-
-
-def _one_hot(node: Node) -> Iterator[Site]:
-    classes = argument(node, 1)
-    if isinstance(classes, int) and classes > 0:
-        yield Site(node, (0,), argument(node, 0), classes)
 
 
 def _site(
@@ -128,23 +105,28 @@ def _site(
     yield Site(node, place, index, size, table, axis, negatives)
 
 
-_SITES: dict[str, Callable[[Node], Iterator[Site]]] = {
-    "embedding": _rows(0, 1),
-    "embedding_bag": _rows(0, 1),
-    "_embedding_bag": _rows(0, 1),
-    "_embedding_bag_forward_only": _rows(0, 1),
-    "index": _listed,
-    "index_put": _listed,
-    "_unsafe_index": _listed,
-    "_unsafe_index_put": _listed,
-    "take": _elements,
-    "put": _elements,
-    "take_along_dim": _take_along_dim,
-    "one_hot": _one_hot,
-    "index_fill": _along_dim(negatives=True),
-    **dict.fromkeys(
-        ("gather", "index_select", "index_add", "index_copy", "index_reduce", "scatter", "scatter_add"),
-        _along_dim(),
-    ),
-    "scatter_reduce": _along_dim(),
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The places of a table, its index and its dimension among the arguments. Without ``dim`` the dimension is
+    ``axis``; None: all elements."""
+
+    table: int = 0
+    index: int = 2
+    dim: int | None = 1
+    axis: int | None = None
+    negatives: bool = False
+
+
+_LISTS = ("index", "index_put", "_unsafe_index", "_unsafe_index_put")
+_BAGS = ("embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+_ALONG = (
+    *("gather", "index_select", "index_add", "index_copy", "index_reduce"),
+    *("scatter", "scatter_add", "scatter_reduce"),
+)
+_WAYS = {
+    **dict.fromkeys(_BAGS, _Way(index=1, dim=None, axis=0)),
+    **dict.fromkeys(("take", "put"), _Way(index=1, dim=None, negatives=True)),
+    "take_along_dim": _Way(index=1, dim=2),
+    "index_fill": _Way(negatives=True),
+    **dict.fromkeys(_ALONG, _Way()),
 }

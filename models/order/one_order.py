@@ -32,11 +32,13 @@ SHARE = 0.8  # of the memory that this process may have
 @dataclass(frozen=True, slots=True)
 class OrderBounds:
     """``seconds`` of wall time for all of it; ``memory_bytes`` of private memory for each process, and for all that it
-    starts together where a control group can be made (None: `SHARE` of what there is); ``runs`` of one bare file."""
+    starts together where a control group can be made (None: `SHARE` of what there is, divided among the orders that run
+    ``at_once``); ``runs`` of one bare file."""
 
     seconds: float = 3600.0
     memory_bytes: int | None = None
     runs: int = 2000
+    at_once: int = 1
 
 
 DEFAULT_BOUNDS = OrderBounds()
@@ -49,7 +51,7 @@ class Order:
         self, bounds: OrderBounds = DEFAULT_BOUNDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.bounds = bounds
-        self.memory_bytes = self.bounds.memory_bytes or int(usable_memory() * SHARE)
+        self.memory_bytes = bounds.memory_bytes or int(usable_memory() * SHARE) // bounds.at_once
         self._clock, self._end_s = clock, clock() + self.bounds.seconds
         self.group: MemoryGroup | None = None
 

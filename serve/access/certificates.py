@@ -13,6 +13,7 @@ import ssl
 from pathlib import Path
 
 from ...models.errors import BadSetting
+from ...models.opened_file import opened_named
 
 Stamp = tuple[tuple[int, int, int, int], ...]
 _LOG = logging.getLogger(__name__)
@@ -76,7 +77,9 @@ class Certificates:
         replaced meanwhile: the bytes could be of another pair then."""
         before = self._look()
         certificate, key = self._files
-        context, pem = self._context(), (key.read_bytes(), certificate.read_bytes())
+        with opened_named(certificate) as one, opened_named(key) as other:
+            pem = other.read(), one.read()
+        context = self._context()
         if self._look() != before:
             raise ValueError("a file was replaced while they were read")
         return context, pem

@@ -10,12 +10,13 @@ from ...models.errors import BadSetting
 
 VARIABLES = "HALFEVEN_"  # how every environment variable of ours begins
 VARIABLE = f"{VARIABLES}API_KEY"
+_LONGEST_FILE = 4096  # characters
 
 
 def use_key(key: str | None) -> None:
-    """Send this key from now on."""
+    """Send this key from now on. Raises BadSetting for what no header can carry."""
     if key is not None:
-        os.environ[VARIABLE] = key
+        os.environ[VARIABLE] = _sendable(key)
 
 
 def use_key_in(file: Path | None) -> None:
@@ -23,7 +24,8 @@ def use_key_in(file: Path | None) -> None:
     if file is None:
         return
     try:
-        words = file.read_text().split()
+        with file.open() as opened:  # a pipe too, as of a vault
+            words = opened.read(_LONGEST_FILE).split()
     except (OSError, UnicodeDecodeError) as error:
         raise BadSetting(f"--key-file {file} cannot be read: {error}") from None
     if len(words) != 1:
@@ -36,7 +38,15 @@ def use_key_in(file: Path | None) -> None:
 def key_headers(key: str | None = None) -> dict[str, str]:
     """The header with the key; empty where there is none. ``key`` None: that of the variable."""
     key = os.environ.get(VARIABLE, "").strip() if key is None else key
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    return {"Authorization": f"Bearer {_sendable(key)}"} if key else {}
+
+
+def _sendable(key: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise BadSetting(
+            "the key has a character that no key has: expected one that `halfeven keys add` printed"
+        )
+    return key
 
 
 def key_advice(status: int) -> str:

@@ -16,7 +16,7 @@ import orjson
 
 from ...models.durable import replace_text
 from ...models.errors import BadInput, Conflict, DamagedFile, StoreUnusable, TooLarge, UnknownName
-from ...models.opened_file import OpenedFile
+from ...models.opened_file import opened_named
 from .keys import KeyRecord, Keys, new_key
 
 NAME_IN_STORE = "keys.json"
@@ -45,11 +45,10 @@ class KeyFile:
     def read(self) -> Keys | None:
         """The keys; None where there is no file. Raises StoreUnusable, DamagedFile."""
         try:
-            # Secrets are often mounted as links: the last one is followed here, and nowhere else.
-            opened = OpenedFile(self.path.resolve())
+            opened = opened_named(self.path)  # secrets are often mounted as links
         except FileNotFoundError:
             return None
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             raise StoreUnusable(
                 f"the key file {self.path} cannot be opened: {getattr(error, 'strerror', error)}; it must be a file "
                 "that the user who runs the server can read"

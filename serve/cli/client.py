@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from ...exporters.inputs.samples import TARGET
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, EngineFailed
+from ...models.opened_file import opened_named
 from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
@@ -48,7 +49,8 @@ def _body(file: Path) -> tuple[bytes, str]:
     suffix = file.suffix.lower()
     if suffix in _AS_THEY_ARE or suffix == ".npz":
         try:
-            return file.read_bytes(), _AS_THEY_ARE.get(suffix, "application/x-npz")
+            with opened_named(file) as opened:
+                return opened.read(), _AS_THEY_ARE.get(suffix, "application/x-npz")
         except OSError as error:
             raise BadInput(f"{file} cannot be read: {error.strerror}") from error
     if suffix == ".safetensors":
@@ -110,14 +112,15 @@ def _into(out: Path, headers: Mapping[str, str], answer: bytes) -> dict[str, Any
 def _read(file: Path) -> Any:
     suffix = file.suffix.lower()
     try:
-        if suffix == ".json":
-            return json.loads(file.read_text())
-        if suffix == ".npz":
-            with np.load(file, allow_pickle=False) as arrays:
-                return _sendable(file, dict(arrays))
-        if suffix == ".safetensors":
-            arrays = {key: array for key, array in load_file(file).items() if not key.startswith(TARGET)}
-            return _sendable(file, arrays)
+        with opened_named(file) as opened:
+            if suffix == ".json":
+                return json.loads(opened.read())
+            if suffix == ".npz":
+                with np.load(opened.handle, allow_pickle=False) as arrays:
+                    return _sendable(file, dict(arrays))
+            if suffix == ".safetensors":
+                arrays = load_file(opened.again).items()
+                return _sendable(file, {key: array for key, array in arrays if not key.startswith(TARGET)})
     except BadInput:
         raise
     except Exception as error:

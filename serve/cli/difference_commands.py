@@ -2,38 +2,80 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...models.errors import BadSetting
 from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, notify, order
 
+if TYPE_CHECKING:
+    from ...models.store import Version
+
 
 @order
 def diff(
-    ours: Annotated[Path, typer.Argument(metavar="A", help="The ONNX file that is right.")],
-    theirs: Annotated[str, typer.Argument(metavar="B", help="Another ONNX file, or the URL of a V2 server.")],
+    ours: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="What is right: an ONNX file, an exported program (.pt2), a model folder, model.py:build, or the "
+            "original of NAME or NAME@VERSION.",
+        ),
+    ],
+    theirs: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="Another of these, the half of NAME@VERSION, or the URL of a V2 server."
+        ),
+    ],
     samples: Annotated[Path, typer.Option(help="npz or safetensors: inputs by name, axis 0 the samples.")],
     dtype: Annotated[
-        str, typer.Option(help="What B computes in: fp32, fp16 or bf16; for a file it is read from the file.")
-    ] = "fp32",
+        str | None,
+        typer.Option(
+            help="What B is to compute in: fp32, fp16 or bf16; default: its own types, of a server fp32."
+        ),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run B with the libraries of this python, from an environment that needs no halfeven."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the node that differs, with its inputs.")
     ] = None,
     key: Key = None,
     key_file: KeyFileOf = None,
+    store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
     """Run two engines of one model on the same samples; name the first tensor that differs by more than rounding."""
-    from ...exporters.differing.diff import DTYPES, differences
+    from ...exporters.differing.diff import DTYPES, differences, side_of
     from ..access.client_key import request_headers
     from .v2_engine import v2_engine
 
-    if dtype not in DTYPES:
+    if dtype not in (None, *DTYPES):
         raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
-    b = v2_engine(theirs, ours.stem, 60.0, request_headers(())) if "://" in theirs else Path(theirs)
-    facts = differences(ours, b, samples, dtype, out)
+    model = _model(ours, store)
+    a = side_of(model, samples)
+    if "://" in theirs:
+        name = model.stem if isinstance(model, Path) else model.name
+        b: Any = v2_engine(theirs, name, 60.0, request_headers(()))
+    else:
+        b = side_of(_model(theirs, store), samples, half=True, python=python)
+    facts = differences(a, b, samples, dtype, out)
     return facts, _said(facts), 0 if facts["equal"] else 3
+
+
+def _model(target: str, store: Path) -> "Path | Version":
+    """A path, or a version of the store where there is none."""
+    from ..versions.versions_in_store import store_at
+    from .parity_command import version_called
+
+    path = Path(target)
+    if path.exists() or path.suffix in (".onnx", ".pt2") or ".py:" in path.name:
+        return path
+    return version_called(target, store_at(store))
 
 
 def _said(facts: Mapping[str, Any]) -> str:
@@ -58,7 +100,7 @@ def _said(facts: Mapping[str, Any]) -> str:
 @order
 def index_check(
     target: Annotated[str, typer.Argument(help="NAME or NAME@VERSION of the store.")],
-    index: Annotated[Path, typer.Option(help="A .npy file: the vectors that FP32 made, [vectors, d].")],
+    index: Annotated[Path, typer.Option(help="The vectors that FP32 made: .npy [vectors, d], or .parquet.")],
     queries: Annotated[
         Path, typer.Option(help="npz or safetensors: inputs of the model, a row for each query.")
     ],

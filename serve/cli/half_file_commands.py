@@ -60,13 +60,16 @@ def fp16(
 def verify(
     file: Annotated[Path, typer.Argument(help="A half that `halfeven fp16` wrote.")],
     samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the proof's.")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Print a Markdown block for a model card.")] = False,
 ) -> Ended:
     """Compare a half with its proof: its digests, and the gate again with the installed ONNX Runtime."""
     from ...exporters.half_files.half_file import verify as verified
+    from ...exporters.half_files.model_card import model_card
     from .prove_command import shown
 
     facts = verified(file, samples, notify)
-    return facts, shown(facts), 0 if facts["status"] == "equal" else 3
+    facts |= {"card": model_card(file, facts)} if card else {}
+    return facts, facts.get("card") or shown(facts), 0 if facts["status"] == "equal" else 3
 
 
 _LOCK = Path("halfeven.lock")

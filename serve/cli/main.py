@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from ...models.errors import BadSetting
 from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
 from ..http.error_mapping import EXIT_CODES
+from ..logs import make_all_stderr_json
 from .bringing import import_models, init, samples
 from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, check_target, command, notify, order, progress
 from .difference_commands import diff, index_check
@@ -61,10 +63,20 @@ def main() -> None:
     """The console script. Errors of ours end as one sentence on stderr and an exit code."""
     use_utf8()
     bound_libraries()
+    if sys.argv[1:2] == ["serve"] and _log_format(sys.argv, os.environ) == "json":
+        make_all_stderr_json()  # before a wrong option is refused, and any library that writes to stderr is imported
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
     app()
+
+
+def _log_format(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The form that the log is asked for in: by the last such option, or by the variable."""
+    found = [value for name, value in environment.items() if name.upper() == "HALFEVEN_LOG_FORMAT"]
+    found += [word.partition("=")[2] for word in words if word.startswith("--log-format=")]
+    found += [after for word, after in pairwise(words) if word == "--log-format"]
+    return found[-1] if found else None
 
 
 def _show_version(asked: bool) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,11 @@ def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, A
     asked = dict(map(_limit, limits))
     under = replace(own, **asked, overridden=tuple(sorted({*own.overridden, *asked})))
     facts = facts_of(version)
-    for form, saved in version.json("parity.json")["forms"].items():
-        found = rejudge(saved, under).to_json()
+
+    def judged(proofs: Mapping[str, Any]) -> dict[str, Any]:
+        return {form: rejudge(saved, under).to_json() for form, saved in proofs["forms"].items()}
+
+    for form, found in version.read("parity.json", judged).items():
         facts["forms"][form] |= {"passed": found["passed"], "parity": found}
     return facts
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..access.client_key import VARIABLES
-from ..logs import announce, make_all_stderr_json, set_up
+from ..logs import announce, set_up
 from .console import Ended, command, notify
 
 if TYPE_CHECKING:
@@ -106,9 +106,6 @@ def serve(
     access_log: AccessLog = None,
 ) -> Ended:
     """Serve every live version in the store, and follow the store."""
-    as_objects = (log_format or os.environ.get("HALFEVEN_LOG_FORMAT")) == "json"
-    if as_objects:
-        make_all_stderr_json()  # before any library that writes to stderr is imported
     from ..settings import read_settings
 
     settings = read_settings(
@@ -123,7 +120,7 @@ def serve(
         keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
         log_level=log_level, log_format=log_format, access_log=access_log,
     )  # fmt: skip
-    _serve(settings, announce if as_objects else notify)
+    _serve(settings, announce if settings.log_format == "json" else notify)
     return {"status": "stopped"}, None, 0
 
 

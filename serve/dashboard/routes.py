@@ -53,7 +53,10 @@ def _add_home(routes: APIRouter, app: FastAPI, behind: Behind) -> None:
     def home(request: Request) -> Response:
         reaches = permit_of(request.scope).reaches
         listed, server = cards(behind.roster, reaches), server_facts(behind, reaches)
-        return _page(request, "home.html", cards=listed, server=server, store=not behind.roster.store.names())
+        # Below a path of a proxy the page is shown with and without the slash at its end: links relative to it would
+        # lead to two places.
+        root, empty = f"{behind.root_path}/" if behind.root_path else "./", not behind.roster.store.names()
+        return _page(request, "home.html", root=root, cards=listed, server=server, store=empty)
 
     @routes.get("/events")
     def events(request: Request, model: str | None = None, limit: Shown = 200) -> Response:

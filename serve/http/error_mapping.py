@@ -283,7 +283,7 @@ def body_of(
     error = of_the_disk(error)
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
     message, param = message_of(error, reaches), getattr(error, "param", None)
-    return body_for(path, status_of(error), code, message, param, accept)
+    return body_for(path, status_of(error), code, message, param and _shortened(param)[:_QUOTED], accept)
 
 
 def body_for(

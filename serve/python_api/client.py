@@ -64,7 +64,7 @@ class Client:
         """Send the rows and begin a job. ``data``: (input, target) of a model with one of each, arrays by name
         (``target:OUTPUT`` for the targets), or a file or folder as ``halfeven finetune --data`` takes it."""
         asked = {"n_epochs": epochs, **hyperparameters}
-        console = Console(stderr=True, highlight=False, quiet=not progress)
+        console = Console(stderr=True, highlight=False, emoji=False, quiet=not progress)
         with tempfile.TemporaryDirectory(prefix="halfeven-rows-") as folder:
             file = Path(data) if isinstance(data, str | Path) else self._rows(name, data, Path(folder))
             facts = fine_tune(

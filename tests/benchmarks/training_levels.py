@@ -2,16 +2,17 @@
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.training_levels [--dtype bf16|fp16] [--nets mlp,cnn,transformer]
 
-Each loop has a process of its own; the two of a pair take turns, a few steps each, in one pass. Prints a line for each
-net and level: processor time of a step, ours over by hand (the shortest of the turns), and the most memory (VmHWM), of
-the whole process and of what the training adds to it. Both clip, have AdamW and a cosine schedule, and read the loss of
-each step.
+Each loop has a process of its own; the two of a pair take turns, step by step, in one pass. Prints a line for each net
+and level: processor time of a step, ours over by hand (the median of the ratios of neighbouring steps: what else runs
+meets both), and the most memory (VmHWM), of the whole process and of what the training adds to it. Both clip, have
+AdamW and a cosine schedule, and read the loss of each step.
 """
 
 import argparse
 import copy
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -29,15 +30,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 LEVELS, NETS = ("O0", "O1", "O2"), ("mlp", "cnn", "transformer")
-ROWS, BATCH, TURNS, STEPS, CLASSES = 512, 64, 15, 2, 10
-LARGE = {"mlp": (1024,), "cnn": (3, 32, 32), "transformer": (64, 128)}
+ROWS, BATCH, TURNS, FIRST, CLASSES = 512, 64, 60, 4, 10
+LARGE = {"mlp": (2048,), "cnn": (3, 32, 32), "transformer": (64, 128)}
 
 
 def net_of(name: str) -> nn.Module:
     torch.manual_seed(0)
     if name == "mlp":
         return nn.Sequential(
-            nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES)
+            nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, CLASSES)
         )
     if name == "cnn":
         layers: list[nn.Module] = []
@@ -110,7 +111,7 @@ def by_hand(net: nn.Module, x: Tensor, y: Tensor, level: str, settings: Settings
 
 
 def child(way: str, name: str, level: str, dtype: str) -> None:
-    """A line on stdin is an order to take some steps; the answer is the processor time of one. At the end: memory."""
+    """A line on stdin is an order to take a step; the answer is its processor time. At the end: memory."""
     torch.set_num_threads(1)
     before = resident_peak()
     x, y = torch.rand(ROWS, *LARGE[name]), torch.randint(0, CLASSES, (ROWS,))
@@ -124,14 +125,13 @@ def child(way: str, name: str, level: str, dtype: str) -> None:
     steps = (ours if way == "ours" else by_hand)(net_of(name), x, y, level, settings)
     for _ in sys.stdin:
         began = time.process_time()
-        for _ in range(STEPS):
-            next(steps)
-        print((time.process_time() - began) / STEPS, flush=True)
+        next(steps)
+        print(time.process_time() - began, flush=True)
     print(json.dumps([resident_peak(), resident_peak() - before]), flush=True)
 
 
 def seconds_by_turn(pair: Sequence[subprocess.Popen[str]], count: int) -> list[list[float]]:
-    """Seconds of a step, ours and by hand, of each turn; they change who is first."""
+    """Seconds of the step of each turn, ours and by hand; they change who is first."""
     found: list[list[float]] = []
     for turn in range(count):
         seconds = [0.0, 0.0]
@@ -159,17 +159,17 @@ def measured(name: str, level: str, dtype: str) -> dict[str, Any]:
     """Memory is that of a second pair, in which what is freed goes back to the system: else the peak depends on which
     gaps the allocator finds."""
     pair = pair_of(name, level, dtype)
-    times = seconds_by_turn(pair, TURNS + 1)[1:]  # the first steps allocate
-    best = [min(column) for column in zip(*times, strict=True)]  # what another program takes only adds to it
+    times = seconds_by_turn(pair, TURNS)[FIRST:]  # the first steps allocate
+    middle = [statistics.median(column) for column in zip(*times, strict=True)]
     for one in pair:
         one.communicate()
     pair = pair_of(name, level, dtype, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
-    seconds_by_turn(pair, 1)
+    seconds_by_turn(pair, FIRST)
     memory = [json.loads(one.communicate()[0]) for one in pair]
     return {
         "net": name, "level": level, "dtype": "fp32" if level == "O0" else dtype,
-        "ms": [round(1e3 * one, 2) for one in best],
-        "time": round(best[0] / best[1], 3),
+        "ms": [round(1e3 * one, 2) for one in middle],
+        "time": round(statistics.median(ours / by_hand for ours, by_hand in times), 3),
         "memory": round(memory[0][0] / memory[1][0], 3),
         "added_mib": [round(one[1] / 2**20) for one in memory],
         "added": round(memory[0][1] / memory[1][1], 3),

@@ -1,6 +1,7 @@
 """``python -m tests.benchmarks.verified_proofs [NETS]``: how often the independent verifier agrees with the gate.
 
-Seeded nets become ONNX files and halves with proofs, and docs/verify_proof.py is asked about each."""
+Seeded nets become ONNX files and halves with proofs; `halfeven verify` and docs/verify_proof.py are asked about each.
+That both refuse proofs that were changed is shown by tests/exporters/half_files/test_independent_verifier.py."""
 
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 from halfeven.exporters.convert import Options
-from halfeven.exporters.half_files.half_file import write_half
+from halfeven.exporters.half_files.half_file import verify, write_half
 from onnx import TensorProto, helper, numpy_helper
 
 VERIFIER = Path(__file__).parents[2] / "docs" / "verify_proof.py"
@@ -46,9 +47,11 @@ def write_net(path: Path, random: np.random.Generator) -> int:
 
 
 def main(nets: int) -> None:
-    agreed = halves = 0
-    for seed in range(nets):
+    """Nets are drawn until so many have a proven half."""
+    agreed = halves = seed = 0
+    while halves < nets:
         random = np.random.default_rng(seed)
+        seed += 1
         with TemporaryDirectory() as place:
             net, half, rows = (Path(place) / name for name in ("net.onnx", "half.onnx", "x.npz"))
             wide = write_net(net, random)
@@ -56,13 +59,14 @@ def main(nets: int) -> None:
             if write_half(net, half, Options(samples=rows))["verdict"] != "equal":
                 continue
             halves += 1
+            ours = verify(half)["status"]
             done = subprocess.run(
                 [sys.executable, "-I", VERIFIER, half], capture_output=True, text=True, check=False
             )
-            agreed += done.returncode == 0
-            if done.returncode:
-                print(f"seed {seed}: {done.stdout.strip()} {done.stderr.strip()[-300:]}")
-    print(f"{agreed} of {halves} proofs verified ({nets} nets)")
+            agreed += (ours, done.returncode) == ("equal", 0)
+            if done.returncode or ours != "equal":
+                print(f"seed {seed - 1}: {ours}; {done.stdout.strip()} {done.stderr.strip()[-300:]}")
+    print(f"{agreed} of {halves} proofs verified by both ({seed} nets drawn)")
 
 
 if __name__ == "__main__":

@@ -5,18 +5,14 @@ ours: `HALFEVEN_TRITON_EXAMPLES` names a folder that has them (docs/conformance.
 are skipped by name; what the scripts check, `test_clients.py` checks in our own words everywhere.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.conftest import Serving
-from tests.patience import PATIENCE_S
+from tests.conformance.triton_examples import FOLDER, run_example
 
-FOLDER = os.environ.get("HALFEVEN_TRITON_EXAMPLES")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="HALFEVEN_TRITON_EXAMPLES names no folder of examples")
 
 # script: its last words where it has some
@@ -44,15 +40,6 @@ ELSEWHERE = {  # not refused by us; the script wants something of its surroundin
     "simple_http_model_control.py": "a server of its own, in test_model_control.py",
 }
 CODINGS = ("deflate", "gzip", "")
-
-
-def run_example(script: str, address: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(Path(FOLDER or "") / script), "-u", address, *options],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
 
 
 @pytest.mark.parametrize("script", PASSING)

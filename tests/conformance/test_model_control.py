@@ -11,9 +11,9 @@ import tritonclient.http as triton
 from halfeven.models.store import Store
 from tritonclient.utils import InferenceServerException
 
-from tests.conformance import test_examples
 from tests.conformance.conftest import Serving, answers_right, served
 from tests.conformance.hosted import MODELS, SIMPLE_OF_16, host
+from tests.conformance.triton_examples import FOLDER, run_example
 from tests.patience import PATIENCE_S
 
 SEVEN = ["simple", *sorted(set(MODELS) - {"simple"})[:6]]  # the script wants exactly so many
@@ -47,10 +47,10 @@ def gone(client: Any, name: str) -> None:
         assert time.monotonic() < deadline, f"{name} is still there"
 
 
-@pytest.mark.skipif(not test_examples.FOLDER, reason="HALFEVEN_TRITON_EXAMPLES names no folder of examples")
+@pytest.mark.skipif(not FOLDER, reason="HALFEVEN_TRITON_EXAMPLES names no folder of examples")
 def test_the_example_passes(serving: Serving, client: Any) -> None:
     client.load_model("simple", config='{"max_batch_size":"8"}')  # the script sets it from 8 to 16
-    done = test_examples.run_example("simple_http_model_control.py", serving.address)
+    done = run_example("simple_http_model_control.py", serving.address)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS: model control" in done.stdout
 

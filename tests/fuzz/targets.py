@@ -4,6 +4,7 @@ A target either returns or raises an error of `models/errors.py`; anything else 
 """
 
 import asyncio
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from halfeven.models.guarded_reading import reading
 from halfeven.models.package import parse_folder
 from halfeven.models.pictures.picture import picture_row
 from halfeven.models.pictures.pixels import Picture
-from halfeven.models.store import Store
+from halfeven.models.store import Store, Version
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.finetune.data.datasets import read_training
@@ -43,6 +44,7 @@ from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.versions import orders
 from halfeven.serve.versions.loading import kept_setups
 from halfeven.serve.versions.loading.tuned import tuned_for, tuned_path
+from halfeven.serve.versions.traffic.comparison import scale_of
 
 from tests.fuzz import seeds
 from tests.fuzz.http_wire import HttpWire
@@ -113,6 +115,16 @@ def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
     def of_model(name: str, read: Callable[[Store], object]) -> Callable[[bytes], object]:
         return lambda data: read(seeds.store_with(folder / "store", f"models/net/{name}", data))
 
+    def stored(name: str, read: Callable[[Version], object]) -> Target:
+        """A file whose digest the manifest has: what a crafted version brings."""
+
+        def written(data: bytes) -> object:
+            (folder / name).write_bytes(data)
+            files = {name: hashlib.sha256(data).hexdigest()}
+            return read(Version("net", 1, folder, {"files": files, "half": "fp16"}))
+
+        return Target(name, written, lambda: [(program / name).read_bytes()])
+
     program = store / "models/net/1"
     archive = (program / "half.pt2").read_bytes
     training = on_disk(lambda path: read_training(path, spec, MOST, quarantine=True))
@@ -146,6 +158,8 @@ def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
         Target("shape expression", lambda data: is_arithmetic(data.decode(errors="replace")), seeds.expressions),
         Target("keys", on_disk(lambda path: KeyFile(path).read()), lambda: seeds.keys(folder)),
         Target("manifest", version, lambda: [(program / "manifest.json").read_bytes()]),
+        stored("spec.json", Version.spec),
+        stored("parity.json", scale_of),
         Target("live", of_model("live", lambda found: found.live_number("net")), lambda: [b"1\n", b"20"]),
         *kept_states(folder, store),
     ]

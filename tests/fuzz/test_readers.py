@@ -26,7 +26,8 @@ NAMES = [
     "HTTP", "V2 JSON", "V2 binary", "predict", "gRPC", "repository", "content coding", "picture", "model.toml",
     "config.pbtxt", ".mar", "ONNX",
     "samples", "training rows", "CSV", "JSON lines", "Parquet", "tar", "program", "program JSON", "program for torch",
-    "shape expression", "keys", "manifest", "live", "promotions.json", "rollout.json", "drifted-1.json", "events.jsonl",
+    "shape expression", "keys", "manifest", "spec.json", "parity.json",
+    "live", "promotions.json", "rollout.json", "drifted-1.json", "events.jsonl",
     "proofs-1.json", "tuned.json", "cores.json", "ceiling.json", "state.json",
 ]  # fmt: skip
 

@@ -15,13 +15,11 @@ from halfeven.models.model_keys import TOP, Key, Keys
 from halfeven.models.package import read_folder
 
 from tests.model_folders import write_folder
-from tests.models import test_package
+from tests.models.wrong_words import WRONG_WORDS
 from tests.reference.model_schema import model_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 VALIDATOR = jsonschema_rs.validator_for(model_schema())
-_OF_WORDS = "test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one"
-WRONG = vars(test_package)[_OF_WORDS].pytestmark[0].args[1]
 
 
 def value_of(key: Key) -> Any:
@@ -79,7 +77,7 @@ def test_every_model_toml_of_the_package_and_every_part_of_one_in_the_pages_fits
 
 
 def test_a_wrong_key_or_word_fits_neither(tmp_path: Path) -> None:
-    for place, (settings, _) in enumerate(WRONG):
+    for place, (settings, _) in enumerate(WRONG_WORDS):
         folder = write_folder(tmp_path / str(place), **{"name": "net", **settings})
         with pytest.raises(BadFolder):
             read_folder(folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models import opened_file
-from halfeven.models.opened_file import OpenedFile, opened_inside
+from halfeven.models.opened_file import OpenedFile, opened_inside, opened_named
 
 
 def test_another_file_at_its_path_is_not_read(tmp_path: Path) -> None:
@@ -58,6 +58,29 @@ def test_what_is_no_file_of_the_folder_is_not_opened(tmp_path: Path, outside: Pa
         os.mkfifo(path)
     with pytest.raises(OSError, match=r"leads out|Too many levels|not a regular file"):
         opened_inside(folder, path)
+
+
+@pytest.mark.parametrize(
+    "way", ["a pipe", "a folder", "a loop of links", "a link to a device", "a link to nothing"]
+)
+def test_what_the_user_names_is_a_file(tmp_path: Path, way: str) -> None:
+    place = tmp_path / "named"
+    match way:
+        case "a pipe":
+            os.mkfifo(place)
+        case "a folder":
+            place.mkdir()
+        case _:
+            place.symlink_to(
+                {"a loop of links": "named", "a link to a device": "/dev/zero"}.get(way, "nothing")
+            )
+    with pytest.raises(OSError, match=r"named|regular|nothing"):
+        opened_named(place)
+    place.rmdir() if place.is_dir() else place.unlink()
+    (tmp_path / "file").write_bytes(b"1")
+    place.symlink_to("file")
+    with opened_named(place) as opened:
+        assert opened.read() == b"1"
 
 
 def test_a_link_inside_of_the_folder_is_followed_and_a_size_is_bounded(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from halfeven.models.durable import _locked_file
 from halfeven.models.errors import BadInput, Conflict, DamagedFile, HalfevenError, UnknownName
 from halfeven.models.manifest import sha256_of
 from halfeven.models.promotions import was_cut_off
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import LIVE, REFUSED, Store, Version
 from safetensors.numpy import save_file
 
@@ -411,6 +412,33 @@ def test_a_missing_file_is_refused_by_name(store: Store) -> None:
         version.json("spec.json")
     with pytest.raises(DamagedFile, match=r"net@1 has no file 'half.pt2'.*spec\.json"):
         version.file("half.pt2")
+
+
+SPEC = ModelSpec(
+    "net", (TensorSpec("x", "FP32", (Dim(), Dim.parse(4))),), (TensorSpec("y", "FP32", (Dim(),)),)
+)
+
+
+def test_a_spec_with_a_value_of_another_kind_is_refused_by_name(store: Store) -> None:
+    """Its digest is right: it was made so."""
+    whole = SPEC.to_json()
+    places = [(whole, key) for key in whole if key != "name"]
+    places += [(side[0], key) for side in (whole["inputs"], whole["outputs"]) for key in side[0]]
+    places += [(whole[key], inner) for key in ("parity", "batching") for inner in whole[key]]
+    taken = []
+    for place, key in places:
+        kept, place[key] = place[key], {"a": []}
+        with store.draft("net") as draft:
+            draft.write_json("spec.json", whole)
+            version = draft.publish(LIVE, {"half": "fp16"})
+        place[key] = kept
+        try:
+            version.spec()
+        except DamagedFile as error:
+            assert str(version.folder / "spec.json") in str(error)
+        else:
+            taken.append(key)
+    assert taken == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """With ``--log-format json`` every line on stderr is one JSON object, whoever wrote it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_what_python_would_print_is_logged(way: str) -> None:
         ("\x1b[1;31m2026-11-26 20:00:00.1 [E:onnxruntime:Default, a.cc:2 run] bad\x1b[m", "error"),
         ("[W1126 20:00:00.1 init.cpp:3] Warning: torch", "warning"),
         ("UserWarning: careful", "info"),
+        ("error: no port", "error"),
         ("plain", "info"),
     ],
 )
@@ -79,9 +81,13 @@ def test_a_server_writes_nothing_but_objects(tmp_path: Path) -> None:
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
-def test_a_start_that_is_refused_says_so_in_an_object(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "halfeven", "serve", "--store", str(tmp_path), "--port", "70000"]
-    done = subprocess.run([*command, "--log-format", "json"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and [json.loads(line)["level"] for line in done.stderr.splitlines()] == [
-        "info"
-    ]
+@pytest.mark.parametrize("wrong", [["--port", "70000"], ["--port", "x"], ["--no-such-option"]], ids=" ".join)
+@pytest.mark.parametrize("asked", [["--log-format", "json"], ["--log-format=json"], []], ids=" ".join)
+def test_a_start_that_is_refused_says_so_in_objects(
+    tmp_path: Path, wrong: list[str], asked: list[str]
+) -> None:
+    command = [sys.executable, "-m", "halfeven", "serve", "--store", str(tmp_path), *wrong, *asked]
+    environment = os.environ | ({} if asked else {"HALFEVEN_LOG_FORMAT": "json"})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    levels = [json.loads(line)["level"] for line in done.stderr.splitlines()]
+    assert done.returncode == 2 and "error" in levels

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
         ("HALFEVEN_LOGFORMAT", "HALFEVEN_LOG_FORMAT"),
         ("HALFEVEN_KEYFILE", "HALFEVEN_KEY_FILE"),
         ("halfeven_prot", "HALFEVEN_PORT"),
+        ("HALFEVENPORT", "HALFEVEN_PORT"),
+        ("HALFEVN_PORT", "HALFEVEN_PORT"),
     ],
 )
 def test_a_misspelt_variable_is_named_with_the_nearest_setting(sent: str, meant: str) -> None:

@@ -23,7 +23,7 @@ from onnx import (
 
 from ....models.errors import BadFolder, TooLarge
 from ....models.guarded_reading import guarded
-from ....models.opened_file import OpenedFile
+from ....models.opened_file import opened_named
 from .graph import bodies
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
@@ -51,7 +51,7 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
 def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
     """The model without its external data. Raises TooLarge and BadFolder as `read_model` does."""
     try:
-        with OpenedFile(path.resolve()) as opened:
+        with opened_named(path) as opened:
             _bound(path.name, os.fstat(opened.handle.fileno()).st_size, min(max_bytes, MAX_GRAPH_BYTES))
             model = ModelProto.FromString(opened.read())
     except OSError as error:

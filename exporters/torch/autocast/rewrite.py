@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 
 from ....models.program import duplicate, runnable, walk
 from ....models.spec import ModelSpec
-from ...graph.actions import Action
+from ...graph.actions import Action, Kept
 from .bodies import prefixes
 from .dtypes import Dtypes, Typing, tensors_of
 from .folding import attribute, fold_casts, fold_constants, half_copy
@@ -42,6 +42,14 @@ class HalfProgram:
     casts: int
     bytes: int
     bytes_fp32: int
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        return self.plan.kept
+
+    @property
+    def fp32_by_policy(self) -> int:
+        return self.plan.fp32_by_policy
 
 
 def rewrite(

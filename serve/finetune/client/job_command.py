@@ -47,7 +47,7 @@ def fine_tune(
     the file or the job, NotReady where no server answers.
     """
     remote = server if isinstance(server, Remote) else Remote(server)
-    console = console or Console(stderr=True, highlight=False)
+    console = console or Console(stderr=True, highlight=False, emoji=False)
     with JobBar(console) as bar:
         request = job_request(name, suffix, seed, hyperparameters or {})
         with refused_files_deleted(remote, notify) as sent:

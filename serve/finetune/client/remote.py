@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
+from ....models.opened_file import opened_named
 from ...access.client_key import key_advice, key_headers
 from ...access.refusal_words import words_of
 
@@ -72,6 +73,10 @@ class Remote:
         path = f"{JOBS}/validate" + ("?compare=true" if compare else "")
         return self._call("POST", path, body, headers, _TRIAL_TIMEOUT_S + _COMPARING_S * compare)
 
+    def active_version(self, model: str) -> int | None:
+        """The number of the version of ``model`` that is active; None where none is."""
+        return self._call("GET", f"/v1/models/{urllib.parse.quote(model, safe='')}").get("live")
+
     def rollback(self, model: str) -> dict[str, Any]:
         """Make the version before the active one active; gives its facts."""
         path = f"/v1/models/{urllib.parse.quote(model, safe='')}/rollback"
@@ -83,18 +88,19 @@ class Remote:
     def upload(self, file: Path, sent: Sent = lambda done, total: None) -> dict[str, Any]:
         """The file object of ``file``, streamed in chunks. ``sent`` is called with (bytes sent, bytes in all)."""
         try:
-            with file.open("rb") as stream:
+            with opened_named(file) as opened:
+                stream = opened.handle
                 size = os.fstat(stream.fileno()).st_size
                 head, tail, kind = _envelope(file.name)
                 headers = {"content-type": kind, "content-length": str(len(head) + size + len(tail))}
                 body = _chunks(stream, size, head, tail, lambda done: sent(done, size))
                 return self._call("POST", "/v1/files", body, headers, self._slow_timeout_s)
-        except IsADirectoryError:
-            raise BadInput(f"{file} is a folder; expected one file of rows") from None
         except FileNotFoundError:
             raise BadInput(f"{file}: there is no such file") from None
         except PermissionError:
             raise BadInput(f"{file} may not be read by this user") from None
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read: {error.strerror}; expected one file of rows") from None
 
     def _call(
         self,
@@ -159,7 +165,7 @@ def _chunks(
     while done < size:
         chunk = stream.read(min(_CHUNK, size - done))
         if not chunk:
-            raise BadInput(f"{stream.name} became shorter while it was sent: {done} of {size} bytes are left")
+            raise BadInput(f"the file became shorter while it was sent: {done} of {size} bytes are left")
         yield chunk
         done += len(chunk)
         sent(done)

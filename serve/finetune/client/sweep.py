@@ -1,6 +1,6 @@
 """``halfeven finetune --sweep``: one job for each combination of settings, on the same rows, and a table at the end.
 
-All jobs begin with the version that is active when the first is created, have the same seed and so the same held-out
+All jobs begin with the version that is active when the sweep begins, have the same seed and so the same held-out
 rows, and are judged against the version that is active when they end (``stale_parent = "rejudge"``): the active version
 at the end is the best that the rows can tell apart.
 """
@@ -88,6 +88,8 @@ def sweep(
     }
     with JobBar(console) as bar:
         with refused_files_deleted(remote, notify) as sent:
+            if "@" not in name and (active := remote.active_version(name)) is not None:
+                name = f"{name}@{active}"
             files = upload_files(remote, file, validation, bar, sent)
             for settings in grid:
                 request = job_request(name, suffix, seed, {**common, **settings}) | files
@@ -99,7 +101,6 @@ def sweep(
                             remote.cancel(job["id"])
                     raise
                 seed = jobs[0]["seed"]
-                name = name if "@" in name else f"{name}@{jobs[0]['halfeven']['parent_version']}"
                 notify(f"job {jobs[-1]['id']}: {words_of(settings)}")
         ended = Watch(remote, bar, notify, clock, sleep).until_they_end(jobs) if follow else jobs
     return [

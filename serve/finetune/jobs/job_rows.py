@@ -115,6 +115,8 @@ def check(asked: Asked, names: Mapping[str, str], place: Path, leaving: Callable
         child = Child.of_module(READER, request, Path(folder) / "read")
         try:
             return _answer(child, lines_until(child, leaving))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, error.filename or str(place)) from error
         except ReaderLost as error:
             raise misfit(error.param, f"{error.param} {names[error.param]}: {error}") from error
 

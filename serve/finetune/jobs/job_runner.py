@@ -45,16 +45,17 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 class JobRunner:
     """Runs jobs, each in a thread of its own (`supervisor.py`). ``threads``, ``priority``, ``memory_bytes`` and
-    ``processes`` are the trainer's; ``stopping`` interrupts every job at once."""
+    ``processes`` are the trainer's; ``stopping`` interrupts every job. ``at_once``: so many jobs share the machine."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
         stopping: threading.Event, threads: int, priority: Priority, memory_bytes: int = 0, processes: int = 1,
+        at_once: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
         self._place, self._stopping, self._threads = place, stopping, threads
         self._priority: Priority = priority
-        self._memory_bytes, self._processes = memory_bytes, processes
+        self._memory_bytes, self._processes, self._at_once = memory_bytes, processes, at_once
         self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
@@ -246,6 +247,7 @@ class JobRunner:
             "lineage": self._lineage(job, rows, trained, number),
             "threads": self._threads,
             "priority": self._priority,
+            "at_once": self._at_once,
         }
         child = Child.of_module(
             "halfeven.serve.finetune.jobs.weights_to_version", request, folder / "convert"

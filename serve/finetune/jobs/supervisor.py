@@ -13,6 +13,7 @@ from functools import partial
 
 from ....models.durable import no_space_left
 from ....models.errors import HalfevenError, NotReady
+from ....models.order.one_order import SHARE
 from ....models.store import Store
 from ....models.usable_cores import usable_cores
 from ....models.usable_memory import usable_memory
@@ -47,8 +48,9 @@ class Supervisor:
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._runner = JobRunner(
-            job_store, files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes
-        )
+            job_store, files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes,
+            at_once,
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 
     def start(self) -> None:
@@ -201,9 +203,9 @@ def jobs_at_once(settings: Settings, device: str) -> int:
     return most
 
 
-def trainer_memory(settings: Settings, device: str) -> int:
-    """Bytes of private memory that a trainer may have. On a CUDA device only what was asked for: the driver's mappings
-    count too."""
+def trainer_memory(settings: Settings, device: str, at_once: int = 1) -> int:
+    """Bytes of private memory that each of ``at_once`` trainers may have. On a CUDA device only what was asked for: the
+    driver's mappings count too."""
     if settings.trainer_memory_mib is not None:
         return settings.trainer_memory_mib * 2**20
-    return 0 if device == "cuda" else int(0.8 * usable_memory())
+    return 0 if device == "cuda" else int(SHARE * usable_memory()) // at_once

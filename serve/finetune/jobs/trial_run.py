@@ -149,15 +149,7 @@ class TrialRuns:
 
 
 def _idle(trained: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not trained["idle_count"]:
-        return []
-    named = ", ".join(f"'{name}'" for name in trained["idle"])
-    more = ", …" if trained["idle_count"] > len(trained["idle"]) else ""
-    message = (
-        f"{trained['idle_count']} parameters that are to learn have no gradient: {named}{more}. The outputs that have "
-        "targets do not depend on them: give targets for the other outputs, or leave them out by `trainable`"
-    )
-    return [{"code": NO_GRADIENT, "message": message}]
+    return [{"code": NO_GRADIENT, "message": trained["idle"]}] if trained["idle"] else []
 
 
 def _slow(trained: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def main() -> None:
 
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            with one_order(order_bounds()) as order, order.watched(end):
+            with one_order(order_bounds(request["at_once"])) as order, order.watched(end):
                 last = _convert(request, lambda stage: _line(lines, {"type": "stage", "stage": stage}))
         except HalfevenError as error:
             last = _failed(error)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ....models.durable import replace_text
 from ....models.order.one_order import bound_child
 from ....models.usable_cores import bound_libraries
 
@@ -161,5 +162,5 @@ def _lower(process: int, priority: Priority) -> None:
 
 def _written(request: Mapping[str, Any], place: Path) -> str:
     path = place.with_suffix(".json")
-    path.write_text(json.dumps(request))
+    replace_text(path, json.dumps(request))
     return str(path)

@@ -32,6 +32,20 @@ Request = Mapping[str, Any]
 Line = dict[str, Any]
 
 
+# What to do about errors in which torch does not name the mistake of the model's code.
+REMEDIES = {
+    "Inference tensors cannot be saved": "Forward computes a part in torch.inference_mode: take that out, or use "
+    "torch.no_grad for what is not to learn",
+    "backward through the graph a second time": "The module keeps a tensor of the pass before (a state, a cache): "
+    "detach it before the next pass, or begin each pass without it",
+    "Can't call numpy() on Tensor that requires grad": "Nothing learns through numpy: write this part with torch",
+    "modified by an inplace operation": "Forward writes into a tensor that the backward pass needs (x.mul_(…), x += …, "
+    "x[…] = …): compute a new one there",
+    "Expected more than 1 value per channel": "BatchNorm cannot learn from a single value: take a batch_size of 2 or "
+    "more, or another norm",
+}
+
+
 def main(request_file: str, rank: int = 0) -> NoReturn:
     report, control = private_pipes()
     ends_with_parent.die_with_the_parent(control)
@@ -133,6 +147,8 @@ def failure(error: Any, request: Request) -> Line:
         message = "the disk of the store is full. Delete versions or files there, then create the job again."
     else:
         code, message = "USER_CODE", trainee.one_line(error)
+        remedy = next((remedy for words, remedy in REMEDIES.items() if words in message), "")
+        message += f". {remedy}" if remedy else ""
         if not isinstance(error, failures.Refused):
             traceback = failures.tail(error, request["source"] or {"folder": os.devnull, "path": []})
     return {"type": "failed", "code": code, "message": message, "traceback": traceback}

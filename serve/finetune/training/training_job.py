@@ -23,7 +23,7 @@ from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import AUTO, settings_of
 from .evaluation import BestStep, held_out_loss, seconds_of_a_row
-from .first_steps import first_steps
+from .first_steps import NO_GRADIENT, first_steps, idle_sentence, without_gradient
 from .loop.amp import Loop
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
 from .loop.patience import audit, finite_names
@@ -31,7 +31,7 @@ from .loop.ranks import ranks_of
 from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
 from .loop.setting_names import NONE, STATE_FILE
-from .loop.training_terms import StepRecord, Stopped
+from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
 from .precision_warning import slow_precision
@@ -185,7 +185,7 @@ class TrainingJob:
         except on_disk.OtherData as error:
             raise Stopped("OTHER_DATA", str(error)) from error
         for one in refused:
-            self._report({"type": "note", "code": one.code, "message": str(one)})
+            self._note(one.code, str(one))
         if found is not None:
             self._put_back(found)
         if self.loop.ranks.rank:
@@ -217,6 +217,8 @@ class TrainingJob:
             self.loop.recorder = ScalerRecorder(self.loop.module)
         for record in self.loop.run():
             self._log(self._line(record))
+            if self.loop.done == 1 and record.cause not in DATA_FAULTS:
+                self._note(NO_GRADIENT, idle_sentence(without_gradient(self._trainee.module)))
             due = self.loop.done == self.loop.steps or (self._every and self.loop.done % self._every == 0)
             if due:
                 self._memory.enter(EVALUATION)
@@ -242,7 +244,7 @@ class TrainingJob:
         """Write the weights of the best step; of the last one where no step was evaluated. Raises Stopped."""
         self.loop.finish()
         if self._evaluated and not self._best.weights:
-            self._report({"type": "note", "code": NO_BEST_STEP, "message": WITHOUT_BEST_STEP})
+            self._note(NO_BEST_STEP, WITHOUT_BEST_STEP)
         with self.loop.published():
             tensors = self._best.weights or self._learnt()
         state = {name[len(STATE) :]: one for name, one in tensors.items() if name.startswith(STATE)}
@@ -282,6 +284,10 @@ class TrainingJob:
             {"type": "evaluation", "step": step, "held_out_loss": number(loss), "loss": trained, "best": best}
         )
 
+    def _note(self, code: str, message: str | None) -> None:
+        if message:
+            self._report({"type": "note", "code": code, "message": message})
+
     def _log(self, line: Line) -> None:
         if self._checkpoints is not None:
             self._checkpoints.log.append(line)
@@ -294,7 +300,7 @@ class TrainingJob:
         numbers = numbers_of(self.loop) | {"best": self._best.numbers(), "evaluated": self._evaluated}
         step, tensors = self.loop.done, tensors_of(self.loop)
         if why := self._checkpoints.write(step, tensors, numbers, self._best.weights):
-            self._report({"type": "note", "code": on_disk.NO_ROOM, "message": f"step {step}: {why}"})
+            self._note(on_disk.NO_ROOM, f"step {step}: {why}")
             return
         self._saved = step
         self._report({"type": "checkpoint", "step": step})

@@ -4,7 +4,9 @@ discriminator, a critic) and the states of the optimizers. Kept with the version
 Names of tensors: ``net:NET:TENSOR`` and ``optimizer:OPTIMIZER:CLASS:PARAMETER:KEY``.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +76,32 @@ def _take_up_optimizer(loop: BatchLoop, owner: str, learner: Learner, tensors: T
     for name, one in _below(_start(owner, learner), tensors).items():
         parameter, _, key = name.rpartition(":")
         state.setdefault(parameter, {})[key] = one
+    which = f"the optimizer '{owner}'" if owner else "the optimizer"
     if not state or not state.keys() <= set(names):
         kept = sorted({name.split(":")[2] for name in tensors if name.startswith(f"optimizer:{owner}:")})
         odd = f"the parameter '{min(state)}'" if state else f"the state of {', '.join(kept) or 'none'}"
-        which = f"the optimizer '{owner}'" if owner else "the optimizer"
         raise _other(
             f"{which} is {type(learner.optimizer).__name__} of {len(names)} parameters, and what was kept is {odd}"
+        )
+    if odd := next((one for one in state.values() if one.keys() != _keys(learner.optimizer)), None):
+        wanted = ", ".join(sorted(_keys(learner.optimizer))) or "nothing"
+        raise _other(
+            f"{which} keeps {wanted} of each parameter, and what was kept has {', '.join(sorted(odd))}: one of its "
+            "arguments (amsgrad, momentum, centered) is another"
         )
     there: dict[str, Any] = learner.optimizer.state_dict()
     there["state"] = {index: state[name] for index, name in enumerate(names) if name in state}
     learner.optimizer.load_state_dict(there)
+
+
+def _keys(optimizer: torch.optim.Optimizer) -> set[str]:
+    """The names of the tensors that the optimizer keeps of a parameter, by a step of a copy with one number."""
+    group = next(group for group in optimizer.param_groups if group["params"])
+    number, same = nn.Parameter(group["params"][0].new_zeros(1)), copy(optimizer)
+    number.grad = torch.ones_like(number)
+    same.state, same.param_groups = defaultdict(dict), [{**group, "params": [number]}]
+    same.step()
+    return {key for key, value in same.state[number].items() if isinstance(value, Tensor)}
 
 
 def _other(why: str) -> Stopped:

@@ -4,8 +4,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ....models.errors import BadInput, UnknownName
+from ....models.reserve import with_reserve
 from ...access.keys import Owners
 from ..data.files import Files, Upload
 from ..jobs.records.job_store import JobStore
@@ -50,7 +52,8 @@ class KeptFiles:
         """Forget a file; its bytes go with the last name they have. Raises UnknownName, BadInput while it is needed."""
         with self._changing:
             sha256 = self._job_store.file(id, owners).sha256
-            if self._job_store.delete_file(id, owners):
+            forget = partial(self._job_store.delete_file, id, owners)
+            if with_reserve(self._files.folder.parent, forget):  # to delete is how room is made
                 self._files.remove(sha256)
 
     def delete_expired(self) -> None:

@@ -37,7 +37,7 @@ def read_npy(data: bytes, where: str) -> np.ndarray:
     if dtype.hasobject or dtype.names or dtype.subdtype:
         raise BadRequest(f"{where}: expected plain numbers, got {dtype}; objects (pickle) are never read")
     size, came = prod(shape) * dtype.itemsize, len(data) - stream.tell()
-    if min(shape, default=0) < 0 or size != came or len(shape) > 64:
+    if min(shape, default=0) < 0 or bool in map(type, shape) or size != came or len(shape) > 64:
         raise BadRequest(f"{where}: shape {list(shape)} of {dtype} takes {size} bytes, but {came} follow")
     array = np.ndarray(shape, dtype, data, stream.tell(), order="F" if is_fortran else "C")
     if dtype.kind == "V" and dtype.itemsize == 2:  # how numpy saves bfloat16

@@ -278,8 +278,8 @@ class HotProtocol(GuardedProtocol):
         """Do what uvicorn does at the begin of a message, now that it is known to be for the ASGI application."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         HttpToolsProtocol.on_message_begin(self)
-        self.url, self.headers, self.expect_100_continue = url, headers, expects
-        self.scope["headers"] = headers
+        self.url, self.headers, self.scope["headers"] = url, headers, headers
+        self.expect_100_continue = expects and self.parser.get_http_version() == "1.1"  # RFC 9110 10.1.1
 
     def _find_again(self, hot: HotCycle) -> None:
         """Find the version again: another one may have become active while the body came."""

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPMethod
 from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ....models.processor import this_processor
@@ -33,7 +34,7 @@ from .endpoints import add_endpoints
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
-from .predict import add_predict
+from .predict import POST_ONLY, add_predict
 from .repository import add_repository
 from .v2 import add_v2
 
@@ -122,11 +123,12 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         assert isinstance(error, HTTPException)
         code = error.detail.lower().replace(" ", "_")
         accept = request.headers.get("accept", "")
-        allowed = Headers(error.headers or {}).get("allow", "")
-        takes = " and ".join(sorted(allowed.split(", ")))
-        said = f"{error.detail}: this route takes {takes}" if takes else error.detail
+        headers, said = error.headers, error.detail
+        if error.status_code == 405:
+            takes = _methods_of(request)
+            headers, said = {"allow": ", ".join(takes)}, f"{said}: this route takes {' and '.join(takes)}"
         body, kind = body_for(request.url.path, error.status_code, code, said, accept=accept)
-        return Response(body, error.status_code, error.headers, kind)
+        return Response(body, error.status_code, headers, kind)
 
     async def of_validation(request: Request, error: Exception) -> Response:
         return await ours(request, BadRequest(f"the request's path or query does not fit: {error}"))
@@ -140,6 +142,17 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(CallerLeft, nobody_there)
     app.add_exception_handler(Exception, nobody_s)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """The methods that a request's path takes, of all its routes; the framework names those of one route."""
+    takes = set[str]()
+    for method in HTTPMethod:
+        asked = {**request.scope, "method": method.value}
+        found = next((one for one in request.app.routes if one.matches(asked)[0] is Match.FULL), None)
+        if found is not None and getattr(found, "name", "") != POST_ONLY:
+            takes |= {"GET", "HEAD"} if method is HTTPMethod.GET else {method.value}
+    return sorted(takes)
 
 
 def _add_healthz(app: FastAPI, roster: Roster) -> None:

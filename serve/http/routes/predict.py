@@ -15,6 +15,7 @@ from ..codecs.predict_bodies import is_quick, read_body_of
 from ..inference import Inference
 from .infer import answer_headers
 
+POST_ONLY = "POST only"  # the name of routes that refuse GET
 _TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
 _INSTANCES = {"type": "array", "minItems": 1, "description": "a nested list each, or an object by input name"}
 _JSON = {"type": "object", "required": ["instances"], "properties": {"instances": _INSTANCES}}
@@ -50,8 +51,8 @@ def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_ti
         return response
 
     # Else the routes of models would take what is behind the colon for a part of the name.
-    @app.get("/v1/models/{m}/versions/{v}:predict", include_in_schema=False)
-    @app.get("/v1/models/{m}:predict", include_in_schema=False)
-    @app.get("/v1/models/{m}:endpoint", include_in_schema=False)
+    @app.get("/v1/models/{m}/versions/{v}:predict", include_in_schema=False, name=POST_ONLY)
+    @app.get("/v1/models/{m}:predict", include_in_schema=False, name=POST_ONLY)
+    @app.get("/v1/models/{m}:endpoint", include_in_schema=False, name=POST_ONLY)
     async def not_to_get(m: str, v: str | None = None) -> Response:
-        raise HTTPException(405, "Method Not Allowed", {"allow": "POST"})
+        raise HTTPException(405)

@@ -51,14 +51,17 @@ def scale_of(version: Version, form: str | None = None) -> Scale:
     u = UNIT_ROUNDOFF[version.manifest["half"] or "fp16"]
     if not version.has("parity.json"):
         return Scale(u, {})
-    reports = version.json("parity.json")["forms"]
-    report = reports.get(form) or next(iter(reports.values()), None)
-    outputs = report["outputs"] if report else []
-    return Scale(
-        u,
-        {output["name"]: output.get("scale") or 0.0 for output in outputs},
-        frozenset(output["name"] for output in outputs if tied_of(output)),
-    )
+
+    def found(proofs: Mapping[str, Any]) -> Scale:
+        report = proofs["forms"].get(form) or next(iter(proofs["forms"].values()), None)
+        outputs = report["outputs"] if report else []
+        return Scale(
+            u,
+            {output["name"]: float(output.get("scale") or 0.0) for output in outputs},
+            frozenset(output["name"] for output in outputs if tied_of(output)),
+        )
+
+    return version.read("parity.json", found)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.differing.index_check import (
     BLOCK,
@@ -17,6 +18,7 @@ from halfeven.exporters.differing.index_check import (
 )
 from halfeven.models.errors import BadInput, BadSamples
 from halfeven.models.store import Store
+from torch import Tensor, nn
 
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
 
@@ -24,43 +26,65 @@ WIDE, VECTORS, QUERIES = 64, 2000, 50
 U = 2.0**-11
 
 
-def embedded(seed: int, rows: int) -> np.ndarray:
-    """Vectors around forty centres, as embedders give them."""
-    random = np.random.default_rng(seed)
-    centres = random.normal(size=(40, WIDE))
-    return (centres[random.integers(0, 40, rows)] + 0.5 * random.normal(size=(rows, WIDE))).astype(np.float32)
+def inputs_of(seed: int, rows: int) -> Tensor:
+    """Rows around forty centres, as texts are about some subjects."""
+    random = torch.Generator().manual_seed(seed)
+    centres = torch.randn(40, 32, generator=random)
+    return centres[torch.randint(0, 40, (rows,), generator=random)] + 0.5 * torch.randn(
+        rows, 32, generator=random
+    )
 
 
-def recall_of(index: np.ndarray, queries: np.ndarray, half: np.ndarray, metric: str = "cosine") -> float:
-    found = [nearest(one, index, 10, metric) for one in (queries, half)]
+def embedder(seed: int) -> nn.Sequential:
+    """Ten kinds: other activations, depths and norms."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        activation = (nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Softplus)[seed % 5]
+        layers: list[nn.Module] = [nn.Linear(32, 48 + 16 * seed), activation(), nn.LayerNorm(48 + 16 * seed)]
+        if seed >= 5:
+            layers += [nn.Linear(48 + 16 * seed, 48 + 16 * seed), activation()]
+        return nn.Sequential(*layers, nn.Linear(48 + 16 * seed, WIDE)).eval().requires_grad_(False)
+
+
+def vectors_of(net: nn.Module, inputs: Tensor) -> np.ndarray:
+    """Computed in the type of its weights."""
+    return net(inputs.to(next(net.parameters()).dtype)).float().numpy()
+
+
+def recall_of(net: nn.Module, half: nn.Module, metric: str = "cosine") -> float:
+    index, queries = vectors_of(net, inputs_of(1, VECTORS)), inputs_of(2, QUERIES)
+    found = [nearest(vectors_of(one, queries), index, 10, metric) for one in (net, half)]
     return compare_nearest(found[0], found[1], len(index), U).recall
 
 
-def block_scaled(vectors: np.ndarray) -> np.ndarray:
-    return vectors * np.where(np.arange(WIDE) < WIDE // 4, np.float32(0.3), np.float32(1))
+def last_weight(half: nn.Sequential) -> Tensor:
+    return [*half.parameters()][-2]
 
 
-def block_permuted(vectors: np.ndarray) -> np.ndarray:
-    places = np.arange(WIDE)
-    places[8:24] = places[8:24][::-1]
-    return vectors[:, places]
+def block_scaled(half: nn.Sequential) -> None:
+    last_weight(half)[: WIDE // 4] *= 0.3
 
 
-def saturated(vectors: np.ndarray) -> np.ndarray:
-    return np.clip(vectors, -0.7, 0.7)
+def block_permuted(half: nn.Sequential) -> None:
+    last_weight(half)[8:24] = last_weight(half)[8:24].flip(0)
+
+
+def saturated(half: nn.Sequential) -> None:
+    """The norm of the vectors is cut off."""
+    half.append(nn.Hardtanh(-0.1, 0.1))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rounded_vectors_find_the_same_vectors(seed: int) -> None:
-    index, queries = embedded(seed, VECTORS), embedded(seed + 100, QUERIES)
-    assert recall_of(index, queries, queries.astype(np.float16).astype(np.float32)) >= 0.99
+def test_a_healthy_half_finds_the_same_vectors(seed: int) -> None:
+    assert recall_of(embedder(seed), embedder(seed).half()) >= 0.99
 
 
-@pytest.mark.parametrize("degraded", [block_scaled, block_permuted, saturated])
+@pytest.mark.parametrize("degrade", [block_scaled, block_permuted, saturated])
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
-def test_degraded_vectors_are_found(degraded: Callable[[np.ndarray], np.ndarray], metric: str) -> None:
-    index, queries = embedded(1, VECTORS), embedded(2, QUERIES)
-    assert recall_of(index, queries, degraded(queries), metric) < 0.95
+def test_a_degraded_half_is_found(degrade: Callable[[nn.Sequential], None], metric: str) -> None:
+    half = embedder(1).half()
+    degrade(half)
+    assert recall_of(embedder(1), half, metric) < 0.95
 
 
 def test_the_nearest_of_a_large_index_are_those_of_one_comparison() -> None:
@@ -89,6 +113,24 @@ def test_ndcg_is_one_for_the_ideal_order_and_less_for_another() -> None:
         and verdict.ndcg[0] == 1.0
         and verdict.ndcg[1] == pytest.approx(0.79, abs=0.01)
     )
+
+
+def test_an_index_may_be_the_lists_of_a_parquet_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    index = np.random.normal(size=(30, 4)).astype(np.float32)
+    table = pyarrow.table({"name": [str(row) for row in range(30)], "vector": list(index)})
+    parquet.write_table(table, tmp_path / "index.parquet", row_group_size=7)
+    np.testing.assert_array_equal(index_file(tmp_path / "index.parquet"), index)
+    parquet.write_table(table.select(["name"]), tmp_path / "names.parquet")
+    parquet.write_table(
+        pyarrow.table({"vector": [[1.0], [1.0, 2.0, 3.0], None, [1.0, 2.0]]}), tmp_path / "odd.parquet"
+    )
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    for name in ("names", "odd", "broken"):
+        with pytest.raises(BadSamples, match=rf"{name}\.parquet is not a \.parquet file of vectors"):
+            index_file(tmp_path / f"{name}.parquet")
 
 
 @pytest.mark.slow  # a conversion

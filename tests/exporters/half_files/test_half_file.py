@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.convert import Options
+from halfeven.exporters.half_files import half_file
 from halfeven.exporters.half_files.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
@@ -80,6 +82,35 @@ def test_a_second_run_takes_the_place_of_the_first(half: Path) -> None:
         half.parent / "net.onnx", half, Options(samples=half.parent / "x.npz", keep=("first_product",))
     )
     assert facts["verdict"] == EQUAL and half.read_bytes() != before and verify(half)["status"] == "equal"
+
+
+@pytest.mark.parametrize("moved", range(3))
+def test_a_replacement_that_was_cut_off_is_finished(
+    half: Path, moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the folder is whole the half of before is there; afterwards the new one, wherever the process ended."""
+    before = half.read_bytes()
+    options = Options(samples=half.parent / "x.npz", keep=("first_product",))
+
+    def ended(ready: Path) -> None:
+        if moved > 1:
+            shutil.rmtree(proof_folder(ready))
+            (half.with_name(".net.fp16.ready") / "net.fp16.proof").rename(proof_folder(ready))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(half_file, "fsync" if moved == 0 else "_finish", ended if moved == 0 else _once(ended))
+        write_half(half.parent / "net.onnx", half, options)
+    assert verify(half)["status"] == "equal" and (half.read_bytes() == before) == (moved == 0)
+    assert sorted(path.name for path in half.parent.iterdir()) == [
+        "net.fp16.onnx", "net.fp16.proof", "net.onnx", "x.npz",
+    ]  # fmt: skip
+
+
+def _once(ended: Callable[[Path], None]) -> Callable[[Path], None]:
+    """The second call, behind the one that looks for what an earlier run left."""
+    calls = iter((lambda _: None, ended))
+    return lambda target: next(calls)(target)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,13 @@ def test_a_changed_weight_is_named(lock: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_clock")
+def test_another_processor_is_named(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "this_processor", lambda: "another one")
+    (change,) = found(lock)
+    assert change.kind == "processor" and not change.fails and "another one" in change.message
+
+
+@pytest.mark.usefixtures("no_clock")
 @pytest.mark.parametrize(("error", "kinds"), [(1e-4, ["bits"]), (0.1, ["verdict", "bits"])])
 def test_a_kernel_that_computes_otherwise_is_told_from_one_that_is_wrong(
     lock: Path, monkeypatch: pytest.MonkeyPatch, error: float, kinds: list[str]

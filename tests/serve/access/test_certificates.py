@@ -127,7 +127,8 @@ def test_files_that_are_no_pair_end_the_start_with_a_sentence(pair: Pair, tmp_pa
     for only in ({"tls_cert": pair.certificate}, {"tls_key": pair.key}):
         with pytest.raises(BadSetting, match="needed together"):
             settings(**only)
-    for wrong in (tmp_path / "none", pair.key):
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in (tmp_path / "none", tmp_path / "pipe", pair.key):
         with pytest.raises(BadSetting, match="--tls-cert"):
             settings(tls_cert=wrong, tls_key=pair.key)
 

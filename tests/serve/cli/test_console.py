@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-ODD = "an output [precision] called [/b] of [red]one[/red] model.toml"
+ODD = "an output [precision] called [/b] of [red]one[/red] model.toml, code.py:X: a class"  # :X: is an emoji of rich
 
 
 def test_a_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +23,8 @@ def test_a_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
         finish(lambda: ({}, long, 0), as_json=False)
     assert capsys.readouterr().out == f"{long}\n"
+    notify(ODD)
+    assert capsys.readouterr().err == f"{ODD}\n"
 
 
 def test_no_control_character_of_a_text_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,13 @@
 """``halfeven diff``: its answers and exit codes."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import run
 from tests.exporters.half_files.onnx_net import samples, written
+from tests.model_folders import LINEAR, samples_of, write_folder
 
 pytestmark = pytest.mark.slow  # processes of their own
 
@@ -19,3 +21,20 @@ def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
     assert code == 3 and facts["first"]["tensor"] == "h" and (tmp_path / "node" / "node.onnx").is_file()
     code, _, said = run("diff", net, net, "--samples", rows, "--dtype", "fp8")
     assert code == 2 and "expected one of fp32, fp16, bf16" in said
+
+
+def test_a_program_is_compared_with_its_file_and_a_version_with_its_half(tmp_path: Path) -> None:
+    """The model file, its exported program, the ONNX form; and under another Python."""
+    folder = write_folder(tmp_path / "net", LINEAR, samples=samples_of({"x": [4]}, 24, seed=1))
+    store = ("--store", tmp_path / "store")
+    assert run("convert", folder, *store)[0] == 0
+    rows = ("--samples", folder / "samples.safetensors", *store)
+    for a, b in ((folder, "net"), ("net@1", folder)):
+        code, facts, said = run("diff", a, b, *rows, "--python", sys.executable)
+        assert code == 0 and facts["tensors"], said
+    code, facts, said = run("diff", folder, "net", *rows, "--dtype", "fp32", "--out", tmp_path / "node")
+    assert code == 3 and facts["first"]["op"] == "linear" and (tmp_path / "node" / "node.py").is_file(), said
+    code, facts, said = run("diff", folder, f"{folder}/model.py:build", *rows)
+    assert code == 0 and facts["tensors"] == 3, said
+    code, _, said = run("diff", folder, "other", *rows)
+    assert code == 2 and "'other' is neither a model folder nor a model of the store" in said

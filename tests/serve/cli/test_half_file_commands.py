@@ -1,9 +1,14 @@
 """``halfeven fp16``, ``verify``, ``lock`` and ``check``: their answers and exit codes."""
 
+import hashlib
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from halfeven.exporters.half_files import changes
 
 from tests.command_line import run
@@ -18,6 +23,9 @@ def test_a_half_is_written_and_verified_and_a_changed_one_is_not(tmp_path: Path)
     assert code == 0 and facts["verdict"] == "equal" and facts["file"] == str(out)
     code, facts, said = run("verify", out)
     assert code == 0 and facts["status"] == "equal" and facts["digests"] == "as proven"
+    code, facts, _ = run("verify", out, "--card")
+    assert code == 0 and hashlib.sha256(out.read_bytes()).hexdigest() in facts["card"]
+    assert "| verdict | Equal on 12 of your samples" in facts["card"]
     out.write_bytes(out.read_bytes() + b"\n")
     code, facts, said = run("verify", out)
     assert code == 3 and "is not the file that was proven" in said
@@ -29,7 +37,17 @@ def test_without_a_proven_half_no_file_is_written_and_the_exit_code_is_3(tmp_pat
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_a_lock_holds_until_the_half_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def action(lock: Path) -> int:
+    """The exit code of the GitHub Action's own step."""
+    *_, step = yaml.safe_load((Path(__file__).parents[3] / "action.yml").read_text())["runs"]["steps"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= dict.fromkeys(step["env"], "false") | {"LOCK": str(lock)}
+    return subprocess.run(["bash", "-e", "-c", step["run"]], env=environment, check=False).returncode
+
+
+def test_a_lock_holds_until_the_half_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock_holds: Callable[..., None]
+) -> None:
     monkeypatch.setattr(changes, "slower", lambda *_: "")
     net, out, rows = written(tmp_path / "net.onnx"), tmp_path / "net.fp16.onnx", samples(tmp_path / "x.npz")
     lock = tmp_path / "halfeven.lock"
@@ -42,8 +60,13 @@ def test_a_lock_holds_until_the_half_is_another_one(tmp_path: Path, monkeypatch:
     assert code == 0 and facts["holds"] and facts["halves"][0]["changes"] == []
     code, facts, _ = run("check", "--lock", lock, "--against-env", sys.executable)
     assert code == 0 and facts["holds"]
+    assert action(lock) == 0
+    lock_holds(lock)
     code, _, said = run("check", "--lock", lock, "--against-env", tmp_path / "no-python")
     assert code == 2 and "expected the python of an environment" in said
     run("fp16", net, "-o", out, "--samples", rows, "--keep", "first_product")
     code, facts, _ = run("check", "--lock", lock)
     assert code == 3 and [change["kind"] for change in facts["halves"][0]["changes"]] == ["file"]
+    assert action(lock) == 3
+    with pytest.raises(pytest.fail.Exception, match="does not hold"):
+        lock_holds(lock)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.errors import BadInput
+from halfeven.models.errors import BadInput, BadSetting
 from halfeven.models.store import REFUSED, Store
 from halfeven.serve.access.access_control import AccessControl
-from halfeven.serve.access.client_key import VARIABLE
+from halfeven.serve.access.client_key import VARIABLE, use_key_in
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.bench.benched_model import ask as ask_for_bench
 from halfeven.serve.bench.command import Plan, bench
@@ -142,3 +142,13 @@ def test_a_refused_command_says_how_to_send_a_key(tmp_path: Path, monkeypatch: p
                     ask()
                 assert VARIABLE in str(refused.value) and "--key-file" in str(refused.value)
                 assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("key", [b"hek\0x", "hek€".encode(), b"\0" * 5000, b"hek \x7fx"])
+def test_a_key_that_no_header_can_carry_is_refused(
+    key: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "key").write_bytes(key)
+    with pytest.raises(BadSetting, match="expected one"):
+        use_key_in(tmp_path / "key")

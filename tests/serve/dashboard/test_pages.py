@@ -61,21 +61,21 @@ def test_no_link_of_any_page_is_dead_or_leads_elsewhere(versions: Versions, stor
     """Beginning at home, through every page that is reached; behind a proxy that shows the server below a path too."""
     store.promote(publish(store, of=spec(name="otter")))
     asked, dead = set[str](), []
-    waiting = [f"{below}/", f"{below}/v1/fine_tuning/jobs/nothing/page"]
+    waiting = [below or "/", f"{below}/v1/fine_tuning/jobs/nothing/page"]
     with serving(store, root_path=below) as (address, _):
         while waiting:
             path = urlsplit(waiting.pop())._replace(fragment="").geturl()
             if path in asked:
                 continue
             asked.add(path)
-            shown = browse(address, path.removeprefix(below))
+            shown = browse(address, path.removeprefix(below) or "/")
             if (
                 shown.status != 200 and "nothing" not in path and "/report" not in path
             ):  # published without a report
                 dead.append((path, shown.status))
             if "html" in shown.headers["content-type"]:
                 waiting += [urljoin(path, link) for link in Tags(shown.text).links()]
-    assert dead == [] and all(path.startswith(f"{below}/") for path in asked)
+    assert dead == [] and all(path.startswith(below) for path in asked)
     pages = ("/", "/models/net", "/models/otter", "/events", "/jobs", "/docs", "/openapi.json")
     assert {f"{below}{page}" for page in pages} <= asked
 

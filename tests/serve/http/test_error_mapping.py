@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models import errors
+from halfeven.serve.finetune.jobs.choices.bad_hyperparameter import bad
 from halfeven.serve.http.error_mapping import (
     NotOffered,
     SlowBody,
@@ -114,6 +115,8 @@ def test_a_long_name_does_not_come_back_whole(length: int) -> None:
     for name in ("x" * length, "a b " * length, "é" * length):
         said = message_of(errors.UnknownName(f"Request for unknown model: '{name}' is not found"))
         assert len(said) < 300 and said.startswith("Request for unknown model: '") and "…" in said
+        body, _ = body_of(bad(name, "unknown"), "/v1/fine_tuning/jobs")
+        assert len(body) < 10_000, "the parameter's name comes back too"
     said = message_of(errors.BadInput(f"the caller's text: {'word ' * 100}and the model's end"))
     assert said.endswith("and the model's end"), "apostrophes quote nothing"
 

@@ -5,6 +5,7 @@ import http.client
 import json
 import re
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ def asked(
     content = answer.read()
     is_json = content and "json" in (answer.headers["content-type"] or "")
     return answer.status, answer.headers, json.loads(content) if is_json else content
+
+
+def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(
+    whole: tuple[InferFront, str], dial: Dial
+) -> None:
+    front, address = whole
+    connection, takes = dial(address), defaultdict[str, set[str]](set)
+    for method, path in routes(front):
+        takes[path] |= {"GET", "HEAD"} if method == "GET" else {method}
+    for path, methods in takes.items():
+        if "POST" in methods and "GET" in takes.get(path.replace("validate", "{id}"), ()):
+            methods = methods | {"GET", "HEAD"}  # the name of a job is any word
+        methods = {"POST"} if path.endswith((":predict", ":endpoint")) else methods
+        status, headers, _ = asked(connection, "PATCH", filled(path), {})
+        if status != 501:
+            assert (status, set((headers["allow"] or "").split(", "))) == (405, methods), path
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=str)

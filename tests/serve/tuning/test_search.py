@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A store with the digits (version 1 proven, version 2 refused) and what ``tune`` shown of version 1."""
     store = Store(Path(shutil.copytree(digits_of_either_form(), tmp_path_factory.mktemp("tuning") / "store")))
-    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 0.1)
+    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 0.01)
     assert code == 0, shown
     return store.root, facts
 
@@ -82,7 +82,7 @@ def test_the_winner_is_kept_with_every_measurement(tuned_store: tuple[Path, dict
 
 
 def test_a_refused_half_is_no_candidate(store: Store) -> None:
-    code, facts, shown = run("tune", "digits@2", "--store", store.root, "--device", "cpu", "--seconds", 0.1)
+    code, facts, shown = run("tune", "digits@2", "--store", store.root, "--device", "cpu", "--seconds", 0.01)
     assert code == 0, shown
     assert {row["precision"] for row in facts["measurements"]} == {"fp32"}
     assert facts["winner"]["precision"] == "fp32"

@@ -49,6 +49,8 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     asked = asked_hyperparameters(job)
     for name in asked:
+        if "seed" in name.split("_"):
+            raise bad(name, "is no hyperparameter: it stands beside them in the request of a job (--seed)")
         if name not in KNOWN:
             near = known_setting(name, KNOWN)
             raise bad(name, f"is unknown; the nearest known one is '{near}'")

@@ -2,6 +2,7 @@
 docs/finetune.md has the same table."""
 
 from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
 from .....models.nearest_name import nearest_name
@@ -63,6 +64,39 @@ WORDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {  # of each setting, wha
 _ARGUMENTS = {"adam_epsilon": "eps", **{name: name for of in OPTIMIZERS.values() for name in of}}
 _BETAS = ("adam_beta1", "adam_beta2")
 _SWITCHES = {"fp16": "fp16", "bf16": "bf16"}  # settings that are true or false
+_MISSPELT = 0.85  # of the letters of two names are the same: they are one
+# What a word in an unknown name means, the first that fits; a+b: both words.
+_MEANT: Mapping[str, str] = {
+    "scale_floor": "min+scale",
+    "growth_interval": "window",
+    "init_scale": "scale scaler scaling",
+    "learning_rate_multiplier": "multiplier",
+    "schedule_period": "step+size period",
+    "schedule_power": "power",
+    "schedule": "schedule scheduler policy annealing eta min+lr lr+min",
+    "warmup_steps": "warmup",
+    "warmup_ratio": "pct",
+    "clip_norm": "clip clipping clipnorm norm",
+    "accumulation": "accum accumulate accumulation update iter+size",
+    "ema_decay": "ema swa average averaging polyak",
+    PRECISION: "amp half mixed autocast dtype precision fp16 bf16 float16 bfloat16",
+    "trainable": "freeze frozen unfreeze layers trainable",
+    "learning_rates": "backbone layer layerwise llrd",
+    "lora_rank": "rank r",
+    "label_smoothing": "smooth smoothing",
+    "ignore_index": "ignore pad padding void",
+    "early_stopping_patience": "patience early stopping",
+    "validation_split": "split fraction holdout validation val",
+    "checkpoint_every": "eval evaluate save checkpoint log logging",
+    "weight_decay": "decay l2 regularization",
+    "schedule_gamma": "gamma",
+    "learning_rate": "lr lrate rate",
+    "batch_size": "batch bs batchsize",
+    "n_epochs": "epoch epochs iterations iters steps",
+    "class_weights": "weights weight class balanced",
+    "loss": "loss objective cost",
+    OPTIMIZER: "opt solver adam sgd",
+}
 _OWN = {other: name for name, others in NAMES.items() for other in others}
 
 
@@ -85,8 +119,14 @@ def with_own_names(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_setting(name: str, known: Iterable[str]) -> str:
-    """The setting that was probably meant by an unknown name."""
+    """The setting that was probably meant by an unknown name: a known one misspelt, else one of this meaning."""
     near = nearest_name(name, [*known, *_OWN, *_ARGUMENTS, *_BETAS])
+    if SequenceMatcher(None, name, near).ratio() < _MISSPELT:
+        given = set(name.lower().replace("-", "_").split("_"))
+        meant = (
+            own for own, words in _MEANT.items() for one in words.split() if given >= set(one.split("+"))
+        )
+        near = next(meant, near)
     return OPTIMIZER if near in _ARGUMENTS or near in _BETAS else _OWN.get(near, near)
 
 

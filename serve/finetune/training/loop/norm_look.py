@@ -66,7 +66,9 @@ class NormLook(TorchDispatchMode):
     def following(self) -> Iterator["NormLook"]:
         hooks: list[Any] = []
         for part in self._module.modules():
-            hooks.append(part.register_forward_pre_hook(lambda one, _: self._inside.append(one)))
+            hooks.append(
+                part.register_forward_pre_hook(lambda one, _: self._inside.append(one), prepend=True)
+            )
             hooks.append(part.register_forward_hook(lambda *_: self._left(), always_call=True))
         try:
             with self:

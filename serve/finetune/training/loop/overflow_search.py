@@ -109,7 +109,8 @@ def _cut(one: Any) -> Any:
 
 def tensors_of(output: Any) -> list[Tensor]:
     """The tensors of a module's answer, or of what it was given, that have a gradient."""
-    return [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
+    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)  # it is called in every step
+    return [one for one in leaves if isinstance(one, Tensor) and one.requires_grad]
 
 
 def rows_of(tensor: Tensor, rows: int) -> tuple[int, ...]:

@@ -1,55 +1,70 @@
-"""A sigmoid or softmax in front of the loss, computed in FP32 whatever the precision. Needs torch alone.
+"""A sigmoid, softmax or tanh in front of the loss, computed in FP32 whatever the precision. Needs torch alone.
 
 In half a probability near 1 is 1: its slope is zero, the slope of a logarithm of what is left is infinite, and the row
 is learnt from no more. torch refuses `binary_cross_entropy` under autocast for that; here the probability is computed
-again, from the same scores in FP32, where the loss (or a cast to FP32 before it) takes it.
+again, from the same scores in FP32, where the loss (or a cast to FP32 before it) takes it. A function that also stands
+before losses without an infinite slope (tanh, exp) is left in half, unless a logarithm or its like takes it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_any, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-_SATURATING = frozenset(
+# Names without the underscores of methods, operators and functions in place.
+_PROBABILITIES = frozenset(
+    ("sigmoid", "softmax", "log_softmax", "logsigmoid", "log_sigmoid", "softmin", "hardsigmoid")
+)
+_SATURATING = _PROBABILITIES | {"tanh", "erf", "exp", "expm1", "softplus"}
+_STEEP = frozenset(
     (
-        "sigmoid",
-        "sigmoid_",
-        "softmax",
-        "_softmax",
-        "log_softmax",
-        "_log_softmax",
-        "logsigmoid",
-        "log_sigmoid",
-        "softmin",
+        "log",
+        "log1p",
+        "log2",
+        "log10",
+        "logit",
+        "atanh",
+        "arctanh",
+        "acos",
+        "arccos",
+        "asin",
+        "arcsin",
+        "xlogy",
     )
 )
-_CASTS = frozenset(("to", "half", "bfloat16", "type", "type_as", "_to_copy"))
-_FOLLOWED = frozenset(
+_CASTS = frozenset(("to", "half", "bfloat16", "type", "type_as", "to_copy", "float", "double"))
+_FOLLOWED = _SATURATING | _STEEP | _CASTS | frozenset(
     (
         "squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose", "movedim", "select", "narrow",
-        "contiguous", "clone", "__getitem__", "clamp", "clip", "clamp_min", "clamp_max", "log", "log1p", "neg", "stack",
-        "cat", "concat", "chunk", "split", "unbind",
+        "contiguous", "clone", "getitem", "gather", "where", "clamp", "clip", "clamp_min", "clamp_max", "stack", "cat",
+        "concat", "chunk", "split", "unbind", "neg", "negative", "square", "sqrt", "pow", "reciprocal", "sum", "mean",
+        "prod", "add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply", "div", "truediv", "rtruediv",
+        "rdiv", "divide", "true_divide",
     )
 )  # fmt: skip
-_WITH_A_NUMBER = frozenset(("add", "sub", "rsub", "__add__", "__radd__", "__sub__", "__rsub__"))
-_WIDENING = frozenset(("float", "double"))
 _LOSSES = frozenset(
     (
-        "binary_cross_entropy",
-        "nll_loss",
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "kl_div",
+        "binary_cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
         "cross_entropy",
     )
-)
-_Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+)  # fmt: skip
+
+
+class _Made(NamedTuple):
+    """``tensor`` is held, so that no other one gets its id; ``version``: of what was computed. ``place``: among several
+    answers of the call. ``is_narrow``: it, or one that it was computed of, is a half. ``is_steep``: a rounding to half
+    must not stay in it: it is a probability, or has a function of infinite slope behind it."""
+
+    tensor: Tensor
+    version: int
+    call: tuple[Callable[..., Any], Any, Any]
+    place: int | None
+    is_narrow: bool
+    is_steep: bool
 
 
 class Saturation:
@@ -74,56 +89,81 @@ class _InFp32(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.was_needed = False
-        # By the id of the answer, which is held so that no other tensor gets its id.
-        self._made: dict[int, tuple[Tensor, _Call, Any]] = {}
+        self._made: dict[int, _Made] = {}  # by the id of the tensor
+        self._in_fp32: dict[int, Tensor] = {}  # of those, what was computed again
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given, name = kwargs or {}, getattr(func, "__name__", "").partition(".")[0]
-        if self._made and (name in _LOSSES or (name in _WIDENING | _CASTS and self._widens(args, given))):
-            args, given = tree_map_only(Tensor, self._wide_if_made, (tuple(args), dict(given)))
-        answer = func(*args, **given)
-        if name in _SATURATING or (self._made and self._follows(name, args, given)):
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # fmt: skip
+        call, written = (tuple(args), dict(kwargs or {})), getattr(func, "__name__", "").partition(".")[0]
+        name = written.strip("_")
+        if name in _SATURATING and written.endswith(name + "_"):  # in place: what it is given will be gone
+            kept = args[0].clone()
+            answer, func, call = (
+                func(*args, **(kwargs or {})),
+                getattr(torch, name),
+                ((kept, *args[1:]), call[1]),
+            )
+        else:
+            if self._made and (name in _LOSSES or (name in _CASTS and self._widens(*call))):
+                call = tree_map_only(
+                    Tensor, lambda one: self._wide_if(one, name == "binary_cross_entropy"), call
+                )
+            answer = func(*call[0], **call[1])
+        given = [one for one in tree_leaves(call) if isinstance(one, Tensor)]
+        known = [made for one in given if (made := self._known(one)) is not None]
+        if known and name in _STEEP and _is_wide(answer):
+            wide = tree_map_only(Tensor, lambda one: self._wide_if(one, True), call)
+            return func(*wide[0], **wide[1])
+        if name in _SATURATING or (name in _FOLLOWED and known and self._only_made(given)):
+            is_steep = name in _PROBABILITIES | _STEEP or any(one.is_steep for one in known)
             for place, one in enumerate(answer) if isinstance(answer, tuple | list) else [(None, answer)]:
                 if one.is_floating_point():
-                    self._made[id(one)] = one, (func, args, given), place
+                    narrow = not _is_wide(one) or any(made.is_narrow for made in known)
+                    self._made[id(one)] = _Made(
+                        one, one._version, (func, call[0], call[1]), place, narrow, is_steep
+                    )
         return answer
 
+    def _known(self, one: Tensor) -> _Made | None:
+        """What is known of this tensor; nothing where it was changed in place."""
+        made = self._made.get(id(one))
+        return made if made is not None and made.version == one._version else None
+
     def _widens(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a cast of a half gives FP32."""
+        """Whether a cast gives FP32 of a half."""
         wanted = [one for one in (*args[1:], *kwargs.values()) if isinstance(one, torch.dtype | Tensor)]
-        dtypes = [one.dtype if isinstance(one, Tensor) else one for one in wanted]
-        return not _is_wide(args[0].dtype) and (not wanted or any(map(_is_wide, dtypes)))
+        return not _is_wide(args[0]) and (not wanted or any(map(_is_wide, wanted)))
 
-    def _follows(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        if not tree_any(lambda one: id(one) in self._made, (args, kwargs)):
-            return False
-        numbers = all(isinstance(one, int | float) or id(one) in self._made for one in args)
-        return name in _FOLLOWED or name in _CASTS or (name in _WITH_A_NUMBER and numbers)
+    def _only_made(self, given: Sequence[Tensor]) -> bool:
+        return all(self._known(one) is not None for one in given if one.is_floating_point())
 
-    def _wide_if_made(self, one: Tensor) -> Tensor:
-        if id(one) not in self._made or _is_wide(one.dtype):
+    def _wide_if(self, one: Tensor, is_steep: bool) -> Tensor:
+        """The tensor in FP32, where a half must not stay in it."""
+        made = self._known(one)
+        if made is None or not made.is_narrow or not (is_steep or made.is_steep):
             return one
         self.was_needed = True
         return self._wide(one)
 
     def _wide(self, one: Tensor) -> Tensor:
         """The same tensor, computed in FP32 from what the saturating function was given."""
-        if id(one) not in self._made:
-            return one.float() if one.is_floating_point() else one
-        _, (func, args, kwargs), place = self._made[id(one)]
-        if getattr(func, "__name__", "").partition(".")[0] in _CASTS:
-            return self._wide(args[0])
-        wide_args, wide_kwargs = tree_map_only(Tensor, self._wide, (tuple(args), dict(kwargs)))
-        with torch.autocast(one.device.type, enabled=False):
-            answer = func(*wide_args, **wide_kwargs)
-        return answer if place is None else answer[place]
+        if not one.is_floating_point():
+            return one
+        if (made := self._known(one)) is None:
+            return one.float()
+        if id(one) not in self._in_fp32:
+            func, args, kwargs = made.call
+            if getattr(func, "__name__", "").partition(".")[0].strip("_") in _CASTS:
+                self._in_fp32[id(one)] = self._wide(args[0])
+            else:
+                args, kwargs = tree_map_only(Tensor, self._wide, (args, kwargs))
+                with torch.autocast(one.device.type, enabled=False):
+                    answer = func(*args, **kwargs)
+                self._in_fp32[id(one)] = answer if made.place is None else answer[made.place]
+        return self._in_fp32[id(one)]
 
 
-def _is_wide(dtype: torch.dtype) -> bool:
+def _is_wide(value: Any) -> bool:
+    dtype = value.dtype if isinstance(value, Tensor) else value
     return dtype in (torch.float32, torch.float64)

@@ -29,7 +29,7 @@ def generators_untouched() -> Iterator[None]:
 
 def torch_generators() -> dict[str, Tensor]:
     found = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         found |= {f"cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return found
 

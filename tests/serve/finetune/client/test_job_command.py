@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import tarfile
 from dataclasses import dataclass
@@ -312,6 +313,9 @@ def test_a_missing_file_and_a_folder_without_pictures_are_named_before_anything_
     script = Script()
     with pytest.raises(BadInput, match="no such file"):
         run(script, tmp_path / "nothing.npz")
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(BadInput, match="cannot be read: not a regular file"):
+        run(script, tmp_path / "pipe.npz")
     with pytest.raises(BadInput, match="is a folder without pictures"):
         run(script, tmp_path)
     assert script.asked == []

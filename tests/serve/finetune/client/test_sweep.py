@@ -46,10 +46,11 @@ def test_a_grid_is_every_combination_of_words_numbers_and_lists() -> None:
 
 
 def test_the_jobs_have_one_file_one_parent_and_one_seed(tmp_path: Path) -> None:
-    script = Script(states=[succeeded()], creation=[created("ftjob-1"), created("ftjob-2")])
+    active = (200, {"name": "digits", "live": 7})
+    script = Script(states=[active, succeeded()], creation=[created("ftjob-1"), created("ftjob-2")])
     found = swept(script, tmp_path, hyperparameters={"batch_size": 4, "n_epochs": None})
     first, second = (json.loads(body) for body in script.bodies("POST", JOBS))
-    assert (first["model"], second["model"], second["seed"]) == ("digits", "digits@1", 11)
+    assert (first["model"], second["model"], second["seed"]) == ("digits@7", "digits@7", 11)
     common = {"stale_parent": "rejudge", "batch_size": 4, "epochs": 1}
     assert first["hyperparameters"] == {**common, "lr": 1e-3}
     assert second["hyperparameters"] == {**common, "lr": 1e-4}

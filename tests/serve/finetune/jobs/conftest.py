@@ -1,5 +1,6 @@
-"""One store and one undisturbed job for every test of this folder that compares with it."""
+"""One store and one undisturbed job for every test of this folder that compares with it; a runner without processes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.numpy import save_file
 from tests.model_folders import tensor, write_folder
 from tests.serve.finetune.jobs.hard_job import EVERY, NET, STEPS, Outcome, create, outcome, rows, store_of
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
+from tests.serve.finetune.jobs.runner_stage import Runner
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,10 @@ def left_alone(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome
 def trained(left_alone: Outcome) -> Store:
     """The store of the undisturbed job: ``net@2`` is what it made, from ``net@1``. Not to be changed."""
     return left_alone.store
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    made = Runner(tmp_path / "store")
+    yield made
+    made.job_store.close()

@@ -1,11 +1,10 @@
 """A job runner and a supervisor whose processes and roster are stand-ins."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_folder import JobFolder
@@ -74,13 +73,6 @@ def supervisor_of(runner: Runner, roster: Any = None) -> Supervisor:
     supervisor = Supervisor(runner.job_store, files, runner.store, roster, nothing)
     supervisor._runner = runner
     return supervisor
-
-
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[Runner]:
-    made = Runner(tmp_path / "store")
-    yield made
-    made.job_store.close()
 
 
 def always(error: Exception) -> Callable[..., None]:

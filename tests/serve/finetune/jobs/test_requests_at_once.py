@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import StoreError
+from halfeven.models.order.one_order import Order
 from halfeven.models.store import Store
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.concluding import Paused
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
-from halfeven.serve.finetune.jobs.supervisor import Supervisor, jobs_at_once
-from halfeven.serve.settings import read_settings
+from halfeven.serve.finetune.jobs.supervisor import Supervisor, jobs_at_once, trainer_memory
+from halfeven.serve.settings import order_bounds, read_settings
 
 from tests.patience import PATIENCE_S
 
@@ -183,3 +184,18 @@ def test_a_processor_runs_as_many_jobs_at_once_as_its_cores_hold(
         2,
     ] and "4 cores hold 2 trainers" in caplog.text
     assert jobs_at_once(asked[2], "cuda") == 9
+
+
+def test_trainers_and_conversions_that_run_beside_each_other_share_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = read_settings()
+    alone, shared = (trainer_memory(settings, "cpu", count) for count in (1, 3))
+    assert alone // 3 == shared > 0 and trainer_memory(settings, "cuda", 3) == 0
+    alone, shared = (Order(order_bounds(count)).memory_bytes for count in (1, 3))
+    assert alone // 3 == shared > 0
+    monkeypatch.setenv("HALFEVEN_CONVERT_MEMORY_MIB", "1500")
+    given = trainer_memory(read_settings(trainer_memory_mib=2048), "cpu", 3)
+    assert (given, Order(order_bounds(3)).memory_bytes) == (2048 * 2**20, 1500 * 2**20), (
+        "of each, as it was asked for"
+    )

@@ -26,7 +26,6 @@ from tests.kept import kept_store
 from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
 from tests.serve.finetune.jobs.runner_stage import Loading, Runner, always, supervisor_of
-from tests.serve.finetune.jobs.runner_stage import runner as runner
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
 LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}

@@ -48,7 +48,7 @@ def test_the_same_rows_give_the_same_weights_in_every_format_and_held_out_rows_a
     save_file(data, tmp_path / "rows.safetensors")
     table = pyarrow.table({name: array.tolist() for name, array in data.items()})
     parquet.write_table(table, tmp_path / "rows.parquet")
-    values = {"n_epochs": 30, "batch_size": 16, "learning_rate": 0.03, "precision": "fp32"}
+    values = {"n_epochs": 12, "batch_size": 16, "learning_rate": 0.05, "precision": "fp32"}
     with served_to_client(store, "net") as (_, port, client):
         files = {
             kind: client.files.create(file=tmp_path / f"rows.{kind}", purpose="fine-tune").id

@@ -18,6 +18,9 @@ from halfeven.models.capture.child import Flat
 from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits.model import build
 from halfeven.serve.finetune.training import trainee as subject
+from halfeven.serve.finetune.training import trainer
+from halfeven.serve.finetune.training.loop import amp
+from halfeven.serve.finetune.training.loop.training_terms import Settings
 from halfeven.serve.finetune.training.task import Task
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -173,6 +176,11 @@ def test_exactly_the_parents_names_are_written_and_prints_do_not_reach_stdout(sm
     assert "fills True False\n" in errors, "in deterministic mode torch would fill every new tensor first"
     assert load_file(lines[-1]["weights"]).keys() == {"first.weight", "first.bias"}
     assert lines[-1]["summary"]["last_loss"] < lines[-1]["summary"]["first_loss"]
+    (idle,) = [line for line in lines if line["type"] == "note"]
+    assert idle["code"] == "NO_GRADIENT" and "2 parameters" in idle["message"]
+    assert "'unused.bias', 'unused.weight'" in idle["message"], (
+        "they are to learn, and nothing depends on them"
+    )
 
 
 @pytest.mark.slow
@@ -210,8 +218,51 @@ def test_rows_that_are_quarantined_are_told_by_their_numbers_in_the_data(small: 
     save_file(data, small["data"])
     hyperparameters = {**small["hyperparameters"], "bad_rows": "quarantine"}
     lines, _ = run(with_code(small) | {"hyperparameters": hyperparameters})
-    assert [line["quarantined"] for line in lines[1:-1] if line["quarantined"]] == [[6]]
+    assert [line["quarantined"] for line in lines if line.get("quarantined")] == [[6]]
     assert lines[-1]["summary"]["quarantined"] == [6] and lines[-1]["summary"]["skipped"] == 0
+
+
+# Each with words of the remedy, and the forward that follows it.
+BROKEN = {
+    "inference part": (
+        "with torch.inference_mode(): y = self.first(x)\n        return self.first(x) * y",
+        "take that out",
+        "with torch.no_grad(): y = self.first(x)\n        return self.first(x) * y",
+    ),
+    "kept state": (
+        "self.kept = self.first(x) + getattr(self, 'kept', torch.zeros(1)).mean(); return self.kept",
+        "detach it",
+        "self.kept = self.first(x) + getattr(self, 'kept', torch.zeros(1)).detach().mean(); return self.kept",
+    ),
+    "numpy": (
+        "return torch.from_numpy(self.first(x).numpy())",
+        "write this part with torch",
+        "return self.first(x)",
+    ),
+    "in place": (
+        "y = self.first(x).sigmoid(); y += 1; return self.first(x) + y",
+        "compute a new one",
+        "y = self.first(x).sigmoid(); y = y + 1; return self.first(x) + y",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_error_of_torch_that_names_no_mistake_gets_a_remedy_which_cures_it(case: str) -> None:
+    broken, said, mended = BROKEN[case]
+
+    def trained(forward: str) -> None:
+        names: dict[str, Any] = {}
+        exec(SMALL.format(forward=forward, build="pass"), names)
+        net, x = names["build"](), torch.rand(16, 4)
+        settings = Settings(batch_size=8, n_epochs=2, precision="bf16")
+        list(amp.train(net, lambda rows: net(x[rows]).float().square().mean(), 16, settings))
+
+    with pytest.raises(RuntimeError) as caught:
+        trained(broken)
+    line = trainer.failure(caught.value, {"source": None})
+    assert line["code"] == "USER_CODE" and said in line["message"]
+    trained(mended)
 
 
 def test_code_that_raises_fails_the_job_with_its_traceback(small: Line) -> None:
@@ -283,9 +334,10 @@ def test_a_job_whose_data_overflow_every_gradient_fails_with_its_reason_and_writ
         "scale_floor": 1.0,
     }
     lines, _ = run(with_code(small) | {"precision": "fp16", "hyperparameters": hyperparameters})
-    assert [line["scale"] for line in lines[1:-1]] == [8.0, 4.0, 2.0, 1.0, 1.0, 1.0]
-    assert {line["cause"] for line in lines[1:-1]} == {"gradient overflow"}
-    assert [line["grad_norm"] for line in lines[1:-1]] == [None] * 6  # JSON has no infinity
+    steps = [line for line in lines if line["type"] == "step"]
+    assert [line["scale"] for line in steps] == [8.0, 4.0, 2.0, 1.0, 1.0, 1.0]
+    assert {line["cause"] for line in steps} == {"gradient overflow"}
+    assert [line["grad_norm"] for line in steps] == [None] * 6  # JSON has no infinity
     assert lines[-1]["code"] == "SCALE_COLLAPSE"
     assert "bf16 or fp32" in lines[-1]["message"]
     assert not list(Path(small["out"]).iterdir())

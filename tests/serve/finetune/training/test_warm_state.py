@@ -100,3 +100,21 @@ def test_no_state_and_that_of_other_nets_or_optimizers_are_refused_by_name(tmp_p
     assert said.startswith("OTHER_TRAINING_STATE: ") and "what was kept is the state of AdamW" in said
     assert "the optimizer is AdamW of 6 parameters" in refusal(one_net(), path)
     take_up(one_net(), None, "none")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "one", "other", "lacking"),
+    [
+        ("AdamW", {}, {"amsgrad": True}, "max_exp_avg_sq"),
+        ("SGD", {"momentum": 0.9}, {}, "nothing of each parameter, and what was kept has momentum_buffer"),
+        ("RMSprop", {"momentum": 0.5}, {"momentum": 0.5, "centered": True}, "grad_avg"),
+    ],
+)
+def test_a_state_that_lacks_what_an_argument_needs_is_refused_by_its_name(
+    optimizer: str, one: dict[str, Any], other: dict[str, Any], lacking: str, tmp_path: Path
+) -> None:
+    _, path = kept(one_net(optimizer=optimizer, optimizer_args=one), tmp_path, "all")
+    take_up(one_net(optimizer=optimizer, optimizer_args=one), path, "all")
+    with pytest.raises(Stopped, match=lacking) as caught:
+        take_up(one_net(optimizer=optimizer, optimizer_args=other), path, "all")
+    assert caught.value.code == "OTHER_TRAINING_STATE"

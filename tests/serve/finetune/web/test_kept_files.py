@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from halfeven.models.errors import StoreError, UnknownName
+from halfeven.models.errors import DiskFull, StoreError, UnknownName
+from halfeven.models.reserve import keep_reserve
+from halfeven.serve.access.keys import Owners
 from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import CANCELLED, JobRequest
@@ -53,6 +55,22 @@ def test_a_file_is_deleted_when_its_time_is_over(place: Place) -> None:
     assert place.known() == {lasting.id} and place.files.contents() == {lasting.sha256}
     with pytest.raises(UnknownName):
         place.job_store.file(brief.id)
+
+
+def test_a_file_is_deleted_where_the_disk_is_full(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing could make room."""
+    root = place.files.folder.parent
+    kept, delete = place.kept.keep(place.upload(b"rows")), place.job_store.delete_file
+    keep_reserve(root)
+
+    def on_a_full_disk(id: str, owners: Owners = None) -> bool:
+        if (root / ".reserve").exists():
+            raise DiskFull("full")
+        return delete(id, owners)
+
+    monkeypatch.setattr(place.job_store, "delete_file", on_a_full_disk)
+    place.kept.delete(kept.id)
+    assert place.known() == set() == place.files.contents() and (root / ".reserve").exists()
 
 
 @pytest.mark.parametrize("use", ["training_file", "validation_file"])

@@ -86,6 +86,10 @@ BAD_NPY = {
         headed("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -1)}\n", bytes(4)),
         r"shape \[-1, -1\]",
     ),
+    "a shape of truths": (
+        headed("{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}\n", bytes(4)),
+        r"shape \[True\]",
+    ),
     "65 axes": (
         headed(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * 65}}}\n", bytes(4)),
         "takes 4 bytes, but 4",

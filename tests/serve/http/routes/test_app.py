@@ -228,7 +228,9 @@ def test_unknown_paths_and_methods_are_errors_in_the_words_of_their_path(http: h
     assert http.get("/nothing").json()["code"] == "not_found"
     answer = http.delete("/v1/models")
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
-    assert http.post("/v2/health/live").json() == {"error": "Method Not Allowed: this route takes GET"}
+    assert http.post("/v2/health/live").json() == {
+        "error": "Method Not Allowed: this route takes GET and HEAD"
+    }
 
 
 def test_versions_and_their_evidence_come_from_the_store(http: httpx.Client) -> None:
@@ -288,9 +290,15 @@ def test_the_openai_client_lists_and_retrieves_models(server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [PREDICT, "/v1/models/double/versions/3:predict", "/v1/models/nobody:predict"]
+    "path",
+    [
+        PREDICT,
+        "/v1/models/double/versions/3:predict",
+        "/v1/models/nobody:predict",
+        "/v1/models/double:endpoint",
+    ],
 )
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_another_method_on_predict_is_told_to_post(http: httpx.Client, path: str, method: str) -> None:
     answer = http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

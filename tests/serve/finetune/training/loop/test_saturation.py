@@ -27,6 +27,14 @@ ENDS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamped": lambda scores: torch.clamp(torch.sigmoid(scores), 1e-7, 1 - 1e-7),
     "two classes": lambda scores: torch.stack([1 - scores.sigmoid(), scores.sigmoid()], -1),
     "one of several": lambda scores: scores.sigmoid().chunk(2, -1)[1],
+    "either of two": lambda scores: 1 - (1 - scores.sigmoid()) * (1 - (scores / 2).sigmoid()),
+    "of the right class": lambda scores: scores.softmax(-1).gather(1, torch.zeros(5, 1, dtype=torch.int64)),
+    "hand-written sigmoid": lambda scores: torch.log(1 / (1 + torch.exp(-scores))),
+    "hand-written softmax": lambda scores: (
+        torch.exp(scores) / torch.exp(scores).sum(-1, keepdim=True)
+    ).log(),
+    "tanh": lambda scores: torch.log((torch.tanh(scores) + 1) / 2 + 1e-9),
+    "of softplus": lambda scores: torch.log1p(1e-6 - torch.exp(-functional.softplus(scores))),
 }
 
 
@@ -66,6 +74,27 @@ def test_a_captured_program_and_a_half_model_are_seen_through_too() -> None:
             answer = answer.float()
         torch.testing.assert_close(answer, expected, rtol=1e-3, atol=0)
         assert len(answer.unique()) == len(expected.unique()), "one near 1 is not 1"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_tanh_is_computed_in_fp32_where_its_inverse_takes_it_and_else_left_alone(precision: str) -> None:
+    net, x = Ending(torch.tanh), 8 * torch.randn(5, 4)
+    with autocast_of(Settings(precision=precision), "cpu", net, known := Saturation()):
+        assert torch.equal(net(x).float(), torch.tanh(net.layer(x)).float())
+    assert known.needed is False
+    with autocast_of(Settings(precision=precision), "cpu", net):
+        found = torch.atanh(net(x).float().clamp(-1 + 1e-6, 1 - 1e-6))
+        expected = torch.atanh(net.layer(x).float().tanh().clamp(-1 + 1e-6, 1 - 1e-6))
+    assert torch.equal(found, expected)
+
+
+def test_a_sigmoid_in_place_is_seen_and_one_that_was_written_over_is_not_computed_again() -> None:
+    net, x = Ending(lambda scores: scores.sigmoid_().clamp(1e-4, 1 - 1e-4)), 8 * torch.randn(5, 4)
+    over = Ending(lambda scores: scores.sigmoid().mul_(0.5))
+    with torch.no_grad(), autocast_of(Settings(), "cpu", net):
+        assert torch.equal(net(x).float(), net.layer(x).float().sigmoid().clamp(1e-4, 1 - 1e-4))
+        found, scores = over(x).float(), over.layer(x)
+    assert torch.equal(found, scores.sigmoid().mul(0.5).float())
 
 
 def test_a_loss_that_takes_the_half_itself_gets_fp32() -> None:

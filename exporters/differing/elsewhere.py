@@ -1,0 +1,74 @@
+"""Run a model under the libraries of another Python, which needs numpy and ONNX Runtime, or torch, and no halfeven.
+
+This file is that Python's script: python elsewhere.py MODEL INPUTS.npz FOUND.npz
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BF16 = "bf16:"  # before the name of a tensor that npz has as INT16
+
+
+def tensors_elsewhere(python: Path, model: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every output of an ONNX file, or every tensor of an exported program, by name. Raises OSError, RuntimeError with
+    the last words of the other Python."""
+    given, found = model.with_name("given.npz"), model.with_name("found.npz")
+    _write(given, inputs)
+    command = [str(python), "-I", __file__, str(model), str(given), str(found)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{python}: {done.stderr.strip()[-400:]}")
+    return {
+        name.removeprefix(BF16): array.view("bfloat16") if name.startswith(BF16) else array
+        for name, array in _read(found).items()
+    }
+
+
+def _write(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """numpy.savez refuses some names of tensors, so they are an array too."""
+    np.savez(path, np.array(list(arrays)), *arrays.values(), allow_pickle=False)
+
+
+def _read(path: str | Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as found:
+        names, *arrays = found.values()
+    return dict(zip(names.tolist(), arrays, strict=True))
+
+
+def _of_file(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
+
+
+def _of_program(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    import torch
+    from torch.fx import Interpreter, Node
+
+    found = dict[str, np.ndarray]()
+
+    class Seen(Interpreter):
+        def run_node(self, n: Node) -> Any:
+            result = super().run_node(n)
+            if n.op == "call_function" and isinstance(result, torch.Tensor):
+                is_bf16 = result.dtype == torch.bfloat16
+                kept = result.contiguous().view(torch.int16) if is_bf16 else result
+                found[BF16 * is_bf16 + n.name] = kept.clone().numpy()
+            return result
+
+    module = torch.export.load(path).module()
+    with torch.inference_mode():
+        Seen(module).run(*map(torch.from_numpy, inputs.values()))
+    return found
+
+
+if __name__ == "__main__":
+    run = _of_program if sys.argv[1].endswith(".pt2") else _of_file
+    _write(sys.argv[3], run(sys.argv[1], _read(sys.argv[2])))

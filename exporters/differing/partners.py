@@ -1,0 +1,44 @@
+"""Which tensor of B is which of A."""
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+from .first_difference import Side
+from .program_side import ProgramSide
+
+
+def partners(a: Side, b: Side) -> dict[str, str]:
+    """A's tensor → B's. Of two programs those of the same operation in the same order between reads of the same
+    weights; else those of the same name. The outputs are partners by their order."""
+    if isinstance(a, ProgramSide) and isinstance(b, ProgramSide):
+        found = _in_order(a, b)
+    else:
+        theirs = {node.name for node in b.nodes}
+        found = {node.name: node.name for node in a.nodes if node.name in theirs}
+    if len(a.outputs) == len(b.outputs):
+        found |= dict(zip(a.outputs.values(), b.outputs.values(), strict=True))
+    return found
+
+
+def _in_order(a: ProgramSide, b: ProgramSide) -> dict[str, str]:
+    weights = _weights(a) & _weights(b)
+    keys = [_keys(side, weights) for side in (a, b)]
+    blocks = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
+    return {
+        a.steps[block.a + place][0]: b.steps[block.b + place][0]
+        for block in blocks
+        for place in range(block.size)
+    }
+
+
+def _weights(side: ProgramSide) -> frozenset[str]:
+    return frozenset[str]().union(*(weights for _, _, weights in side.steps))
+
+
+def _keys(side: ProgramSide, known: frozenset[str]) -> Sequence[tuple[str, frozenset[str]]]:
+    """Each operation with the last weights that were read: layers that are alike are told apart by them."""
+    found, last = list[tuple[str, frozenset[str]]](), frozenset[str]()
+    for _, op, weights in side.steps:
+        last = weights & known or last
+        found.append((op, last))
+    return found

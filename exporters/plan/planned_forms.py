@@ -1,0 +1,128 @@
+"""What makers of captured programs and of ONNX files have in common (`maker.Maker`): a graph that the planner plans."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from ...models.package import Precision
+from ..gate.curve import Curve, Tap, divergence_curve
+from ..gate.diagnosis import diagnosed
+from ..gate.parity import UNIT_ROUNDOFF
+from ..gate.verdict import ParityReport
+from ..graph.backend import Graph
+from ..graph.traffic import Half, Traffic, why_not_half, worth
+from ..inputs.samples import Samples
+from ..maker import Notify
+from ..prove import ReferenceRun, floor_report
+from ..search.delta_debugging import NOT_ASKED, Found
+from ..sections import casts_section, profile_section, recommendation_section, search_section, weights_section
+from ..subject import Subject
+from .planner import Planner
+
+G = TypeVar("G", bound=Graph)
+H = TypeVar("H", bound=Half)
+
+
+@dataclass(slots=True)
+class PlannedForms(Generic[G, H]):
+    """``settled``: the graph as it was planned, and ``half`` as it is written. ``because``: why the original serves
+    although something could be half."""
+
+    subject: Subject
+    planner: Planner[G] | None = field(default=None, init=False)
+    settled: G = field(init=False)
+    half: H = field(init=False)
+    because: str = field(default="", init=False)
+
+    def graph(self, precision: Precision, planning: Samples) -> G:
+        """The original with the rules of ``precision`` applied."""
+        raise NotImplementedError
+
+    def written(self) -> H:
+        """The half of ``settled``."""
+        raise NotImplementedError
+
+    def traffic(self) -> Traffic:
+        """The bytes that the casts of ``half`` move."""
+        raise NotImplementedError
+
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
+        precision = self.subject.precision
+        if self.planner is None:
+            notify("profiling")
+            self.planner = Planner(self.graph(precision, planning), planning, self.subject.search)
+        if not self.planner.settle(share, notify):
+            return False
+        notify("rewriting")
+        plan = self.planner.plan
+        self.settled = plan.graph.settled(plan.searched)
+        self.half = self.written()
+        self.because = why_not_half(self.half, self.traffic)
+        if self.because:
+            self.settled = self.graph(replace(precision, level="O0"), planning).settled(())
+            self.half = self.written()
+        return True
+
+    def serve_original(self, because: str) -> None:
+        self.subject, self.planner = self.subject.served_original(because), None
+
+    def nearest(self, notify: Notify) -> str:
+        return self.planner.nearest(notify) if self.planner else ""
+
+    def facts(self) -> dict[str, Any]:
+        half = self.half
+        return {
+            "nodes": half.nodes,
+            "half_nodes": half.half_nodes,
+            "fp32_by_policy": half.fp32_by_policy,
+            "kept": [kept.to_json() for kept in half.kept],
+            "casts": half.casts,
+            "bytes": half.bytes,
+            "bytes_fp32": half.bytes_fp32,
+            "search": self.planner.search if self.planner else NOT_ASKED,
+            **({"original_because": why} if (why := self.subject.original_because or self.because) else {}),
+        }
+
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
+        assert self.planner is not None
+        return findings(self.settled, self.planner.plan.found, self.traffic())
+
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+        return with_diagnosis(self.settled, report, reference_run)
+
+
+def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str, Any]:
+    """Sections by name. ``settled``: the graph whose half was written; ``found``: by the search, if there was any."""
+    if settled.precision.level == "O0":
+        return {}
+    ops = {kept.node: kept.op for kept in settled.kept}
+    sections = {
+        "repairs": list(settled.repairs),
+        "search": found and search_section(found, ops),
+        "profile": profile_section(settled.profile()),
+        "weights": weights_section(settled.weights()),
+        "casts": casts_section(traffic.casts, traffic.bytes_before),
+        "curve": curve(settled).to_json(),
+        "recommendation": recommendation_section(worth(traffic.saved, traffic.cast)),
+    }
+    return {name: section for name, section in sections.items() if section}
+
+
+def curve(settled: Graph) -> Curve:
+    """The half's error at every node, on the example."""
+
+    def original(tap: Tap) -> object:
+        return settled.original(tap)(settled.example)
+
+    def half(tap: Tap) -> object:
+        return settled.half(observe=tap)(settled.example)
+
+    return divergence_curve(settled.nodes(), original, half, UNIT_ROUNDOFF[settled.precision.dtype])
+
+
+def with_diagnosis(settled: Graph, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+    """The report with the floor, and range or precision where it is a refusal."""
+    if settled.precision.level == "O0":
+        return report
+    first = None if report.passed else curve(settled).first
+    floor = floor_report(reference_run, report.dtype, settled.half(floor=True))
+    return diagnosed(report, floor, first and first.to_json())

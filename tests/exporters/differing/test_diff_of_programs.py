@@ -1,0 +1,203 @@
+"""Sabotaged engines and planted faults in programs are named within one node; halves and other honest pairs agree."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.differing.diff import differences
+from halfeven.exporters.differing.onnx_side import OnnxSide
+from halfeven.exporters.differing.program_side import ProgramSide
+from halfeven.exporters.question import Answers
+from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.exporters.torch.program_graph import exact_answers
+from halfeven.models.capture.capture import normalise
+from halfeven.models.errors import NotRun
+from halfeven.models.program import runnable, with_graph
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from tests.conversions import converted, samples_of
+from tests.corpus import CORPUS, built, captured, fresh
+from tests.exporters.sabotaged_engines import AROUND, IN_PARTS, engine_of, model_of, module_of
+from tests.programs import exported
+
+pytestmark = pytest.mark.slow  # captures and conversions
+
+# Node of A at which each fault is. Faults around a model are those of its outputs, or of an input.
+BIRTH = {
+    "wrong epsilon": "batch_norm", "transposed weight": "linear", "flipped kernels": "conv2d",
+    "stale weights": "linear", "missing bias": "linear", "quantised weights": "linear",
+    "sums rounded to half": "linear", "dropout left on": "scaled_dot_product_attention",
+    "statistics of the batch": "batch_norm", "dropped residual": "conv2d_1", "fused overflow": "mul",
+    "computed in bf16": "linear", "another activation": "gelu", "gelu by tanh": "gelu",
+    "softmax over another axis": "softmax", "scores 1 % off": "softmax",
+    "reversed sequence": "tensors_0", "mask one off": "tensors_1", "ids through FP16": "tensors_0",
+}  # fmt: skip
+OTHER_MODEL = {"sums rounded to half": "gelu of negatives"}  # each partial sum is a node there: few features
+TYPES = {"fused overflow": "fp16"}  # all others say that they compute in FP32
+
+
+def original_side(name: str) -> ProgramSide:
+    model, _ = model_of(name)
+    return ProgramSide(model.program, model.spec)
+
+
+def as_it_is(name: str, module: nn.Module) -> ProgramSide:
+    """The module captured as it is, in training where it is in training."""
+    model, samples = model_of(name)
+    inputs = {key: torch.from_numpy(array[:4].copy()) for key, array in samples.arrays.items()}
+    shapes = (tuple({0: Dim.AUTO} for _ in inputs),)
+
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = module
+            self.training = module.training
+
+        def forward(self, *tensors: Tensor) -> Any:
+            return self.net(**dict(zip(inputs, tensors, strict=True)))
+
+    with torch.no_grad():
+        program = torch.export.export(ByName(), tuple(inputs.values()), dynamic_shapes=shapes)
+    return ProgramSide(normalise(program), model.spec)
+
+
+def rows_of(folder: Path, arrays: Mapping[str, np.ndarray]) -> Path:
+    np.savez(folder / "x.npz", **arrays)  # type: ignore[arg-type]
+    return folder / "x.npz"
+
+
+def is_within_one_node(a: ProgramSide, named: str, born: str) -> bool:
+    inputs = {node.name: node.inputs for node in a.nodes}
+    return named == born or born in inputs[named] or named in inputs[born]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of modules in training
+@pytest.mark.parametrize("fault", IN_PARTS)
+def test_the_faulty_part_of_an_engine_is_named(tmp_path: Path, fault: str) -> None:
+    name, sabotage = IN_PARTS[fault]
+    name = OTHER_MODEL.get(fault, name)
+    module = module_of(name)
+    sabotage(module)
+    a, b = original_side(name), as_it_is(name, module)
+    facts = differences(a, b, rows_of(tmp_path, model_of(name)[1].arrays), TYPES.get(fault, "fp32"))
+    assert not facts["equal"] and is_within_one_node(a, facts["first"]["tensor"], BIRTH[fault]), facts
+
+
+@pytest.mark.parametrize("fault", AROUND)
+def test_the_faulty_input_or_output_of_an_engine_is_named(tmp_path: Path, fault: str) -> None:
+    """Of an engine whose inner tensors can be seen the input, else the output."""
+    name, sabotage = AROUND[fault]
+    a = original_side(name)
+    engine = sabotage(a.tensors if fault in BIRTH else engine_of(name, module_of(name)))
+    facts = differences(a, engine, rows_of(tmp_path, model_of(name)[1].arrays))
+    expected = [BIRTH[fault]] if fault in BIRTH else [*a.outputs.values()]
+    assert not facts["equal"] and facts["first"]["tensor"] in expected, facts
+
+
+@cache
+def half_of(name: str) -> ExportedProgram:
+    return converted(name).maker.half.program
+
+
+def scaled(program: ExportedProgram, weight: str, factor: float) -> ExportedProgram:
+    state = dict(program.state_dict)
+    changed = (state[weight].detach() * factor).to(state[weight].dtype)
+    is_parameter = isinstance(state[weight], nn.Parameter)
+    state[weight] = nn.Parameter(changed, requires_grad=False) if is_parameter else changed
+    return with_graph(program, program.graph_module, state)
+
+
+# Model, weight, the node that reads it. 2 % in a half, half a tenth of a percent in an original.
+PLANTED = [
+    ("zoo bert", "blocks.0.attention.query.weight", "linear", "half"),
+    ("zoo bert", "blocks.1.wide.weight", "linear_10", "half"),
+    ("zoo mlp", "classify.weight", "linear_1", "half"),
+    ("zoo vit", "blocks.1.self_attn.in_proj_weight", "linear_4", "half"),
+    ("zoo recommender", "mix.2.weight", "linear_1", "half"),
+    ("cosine head", "cone", "add", "half"),
+    ("zoo bert", "norm.weight", "layer_norm", "original"),
+    ("zoo bert", "blocks.0.narrow.weight", "linear_5", "original"),
+    ("zoo vit", "places", "add", "original"),
+    ("residual", "norm.running_var", "batch_norm", "original"),
+    ("lstm", "loop.weight_hh_l1", "lstm", "original"),
+    ("zoo mlp", "hidden.weight", "linear", "original"),
+]
+
+
+@pytest.mark.parametrize(("name", "weight", "node", "side"), PLANTED)
+def test_a_planted_difference_is_named_also_behind_nodes_of_half(
+    tmp_path: Path, name: str, weight: str, node: str, side: str
+) -> None:
+    model = captured(name)
+    a = ProgramSide(model.program, model.spec)
+    program, factor = (half_of(name), 1.02) if side == "half" else (model.program, 1.0005)
+    b = replace(a, program=scaled(program, weight, factor))
+    facts = differences(a, b, rows_of(tmp_path, samples_of(name, 8, seed=5).arrays), out=tmp_path / "node")
+    assert not facts["equal"] and is_within_one_node(a, facts["first"]["tensor"], node), facts
+    shown = [sys.executable, "node.py"]
+    done = subprocess.run(shown, cwd=tmp_path / "node", capture_output=True, text=True, check=True)
+    assert done.stdout.strip()
+
+
+def captured_again(name: str) -> ProgramSide:
+    spec, case = captured(name).spec, CORPUS[name]
+    again = exported(built(name), fresh(name, 8, seed=0), case.free, case.max_batch_size)
+    return ProgramSide(normalise(again), spec)
+
+
+def decomposed(name: str) -> ProgramSide:
+    model = captured(name)
+    return ProgramSide(model.program.run_decompositions(), model.spec)
+
+
+def file_of(name: str, folder: Path) -> OnnxSide:
+    model = captured(name)
+    write_onnx(model.program, model.spec, folder / "net.onnx", {})
+    return OnnxSide(folder / "net.onnx")
+
+
+def in_double(name: str) -> Answers:
+    return exact_answers(runnable(captured(name).program), captured(name).spec)
+
+
+HALVES = ("zoo bert", "zoo mlp", "zoo vit", "zoo recommender", "residual", "cosine head", "lstm")
+HONEST: dict[str, tuple[str, Callable[[str, Path], ProgramSide | OnnxSide | Answers]]] = {
+    **{
+        f"half of {name}": (name, lambda name, _: ProgramSide(half_of(name), captured(name).spec))
+        for name in HALVES
+    },
+    "captured again": ("zoo bert", lambda name, _: captured_again(name)),
+    "in-place captured again": ("residual", lambda name, _: captured_again(name)),
+    "decomposed": ("zoo mlp", lambda name, _: decomposed(name)),
+    "attention decomposed": ("zoo vit", lambda name, _: decomposed(name)),
+    "in ONNX Runtime": ("zoo bert", file_of),
+    "indices in ONNX Runtime": ("zoo recommender", file_of),
+    "in FP64": ("zoo vit", lambda name, _: in_double(name)),
+}
+
+
+@pytest.mark.parametrize("pair", HONEST)
+def test_an_honest_pair_has_no_difference(tmp_path: Path, pair: str) -> None:
+    name, other = HONEST[pair]
+    model = captured(name)
+    rows = rows_of(tmp_path, samples_of(name, 8, seed=5).arrays)
+    facts = differences(ProgramSide(model.program, model.spec), other(name, tmp_path), rows)
+    assert facts["equal"] and facts["tensors"], facts
+
+
+def test_another_python_runs_the_same_model(tmp_path: Path) -> None:
+    model = captured("zoo mlp")
+    rows = rows_of(tmp_path, samples_of("zoo mlp", 8, seed=5).arrays)
+    for side in (ProgramSide(model.program, model.spec), file_of("zoo mlp", tmp_path)):
+        facts = differences(side, replace(side, python=Path(sys.executable)), rows)
+        assert facts["equal"] and facts["tensors"] >= 3, facts
+    with pytest.raises(NotRun, match="no-python"):
+        differences(side, replace(side, python=tmp_path / "no-python"), rows)
