@@ -234,6 +234,7 @@ class Batching:
 
     ``buckets``: the numbers of rows that a batch is filled up to, ascending; the model's ``max_batch_size`` is
     always one more. Empty: never filled up. ``auto``: never on a CPU, to powers of two on a CUDA device.
+    ``lengths``: the sizes, ascending, to which an axis with a mask is filled up (`lengths.py`). Empty: never.
 
     ``max_queue_bytes`` bounds the inputs that wait, ``max_queue_ms`` how long a new request would have to wait as
     measured (0: no such limit), ``max_batch_bytes`` the inputs of one batch (0: rows alone count).
@@ -249,6 +250,7 @@ class Batching:
     max_batch_bytes: int = 0
     timeout_ms: int = 0
     max_request_rows: int = 0
+    lengths: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -260,13 +262,15 @@ class Batching:
             "max_batch_bytes": self.max_batch_bytes,
             "timeout_ms": self.timeout_ms,
             "max_request_rows": self.max_request_rows,
+            **({"lengths": list(self.lengths)} if self.lengths else {}),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Batching":
         """From JSON; a missing key (in a file of an older version) has its default."""
-        buckets = data.get("buckets", "auto")
-        return cls(**{**data, "buckets": buckets if buckets == "auto" else tuple(buckets)})
+        buckets, lengths = data.get("buckets", "auto"), tuple(data.get("lengths", ()))
+        buckets = buckets if buckets == "auto" else tuple(buckets)
+        return cls(**{**data, "buckets": buckets, "lengths": lengths})
 
 
 @dataclass(frozen=True, slots=True)
