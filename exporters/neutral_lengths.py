@@ -123,7 +123,7 @@ def _cut(spec: ModelSpec, lengths: Lengths, rows: Arrays, sizes: Mapping[str, in
                 array = np.take(array, np.arange(sizes[name]) % array.shape[axis], axis)
         if is_mask and any(names):
             array = array.copy()
-            empty = ~array.reshape(len(array), -1).any(1)
+            empty = np.logical_not(array.reshape(len(array), -1).any(axis=1))
             empty[0] = True  # one row without padding of its own, as most requests are
             array[empty] = 1
         elif tensor.lengths_of in sizes:

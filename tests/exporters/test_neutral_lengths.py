@@ -1,8 +1,8 @@
 """Rows are filled up to a common length only where that is proven to change no answer."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +18,9 @@ from halfeven.models.store import Store
 SIZES = (8, 16, 24)
 
 
-def tensor(name: str, *shape: int | str, datatype: str = "INT64", **more: str) -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in (-1, *shape)), **more)
+def tensor(name: str, *shape: int | str, datatype: str = "INT64", lengths_of: str = "") -> TensorSpec:
+    sizes = tuple(Dim.parse(size) for size in (-1, *shape))
+    return TensorSpec(name, datatype, sizes, lengths_of=lengths_of)
 
 
 def masked(*outputs: TensorSpec, mask: str = "attention_mask", length: str = "length=2..24") -> ModelSpec:
@@ -186,10 +187,9 @@ def test_a_version_has_the_lengths_that_are_proven_and_says_why_it_has_none(
 def test_bert_of_transformers_answers_a_filled_up_row_as_the_row_alone(attention: str) -> None:
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=24, attn_implementation=attention,
-    )  # fmt: skip
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 24}
+    more: dict[str, Any] = {"num_attention_heads": 4, "attn_implementation": attention}
+    config = BertConfig(**sizes, intermediate_size=64, **more)
     torch.manual_seed(0)
     net = BertModel(config).eval()
 
@@ -219,7 +219,6 @@ def test_filling_up_repeats_the_last_place_and_masks_it(fill: int) -> None:
 
 
 def test_lengths_are_never_filled_up_where_nothing_asks_for_it() -> None:
-    asked: Callable[..., ModelSpec] = replace
-    assert Lengths.of(asked(masked(POOLED), batching=Batching())) is None
-    assert Lengths.of(asked(masked(POOLED), max_batch_size=0)) is None
+    assert Lengths.of(replace(masked(POOLED), batching=Batching())) is None
+    assert Lengths.of(replace(masked(POOLED), max_batch_size=0)) is None
     assert Lengths.of(masked(POOLED, mask="attention_bias")) is None

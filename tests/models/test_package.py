@@ -235,6 +235,8 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"batching": {"buckets": [4, 2]}}, ["[batching] buckets = [4, 2]", "ascending"]),
         ({"batching": {"buckets": [2, 2]}}, ["[batching] buckets = [2, 2]", "ascending"]),
         ({"batching": {"buckets": [1, 65]}}, ["[batching] buckets", "at most max_batch_size (64)"]),
+        ({"batching": {"lengths": "auto"}}, ["[batching] lengths = 'auto'", "sizes of an axis"]),
+        ({"batching": {"lengths": [16, 8]}}, ["[batching] lengths = [16, 8]", "ascending"]),
         ({"batching": {"bucket": [1]}}, ["[batching]", "'bucket'", "'buckets'"]),
         ({"batching": 3}, ["batching", "a table"]),
         ({"inputs": []}, ["'inputs' is missing"]),
