@@ -1,7 +1,7 @@
 """Measures whether rows may be filled up to a common length: whether the FP32 model answers them as it does alone.
 
 For each size that an axis is filled up to, a few judging samples are cut to the shortest length that goes there. The
-original answers them so, and filled up (`models/lengths.py`). What differs by more than FP32's own noise is not filled
+original answers them so, and filled up (`models/filled_lengths.py`). What differs by more than FP32's own noise is not filled
 up when it is served. The half is asked the same filled-up rows, against the original's answers to the rows alone.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..models.lengths import Lengths
+from ..models.filled_lengths import Lengths
 from ..models.spec import ModelSpec
 from .gate.noise import ROOM, Noise
 from .inputs.samples import Samples

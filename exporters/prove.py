@@ -17,7 +17,7 @@ from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import ExportFailed
-from ..models.lengths import Lengths
+from ..models.filled_lengths import Lengths
 from ..models.spec import ModelSpec
 from .another_way import noise_among
 from .gate.choosers import choices, find_tied

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from ...models.datatypes import name_of
-from ...models.lengths import Shapes
+from ...models.filled_lengths import Shapes
 from ...models.spec import ModelSpec
 from .request_queue import Request
 

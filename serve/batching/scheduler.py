@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...models.errors import EngineFailed, NotReady
-from ...models.lengths import Lengths
+from ...models.filled_lengths import Lengths
 from ...models.spec import ModelSpec
 from .admission import Pace
 from .condition import Condition

@@ -11,7 +11,7 @@ from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.exporters.prove import ReferenceRun, ask_reference, judged, take
 from halfeven.exporters.question import Answers, Arrays
-from halfeven.models.lengths import Lengths
+from halfeven.models.filled_lengths import Lengths
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store
 
