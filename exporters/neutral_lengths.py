@@ -1,8 +1,8 @@
 """Measures whether rows may be filled up to a common length: whether the FP32 model answers them as it does alone.
 
 For each size that an axis is filled up to, a few judging samples are cut to the shortest length that goes there. The
-original answers them so, and filled up (`models/filled_lengths.py`). What differs by more than FP32's own noise is not filled
-up when it is served. The half is asked the same filled-up rows, against the original's answers to the rows alone.
+original answers them so, and filled up (`models/filled_lengths.py`). What differs by more than FP32's own noise is not
+filled up when it is served. The half is asked the same filled-up rows, against the original's answers to them alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
