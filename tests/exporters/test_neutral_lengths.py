@@ -166,6 +166,7 @@ lengths = [8, 16]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pooled", "lengths", "said"),
     [
@@ -183,6 +184,7 @@ def test_a_version_has_the_lengths_that_are_proven_and_says_why_it_has_none(
     assert any(said in note for note in version.manifest["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_bert_of_transformers_answers_a_filled_up_row_as_the_row_alone(attention: str) -> None:
     from transformers import BertConfig, BertModel
