@@ -80,7 +80,7 @@ class Maker(Protocol):
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
         ``search``: `delta_debugging.outcome`. ``original_because``, where the maker decides to serve the original: why.
-        ``choosing``, where a node chooses by comparing: a sentence about it (`onnx/reading/choosing.py`).
+        ``choosing``, where a node chooses by comparing: a sentence about it (`onnx/forms.py`).
         """
         ...
 

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import onnxruntime
-import torch
 
-from ..models.engines.onnx_engine import DEADLY_IN_HALF
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import EngineFailed
 from ..models.spec import ModelSpec
@@ -24,6 +21,7 @@ from .gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
 from .gate.worst import worst_sample
 from .inputs.samples import Samples, read_tensors
 from .onnx.output_names import as_in_spec
+from .onnx.runtime import loaded
 from .prove import ReferenceRun, judged, take
 from .question import Answers, Arrays
 from .reprove import reference_run_of
@@ -105,13 +103,8 @@ def _asked(run: ReferenceRun, engine: OtherEngine) -> dict[str, Any]:
 def onnx_file(path: Path, spec: ModelSpec) -> OtherEngine:
     """An ONNX file in ONNX Runtime on a CPU; its tensors are matched with those of the spec by name (`output_names`).
     Raises EngineFailed."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = torch.get_num_threads()
     try:
-        session = onnxruntime.InferenceSession(
-            path, options, providers=["CPUExecutionProvider"], disabled_optimizers=DEADLY_IN_HALF
-        )
+        session = loaded(path)
     except Exception as error:  # ONNX Runtime has no narrower one
         raise EngineFailed(f"ONNX Runtime cannot load {path}: {str(error)[:800]}") from error
     names = [output.name for output in session.get_outputs()]

@@ -29,7 +29,7 @@ from .gate.steps import Steps, near_ties
 from .gate.ties import Ties
 from .gate.trial import Trial
 from .gate.verdict import ParityReport
-from .inputs.augmented import augmented
+from .inputs.perturbed import changeable, perturbed_rows
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
 from .neutral_lengths import JoinedLengths, filling, joined_lengths
@@ -182,7 +182,7 @@ def ask_reference(
 
 
 def _perturbed(spec: ModelSpec, judging: Samples, invented: Invented) -> Iterator[Question]:
-    """Questions made from few judging samples (`inputs/augmented.py`); only those whose FP32 answer is finite."""
+    """Questions made from few judging samples (`augmented`); only those whose FP32 answer is finite."""
     more = augmented(spec, judging)
     rows = min(spec.max_batch_size, more.count) if more and spec.batched else 0
     questions = (Question(samples, inputs, {}) for samples, inputs in (more.batches(rows) if more else ()))
@@ -306,3 +306,14 @@ def gap(expected: np.ndarray, came: np.ndarray) -> float:
         gap, scale = np.abs(one - other)[finite], np.abs(one)[finite]
     largest = float(scale.max(initial=0.0))
     return float(gap.max(initial=0.0)) / (largest or 1.0)
+
+
+ENOUGH = 32  # samples: with so many, a proof needs no others
+
+
+def augmented(spec: ModelSpec, samples: Samples, seed: int = 0) -> Samples | None:
+    """As many as ``samples`` lack to `ENOUGH`; None where they are enough, or where no input can be changed."""
+    missing = ENOUGH - samples.count
+    if missing <= 0 or not changeable(spec, samples):
+        return None
+    return perturbed_rows(spec, samples, np.arange(missing) % samples.count, np.random.default_rng(seed))

@@ -1,5 +1,5 @@
 """The keys of a model.toml: one table for the readers (`package.py` and the files that it is made of), for the JSON
-Schema (`model_schema.py`) and for the reference page (docs/reference/model-toml.md)."""
+Schema (`tests/reference/model_schema.py`) and for the reference page (docs/reference/model-toml.md)."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -30,7 +30,6 @@ from .access.keys import Owners
 from .address import address
 from .batching.counters import Phase
 from .batching.device import DeviceThread
-from .batching.interface import ControlledRoster
 from .batching.place import Place
 from .dashboard.facts import Behind
 from .dashboard.routes import add_pages
@@ -38,7 +37,7 @@ from .endpoint.endpoint_process import close_all, started
 from .finetune.data.files import UPLOADS, Files
 from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
-from .finetune.jobs.records.job_types import Job
+from .finetune.jobs.records.job_types import JobRow
 from .finetune.jobs.supervisor import Supervisor
 from .finetune.jobs.trainer_bounds import jobs_at_once, trainer_memory
 from .finetune.jobs.trial_run import TrialRuns
@@ -48,7 +47,7 @@ from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
 from .http.inference import Inference
-from .http.limits.bounds import Bounds
+from .http.limits.bounds import ServerBounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
 from .http.limits.descriptors import raise_descriptor_limit
 from .http.limits.memory_budget import MemoryBudget, default_limit
@@ -67,7 +66,7 @@ from .versions.loading.release import give_back_freed, one_heap
 from .versions.read_only_store import LinkedStore, ReadOnlyRoster, StateWriter, needs_the_store, state_folder
 from .versions.roster import Roster
 from .versions.traffic.loaded_version import LoadedVersion
-from .versions.traffic.rules import Rules
+from .versions.traffic.rules import TrialRules
 
 logger = logging.getLogger("halfeven")
 MOST_JOBS = 100  # on a page
@@ -132,7 +131,7 @@ def application(
     settings: Settings,
     roster: Roster,
     jobs_by_status: Callable[[], Mapping[str, int]],
-    jobs: Callable[[Owners], Sequence[Job]] = lambda _: (),
+    jobs: Callable[[Owners], Sequence[JobRow]] = lambda _: (),
 ) -> tuple[FastAPI, InferFront]:
     """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan."""
     director = Director(roster)
@@ -145,11 +144,11 @@ def application(
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
-    shown, front_of = _traced(roster)
-    inference = Inference(shown, dialect, written)
+    inference_of, front_of = _traced()
+    inference = inference_of(roster, dialect, written)
     history = replace(history_of(roster.store), rollback=director.roll_back)
     app = build_app(
-        shown,
+        roster,
         lambda: metrics_text(registry),
         history,
         settings.name_on_the_wire,
@@ -166,7 +165,7 @@ def application(
     add_pages(app, behind, inference, limits.body_bytes, limits.arrival_seconds)
     front = front_of(
         PageHeaders(app),
-        shown,
+        roster,
         limits.body_bytes,
         limits.arrival_seconds,
         inference,
@@ -182,24 +181,23 @@ def _loaded(roster: Roster) -> list[LoadedVersion]:
     return [one for served in roster.all() for one in served.loaded_versions()]
 
 
-def _traced(roster: Roster) -> tuple[ControlledRoster, Callable[..., InferFront]]:
-    """The roster as requests see it, and the front: both with spans where the OTEL_… variables ask for traces.
+def _traced() -> tuple[Callable[..., Inference], Callable[..., InferFront]]:
+    """What asks the models, and the front: both with spans where the OTEL_… variables ask for traces.
 
     Raises BadSetting as `provider_from`.
     """
     if not traces_wanted(os.environ):
-        return roster, InferFront
+        return Inference, InferFront
     provider = provider_from(os.environ)
     from .tracing.request_spans import RequestSpans  # OpenTelemetry is an optional dependency
-    from .tracing.traced_front import TracedFront
-    from .tracing.traced_roster import TracedRoster
+    from .tracing.traced_front import TracedFront, TracedInference
 
     spans = RequestSpans(provider.get_tracer("halfeven"))
-    return TracedRoster(roster, spans), partial(TracedFront, spans)
+    return partial(TracedInference, spans), partial(TracedFront, spans)
 
 
-def rules_of(settings: Settings) -> Rules:
-    return Rules(
+def rules_of(settings: Settings) -> TrialRules:
+    return TrialRules(
         keep_previous_s=settings.keep_previous_seconds,
         faults=settings.watch_faults,
         fault_share=settings.watch_fault_share,
@@ -382,12 +380,12 @@ def _lifespan(
     return lifespan
 
 
-def _bounds(settings: Settings) -> Bounds:
+def _bounds(settings: Settings) -> ServerBounds:
     """Raises BadSetting for more connections than this process may have."""
     limits = settings.limits
     # The connections of gRPC have the same limit once more, and so have TLS handshakes under way.
     each = 1 + (settings.grpc_port is not None) + (settings.tls_cert is not None)
-    return Bounds(
+    return ServerBounds(
         limits.arrival_seconds,
         MemoryBudget(limits.in_flight_bytes or default_limit()),
         Connections(connection_limit(limits.connections, each)),

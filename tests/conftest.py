@@ -125,7 +125,8 @@ def _what_is_read_fits_the_schema() -> Iterator[None]:
     """Every model.toml that a test's own process reads fits the JSON Schema."""
     import jsonschema_rs
     from halfeven.models import package
-    from halfeven.models.model_schema import model_schema
+
+    from tests.reference.model_schema import model_schema
 
     reader, valid = package._Reader, jsonschema_rs.validator_for(model_schema()).validate
     read = reader.read

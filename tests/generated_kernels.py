@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
-from tests.exporters.torch.autocast.test_on_fake_cuda import half_program, inputs_of
+from tests.exporters.torch.autocast.half_programs import half_program, inputs_of
 from tests.fake_cuda import CUDA, _moved
 
 ARCHITECTURES = (80, 90)

@@ -9,6 +9,7 @@ one whose environment says something to the interpreter, or to a library, at its
 
 A server is forked where its command has ``-PB``, the first one too. A process of its own beside it forks the
 children of its jobs. They have the server's modules too: whatever both import is imported before the server is forked.
+Beside the first process of a training, another one forks the processes that train with it.
 
     python … preloaded.py DESCRIPTOR        the process that forks; it reads orders from the socket of this number
 """
@@ -38,10 +39,11 @@ FORKED = {
     )
 }  # fmt: skip
 SERVER = "halfeven.serve.cli.main"
+TRAINER = "halfeven.serve.finetune.training.trainer"  # the first process of a training starts the others
 READER = "halfeven.serve.finetune.jobs.row_reader"  # needs no torch: no reason to start a process that forks
 READ_AT_THE_START = (
     "PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_",
-    "TORCH", "PYTORCH_", "CUDA_", "HALFEVEN_", "HF_", "TRANSFORMERS_",
+    "TORCH", "PYTORCH_", "CUDA_", "HF_", "TRANSFORMERS_",
 )  # fmt: skip
 ORDINARY = {  # of `subprocess.Popen`: an order has nothing else
     "executable": None, "preexec_fn": None, "close_fds": True, "pass_fds": (), "shell": False, "restore_signals": True,
@@ -96,7 +98,7 @@ class _Parent:
     def child(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """The process identifier of a new child of this process."""
         name = asked["args"][3]
-        beside = sorted({*FORKED, READER}) if name == SERVER else []
+        beside = {SERVER: sorted({*FORKED, READER}), TRAINER: [TRAINER]}.get(name, [])
         order = {
             "arguments": asked["args"],
             "beside": beside,
@@ -212,7 +214,7 @@ def _fork(link: socket.socket, order: Mapping[str, Any]) -> bool:
 
 
 def _fork_beside(read: frozenset[tuple[str, str]], descriptors: Sequence[int]) -> _Parent:
-    """In a server: a child of it that forks the children of its jobs."""
+    """In a server or a trainer: a child of it that forks its children."""
     ours, theirs = _pair()
     if os.fork():
         theirs.close()

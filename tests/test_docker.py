@@ -6,9 +6,7 @@ import re
 import shlex
 import subprocess
 import tomllib
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -20,11 +18,11 @@ from halfeven.serve.server import build
 from halfeven.serve.settings import Settings, read_settings
 from packaging.requirements import Requirement
 
+from tests.exposed_metrics import PORT, exposed
 from tests.serve.conftest import running
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
-PORT = str(Settings.model_fields["port"].default)
 OTHERS = {"up"}  # Prometheus's own
 FUNCTIONS = {"sum", "max", "by", "rate", "increase", "histogram_quantile"}
 FUNCTIONS |= {"le", "model", "version", "reason", "kind", "output", "job"}  # labels
@@ -239,19 +237,6 @@ def test_prometheus_scrapes_the_server_under_its_name_and_grafana_reads_promethe
     mounted = " ".join(services["grafana"]["volumes"])
     boards = yaml.safe_load((DOCKER / "grafana/provisioning/dashboards/halfeven.yaml").read_text())
     assert f"./grafana/dashboards:{boards['providers'][0]['options']['path']}:" in mounted
-
-
-@cache
-def exposed() -> set[str]:
-    """Every sample name that the server writes at /metrics: the families of a server with an empty store."""
-    with TemporaryDirectory() as folder:
-        app, _ = build(read_settings(store=Path(folder), device="cpu"), Store(Path(folder)))
-        with running(app) as address:
-            text = httpx.get(f"http://{address}/metrics").text
-    names: set[str] = set()
-    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
-        names |= {f"{name}_{end}" for end in ("bucket", "count", "sum")} if kind == "histogram" else {name}
-    return names
 
 
 def queries() -> list[str]:

@@ -18,8 +18,8 @@ from tests.benchmarks.gpu.__main__ import LIMITS, WHEELS, environment_of
 from tests.benchmarks.gpu.facts import NAME, Facts, read
 from tests.benchmarks.gpu.packages import lacked, machine, unsuited, wanted
 from tests.benchmarks.gpu.tests import OPTIONS
+from tests.house_sources import sources
 from tests.patience import PATIENCE_S
-from tests.test_house import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 PHASE = """

@@ -20,9 +20,9 @@ import yaml
 from halfeven.models.version import __version__
 from halfeven.serve.settings import Settings
 
-from tests.conformance.test_peers import PEERS, WITHOUT_PEERS
+from tests.cluster_files import FOLDER, containers, faults_in, variables
+from tests.conformance.outside_clients import PEERS, WITHOUT_PEERS
 from tests.patience import PATIENCE_S
-from tests.test_kubernetes import FOLDER, containers, faults_in, variables
 
 CHART = FOLDER.parent / "helm/halfeven"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -4,10 +4,6 @@ The first by the generated models of the `kubernetes` and `kserve` packages, whe
 """
 
 import inspect
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,29 +13,17 @@ import yaml
 from halfeven.serve.cli.serve_command import serve
 from halfeven.serve.settings import Settings
 
-from tests.conformance.test_peers import PEERS, WITHOUT_PEERS
-from tests.patience import PATIENCE_S
-from tests.test_docker import PORT, exposed
+from tests.cluster_files import FOLDER, containers, faults_in, variables
+from tests.conformance.outside_clients import WITHOUT_PEERS
+from tests.exposed_metrics import PORT, exposed
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "docker/kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
-MODELS = ROOT / "tests/conformance/peers/kubernetes_models.py"
 KINDS = {"PersistentVolumeClaim", "Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler",
          "ServingRuntime", "InferenceService", "Pod"}  # fmt: skip
 
 
 def documents() -> list[dict[str, Any]]:
     return [document for file in FILES for document in yaml.safe_load_all(file.read_text())]
-
-
-def faults_in(*files: Path) -> dict[str, list[str]]:
-    done = subprocess.run(
-        [sys.executable, str(MODELS), *map(str, files)],
-        env={**os.environ, "PYTHONPATH": str(PEERS)}, capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
 
 
 @WITHOUT_PEERS
@@ -77,10 +61,6 @@ def servers() -> Iterator[dict[str, Any]]:
     for document in documents():
         if document["kind"] in ("Deployment", "ServingRuntime"):
             yield from containers(document)
-
-
-def variables(container: dict[str, Any]) -> dict[str, str]:
-    return {one["name"]: one["value"] for one in container["env"]}
 
 
 def test_every_variable_and_option_of_a_container_is_one_of_the_server() -> None:
@@ -161,8 +141,3 @@ def test_no_server_listens_beyond_its_pod_without_keys(kind: str) -> None:
     assert "--expose-without-auth" not in " ".join(container["args"])
     mounts = {one["mountPath"] for one in container["volumeMounts"]}
     assert str(Path(variables(container)["HALFEVEN_KEY_FILE"]).parent) in mounts
-
-
-def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
-    spec = document["spec"]
-    return spec.get("template", {}).get("spec", spec)["containers"]

@@ -25,6 +25,16 @@ DOORS = (
 )
 RUNS = 5
 HALFEVEN = (sys.executable, "-m", "halfeven")
+COMMANDS = """
+import json, sys
+from halfeven.serve.cli.main import app
+
+for words in json.loads(sys.argv[1]):
+    try:
+        app(words)
+    except SystemExit as end:
+        assert end.code in (None, 0, 3), words
+"""
 
 
 @pytest.fixture
@@ -72,41 +82,32 @@ def test_a_program_that_uses_the_runtime_before_halfeven_sends_nothing_afterward
 
 
 @needs_compiler
-@pytest.mark.slow(seconds=30)  # eight commands, a server and a job: a minute
-def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path: Path) -> None:
-    rows = np.random.default_rng().standard_normal((64, 4), np.float32)
-    folder = write_folder(tmp_path / "net", samples={"x": rows})
-    store, data, one = tmp_path / "store", tmp_path / "data.safetensors", tmp_path / "one.safetensors"
-    save_file({"x": rows, "target:y": rows[:, :3].copy()}, data)
-    save_file({"x": rows[:1]}, one)
-    runs = [watched.run(*HALFEVEN, "convert", str(folder), "--store", str(store))]
-    given = ("--for", "onnxruntime", str(tmp_path / "given"), "--store", str(store))
-    runs.append(watched.run(*HALFEVEN, "export", "net", *given))
-    (file,) = (tmp_path / "given").glob("[!h]*.onnx")
-    runs.append(watched.run(*HALFEVEN, "init", str(file), str(tmp_path / "bare")))
-    with watched.serving("--store", str(store), "--grpc-port", "0") as url:
-        runs.append(watched.run(*HALFEVEN, "predict", "net", str(one), "--url", url))
-        job = ("--data", str(data), "--set", "n_epochs=1")
-        runs.append(watched.run(*HALFEVEN, "finetune", "net", *job, "--url", url))
-        runs.append(watched.run(*HALFEVEN, "bench", url, "net", "--seconds", "1", "--concurrency", "1"))
-    runs.append(watched.run(*HALFEVEN, "doctor"))
-    failed = [done for done in runs if done.returncode not in (0, 3)]
-    assert [f"{done.args[3]}: {done.stderr}" for done in failed] == []
-    assert (watched.asked_for(), watched.written()) == ([], [])
-
-
-@needs_compiler
-@pytest.mark.slow(seconds=30)  # the whole demo
-def test_nothing_leaves_in_the_demo_which_shows_the_scaler_also_where_fp16_convolutions_are_slow(
-    watched: Watch,
+@pytest.mark.slow(seconds=60)  # the whole demo, then a server and commands on its store
+def test_nothing_leaves_in_conversion_serving_and_a_job_and_the_demo_shows_the_scaler_where_fp16_is_slow(
+    watched: Watch, tmp_path: Path
 ) -> None:
-    slow = replace(watched, environment={**watched.environment, **environment_of(20)})
-    done = slow.run(*HALFEVEN, "demo", "--json", seconds=600)
+    """The demo converts in both forms, serves and trains; the other commands ask a server of its store."""
+    slow = replace(watched, environment={**watched.environment, **environment_of(3)})
+    store, given, one = tmp_path / "store", tmp_path / "given", tmp_path / "one.safetensors"
+    done = slow.run(*HALFEVEN, "demo", "--json", "--store", str(store), seconds=600)
     assert done.returncode == 0, done.stderr
-    assert (watched.asked_for(), watched.written()) == ([], [])
     facts = json.loads(done.stdout.splitlines()[-1])
     job = facts["job"]["summary"]
     assert facts["passed"] and facts["precision"] == "fp16"
     assert job["precision"] == "fp16_emulated" and job["steps"] > 100
     assert job["skipped"] > 0 and job["scale_min"] < job["scale_max"]
     assert {one["status"] for one in facts["versions"]} == {"live"}
+    save_file({"image": np.zeros((1, 1, 8, 8), np.float32)}, one)
+    folder = write_folder(tmp_path / "net")
+    with watched.serving("--store", str(store), "--grpc-port", "0") as url:
+        commands = [
+            ["predict", "digits", str(one), "--url", url],
+            ["bench", url, "digits", "--seconds", "1", "--concurrency", "1"],
+            ["export", "digits", "--for", "onnxruntime", str(given), "--store", str(store)],
+            ["init", str(store / "models/digits/1/original.onnx"), str(tmp_path / "bare")],
+            ["convert", str(folder), "--form", "torch", "--store", str(tmp_path / "other")],
+            ["doctor"],
+        ]
+        done = watched.run(sys.executable, "-c", COMMANDS, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    assert (watched.asked_for(), watched.written()) == ([], [])

@@ -26,10 +26,9 @@ from ..subject import CPU
 from .build_commands import BY_ENGINE, TENSORRT, commands_for
 from .default_session import check_by_default, part_transposes
 from .file_rows import write_rows
-from .onnx_pair import HALF, ORIGINAL, check_exportable, put_pair
+from .onnx_pair import HALF, ORIGINAL, check_exportable, put_pair, suit_tensorrt
 from .readme import readme
 from .tensorrt_operators import LackingOperation
-from .tensorrt_pair import suit_tensorrt
 
 COPIED = ("spec.json", "precision.json", "samples.safetensors")
 STATED = ("half", "reason", "notes", "samples", "row_operations", "created")  # of the version's own manifest
@@ -42,7 +41,7 @@ def export(
 
     Raises BadSetting for an unknown engine, Conflict where the folder is not empty, and as `onnx_pair` does where the
     version has no proven half as ONNX and none can be made. For TensorRT operations that it lacks are rewritten in the
-    files (`tensorrt_pair.py`).
+    files (`suit_tensorrt`).
     """
     if engine not in BY_ENGINE:
         raise BadSetting(f"--for {engine!r}: expected one of {', '.join(BY_ENGINE)}")

@@ -1,6 +1,6 @@
 """Guesses the model.toml of a bare ONNX file from its graph, and from running it a few times."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -20,15 +20,13 @@ from ..no_reference import DRAWS, named
 from ..onnx.reading.bounded_file import read_graph
 from ..onnx.reading.graph import attribute, operations_by_name
 from ..onnx.reading.signature import datatype_of, size_of
-from .batch_axes import batch_axes
+from .batch_axes import are_independent, batch_axes, batch_of, paired
 from .batch_size import fitting_rows, row_bytes_of_file
 from .file_runs import FileRuns, file_runs
 from .given_samples import Arrays, GivenSamples, laid_out
 from .guess import Guess, name_for
 from .lengths import lengths_in
-from .row_axes import are_independent, batch_of, paired
 from .trial_sizes import Rows, Run, Tried, try_sizes
-from .weight_sizes import weight_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
 _TAKEN = set(DATATYPES) - {"BF16"}  # numpy has none
@@ -158,8 +156,8 @@ class _Found:
         asked, run = self.declared(axes), self.running(axes)
         one = all(size_of(value, (axes or {}).get(value.name, 0)) == 1 for value in self.inputs)
         rows = 1 if one or axes is None else FEW if axes else 2
-        given, likely = self.given_rows(axes), weight_sizes(self.graph)
-        variants = (try_sizes(each, run, rows, given, likely) for each in self.with_compared(asked))
+        given = self.given_rows(axes)
+        variants = (try_sizes(each, run, rows, given) for each in self.with_compared(asked))
         return next(filter(None, variants), None)
 
     def running(self, axes: Mapping[str, int] | None) -> Run:
@@ -184,25 +182,15 @@ class _Found:
 
     def with_compared(self, spec: ModelSpec) -> Iterator[ModelSpec]:
         """The spec with each value that the graph compares an input of one number with (a sample rate), then without
-        any, then with the values that it compares other inputs with: an id that marks padding is compared too, and is
-        not the only one."""
-        numbers = {
-            t.name
-            for t in spec.inputs
-            if all(dim.fixed and dim.minimum == 1 for dim in t.shape[spec.batched :])
-        }
-        yield from self.with_values(spec, numbers)
+        any."""
+        compared = compared_inputs(self.graph)
+        for tensor in spec.inputs:
+            is_number = all(dim.fixed and dim.minimum == 1 for dim in tensor.shape[spec.batched :])
+            for number in compared.get(tensor.name, ()) if is_number else ():
+                if self.given is None or self.given.has_values(tensor.name, number):
+                    only = replace(tensor, range=ValueRange((number,), (number,)))
+                    yield replace(spec, inputs=tuple(only if t is tensor else t for t in spec.inputs))
         yield spec
-        yield from self.with_values(spec, {t.name for t in spec.inputs} - numbers)
-
-    def with_values(self, spec: ModelSpec, names: Collection[str]) -> Iterator[ModelSpec]:
-        for name, numbers in compared_inputs(self.graph).items():
-            for number in numbers if name in names else ():
-                if self.given is not None and not self.given.has_values(name, number):
-                    continue
-                only = ValueRange((number,), (number,))
-                inputs = (replace(t, range=only) if t.name == name else t for t in spec.inputs)
-                yield replace(spec, inputs=tuple(inputs))
 
     def declared(self, axes: Mapping[str, int] | None) -> ModelSpec:
         inputs = tuple(_input(value, axes) for value in self.inputs)

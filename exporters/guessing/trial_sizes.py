@@ -16,34 +16,8 @@ from ..inputs.synthetic import SAFE_IDS, USUAL_LENGTH, generate
 from .given_samples import resized
 
 RUNS = 400
-# Sizes of one axis that are tried where no usual ones run, the others having `BESIDE`.
-SCANNED = range(3, 257)
-BESIDE = 64
 SQUARE = 3  # sizes of each other axis that are tried beside a square picture
-SIZES = (
-    2,
-    1,
-    16,
-    32,
-    64,
-    128,
-    256,
-    512,
-    576,
-    1024,
-    48,
-    80,
-    96,
-    160,
-    224,
-    320,
-    400,
-    480,
-    640,
-    1280,
-    1600,
-    16000,
-)
+SIZES = (2, 1, 16, 32, 64, 128, 256, 512, 1024, 48, 80, 96, 160, 224, 640, 1600, 16000)
 FIRST_SIZES = (2, 1, 16, 64)  # of a first axis: rows, or steps of time
 CHANNELS = (3, 1, 4)
 PICTURE_SIZES = (32, 48, 64, 96, 128, 160, 224, 256, 320, 416, 480, 512, 640)
@@ -71,75 +45,40 @@ class Tried:
     of_rows: Callable[[int], Sequence[np.ndarray] | None]
 
 
-def try_sizes(
-    spec: ModelSpec, run: Run, rows: int, given: Rows | None = None, likely: Sequence[int] = ()
-) -> Tried | None:
+def try_sizes(spec: ModelSpec, run: Run, rows: int, given: Rows | None = None) -> Tried | None:
     """Run with the sizes that generated samples have, then with others, until one run succeeds; None where none does.
 
     A batched model is asked for ``rows`` rows. ``given``: so many rows of given samples, which are run with in the
-    place of generated ones, in their own sizes first, then cut or repeated. ``likely``: sizes that are tried before the
-    usual ones.
+    place of generated ones, in their own sizes first, then cut or repeated.
     """
-    return _Trial(spec, run, given, likely).at(rows)
+    return _Trial(spec, run, given).at(rows)
 
 
 class _Trial:
-    def __init__(self, spec: ModelSpec, run: Run, given: Rows | None, likely: Sequence[int]) -> None:
+    def __init__(self, spec: ModelSpec, run: Run, given: Rows | None) -> None:
         self.spec, self.run, self.given = spec, run, given
-        self.sizes = tuple(dict.fromkeys((*likely, *SIZES)))
         self.groups = _groups(spec)
         self.axes: list[int] = []  # of each output, in the run that succeeded
         self.arrays: Mapping[str, np.ndarray] = {}  # of the last run that succeeded
 
     def at(self, rows: int) -> Tried | None:
         if self.given is not None:
-            return self.at_given(self.given(rows), rows)
+            arrays = self.given(rows)
+            return self.at_sizes([arrays[name].shape[axis] for (name, axis), *_ in self.groups], rows)
         pictures = any(_is_picture(t, self.spec.batched) and _channel(t) is None for t in self.spec.inputs)
-        if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
-            self.axes, arrays = [array.ndim for array in outputs], self.arrays
-            spec, needed = self.from_the_least(rows)
-            return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, self.spec))
-        for found in itertools.chain(itertools.islice(self.candidates(), RUNS), self.scanned()):
-            if self.outputs(self.with_sizes(found), rows) is None:
-                continue
-            sizes = self.with_most_axes(found, rows)
-            chosen = self.with_sizes(sizes)
-            if (outputs := self.outputs(chosen, rows)) is not None:
-                self.axes, arrays = [array.ndim for array in outputs], self.arrays
-                spec, needed = self.bounded(sizes, rows)
-                return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, chosen))
-        return None
+        usual = (
+            [] if pictures else [tuple(max(self.dim(group).minimum, USUAL_LENGTH) for group in self.groups)]
+        )
+        sizes = itertools.chain(usual, itertools.islice(self.candidates(), RUNS))
+        return next(filter(None, (self.at_sizes(one, rows) for one in sizes)), None)
 
-    def with_most_axes(self, sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        """``sizes``, or a copy with one size doubled if the file's outputs then have more axes: with the smaller size a
-        Squeeze may have removed an axis."""
-        ways = [sizes]
-        for index in range(len(sizes)):
-            ways.append(tuple(2 * size if place == index else size for place, size in enumerate(sizes)))
-        axes = [sum(map(np.ndim, self.outputs(self.with_sizes(way), rows) or ())) for way in ways]
-        return ways[axes.index(max(axes))]
-
-    def at_given(self, arrays: Mapping[str, np.ndarray], rows: int) -> Tried | None:
-        sizes = [arrays[name].shape[axis] for (name, axis), *_ in self.groups]
+    def at_sizes(self, sizes: Sequence[int], rows: int) -> Tried | None:
         chosen = self.with_sizes(sizes)
         if (outputs := self.outputs(chosen, rows)) is None:
             return None
-        self.axes, taken = [array.ndim for array in outputs], self.arrays
+        self.axes, arrays = [array.ndim for array in outputs], self.arrays
         spec, needed = self.bounded(sizes, rows)
-        return Tried(spec, rows, taken, outputs, needed, partial(self.outputs, chosen))
-
-    def from_the_least(self, rows: int) -> tuple[ModelSpec, dict[Place, str]]:
-        """The spec, which runs as it is, with the least size of each axis where 1 does not run."""
-        dims: dict[Place, Dim] = {}
-        needed: dict[Place, str] = {}
-        usual = [max(self.dim(group).minimum, USUAL_LENGTH) for group in self.groups]
-        for index, group in enumerate(self.groups):
-            dim = self.dim(group)
-            least = self.least(usual, index, rows)
-            if least > dim.minimum:
-                dims |= dict.fromkeys(group, replace(dim, minimum=least))
-                needed |= dict.fromkeys(group, f"{least} and larger sizes run")
-        return _with_dims(self.spec, dims), needed
+        return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, chosen))
 
     def least(self, sizes: Sequence[int], index: int, rows: int) -> int:
         """The least size of a group that runs, the other groups having ``sizes``, as far as all larger ones run too: by
@@ -207,22 +146,14 @@ class _Trial:
                 if max(places) == worst:
                     yield tuple(sizes[place] for sizes, place in zip(lists, places, strict=True))
 
-    def scanned(self) -> Iterator[tuple[int, ...]]:
-        """Every size in `SCANNED` for one axis, where no more than two are free: a net that ends in a product over what
-        its convolutions leave of a spectrum takes spectra of 105 bins, and no constant says so."""
-        count = len(self.groups)
-        for index in reversed(range(count if count <= 2 else 0)):
-            for size in SCANNED:
-                yield tuple(size if place == index else BESIDE for place in range(count))
-
     def sizes_of(self, group: Sequence[Place]) -> Sequence[int]:
         if self.is_picture(group):
             return PICTURE_SIZES
         if self.is_channel(group):
-            return (*CHANNELS, *self.sizes)
+            return CHANNELS
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}
         first = any(axis == 0 and len(tensors[name].shape) > 1 for name, axis in group)
-        return FIRST_SIZES if first else self.sizes
+        return FIRST_SIZES if first else SIZES
 
     def is_picture(self, group: Sequence[Place]) -> bool:
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}

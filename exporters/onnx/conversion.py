@@ -6,14 +6,15 @@ from pathlib import Path
 
 from onnx import ModelProto, NodeProto, TensorShapeProto, ValueInfoProto
 
-from ...models.errors import BadFolder, ExportFailed
+from ...models.errors import BadFolder, CannotConvert, ExportFailed
 from ...models.guarded_reading import guarded
 from ...models.package import ModelFolder, Precision
 from ...models.spec import ModelSpec
 from ..graph.actions import Kept
+from ..inputs.samples import Samples
 from .precision.file_graph import FileGraph
 from .precision.rewrite import HalfGraph
-from .reading.batch_first import with_batch_first
+from .reading.batch_first import keep_squeezed_batch, with_batch_first
 from .reading.bounded_file import read_model
 from .reading.graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .reading.index_ranges import with_ranges
@@ -21,9 +22,8 @@ from .reading.normalise import normalise
 from .reading.rows_freed import declare_free, with_free_batch
 from .reading.selection import select
 from .reading.signature import hold
-from .reading.squeezed_batch import keep_squeezed_batch
 from .reading.typing import value_types
-from .runtime import finished
+from .runtime import answers_alone_differ, finished, runtime_answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +168,35 @@ def _casts(graph: HalfGraph) -> int:
         _is_float_cast(node, types) and types[node.input[0]] != types[node.output[0]]
         for node in walk(graph.model.graph)
     )
+
+
+SIZES = (2, 3, 16)  # rows of the batches that are compared, as far as max_batch_size admits them
+
+Read = tuple[ForeignProgram, ModelSpec, list[str]]
+
+
+def read_freed(path: Path, folder: ModelFolder, samples: Samples) -> Read:
+    """As `read_foreign`; a batch of 1 is made free, and the notes say so, or why not.
+
+    Raises BadFolder and TooLarge as `read_foreign` does.
+    """
+    fixed = read_foreign(path, folder)
+    if fixed[1].max_batch_size == folder.spec.max_batch_size:
+        return fixed
+    try:
+        free = read_foreign(path, folder, free_batch=True)
+        if (reason := _difference(fixed[0], *free[:2], samples)) is None:
+            return free
+    except (BadFolder, CannotConvert) as error:
+        reason = str(error)
+    program, spec, notes = fixed
+    return program, spec, [*notes, f"its batch was not made free: {reason}"]
+
+
+def _difference(fixed: ForeignProgram, free: ForeignProgram, spec: ModelSpec, samples: Samples) -> str | None:
+    if samples.count < 2:
+        return "one sample does not show whether rows are answered apart; give two or more"
+    original = assembled(free.model, free.weights)
+    finished(original, "the graph with a free batch")
+    alone = runtime_answers(assembled(fixed.model, fixed.weights))
+    return answers_alone_differ(spec, samples, runtime_answers(original), SIZES, alone)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from onnx import ModelProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from ...models.datatypes import name_of
 from ...models.engines.cpu.setup import CpuSetup
@@ -29,20 +29,16 @@ from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from ..threads import fixed_threads
-from .as_given import difference
-from .conversion import ForeignHalf, NotPlanned, read_selected, written
+from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .file_original import FileOriginal
-from .freed import read_freed
 from .original_file import OriginalFile, why_original
-from .precision.file_graph import FileGraph, file_graph
-from .precision.file_operations import file_operations
+from .precision.file_graph import FileGraph, file_graph, file_operations
 from .precision.oracle import Oracle
 from .reading.batch_first import move_batch_first
-from .reading.choosing import choosing
 from .reading.graph import ForeignProgram, assembled, operations_by_name
 from .reading.large_files import save
 from .reading.signature import hold
-from .runtime import answers_alone_differ, finished, refuse_paired_rows, runtime_answers
+from .runtime import answers_alone_differ, difference, finished, refuse_paired_rows, runtime_answers
 from .stored import ties_of
 
 CPU = torch.device("cpu")
@@ -157,7 +153,7 @@ def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray], may_be_empty:
 class FileForms:
     """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution.
 
-    ``choosing``: of the file as it was given (`reading.choosing`). ``because``: why the original serves although
+    ``choosing``: of the file as it was given (`choosing`). ``because``: why the original serves although
     something could be half.
     """
 
@@ -287,3 +283,21 @@ class FileForms:
         for key, value in about.items():
             model.metadata_props.add(key=f"halfeven.{key}", value=value)
         save(model, path)
+
+
+# op → the inputs that it compares
+_COMPARED = {"NonMaxSuppression": (0, 1), "TopK": (0,)}
+
+
+def choosing(graph: GraphProto) -> str:
+    """A sentence about the first such node of the main graph, and how to convert the model without it. Empty if the
+    graph has no such node."""
+    for node in graph.node:
+        if node.op_type in _COMPARED:
+            names = " and ".join(f"'{node.input[place]}'" for place in _COMPARED[node.op_type])
+            return (
+                f"what {node.op_type} '{node.name or node.output[0]}' chooses changes where {names} nearly tie: for a "
+                "half of what computes them, name them as outputs under [[outputs]] in place of what is chosen, and "
+                "choose outside of the model"
+            )
+    return ""

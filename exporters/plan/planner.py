@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 from ..graph.actions import Kept
 from ..graph.backend import Graph
 from ..inputs.samples import Samples
-from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome
-from ..search.refinement import refined
+from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome, refined
 from .aims import RETREATS, SHARES, Aims, aims, largest_of, stricter
 from .rehearsal import Rehearsal
 

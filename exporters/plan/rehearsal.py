@@ -4,7 +4,7 @@ One trial costs one run of the model and no export. The samples that choose a pl
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -23,14 +23,13 @@ from ..inputs.samples import Samples
 from ..inputs.synthetic import LARGEST, adversarial
 from ..operations import Meter
 from ..prove import tried
-from ..question import Answers, Invented, Question
+from ..question import Answers, Arrays, Invented, Question
 from ..search.delta_debugging import Score
 from ..search.measured_order import MEASUREMENTS, by_measured_error
 from ..search.ranking import RANKED, ranking
 from .aims import stricter
 from .batched import Batch, batches, elements_together
 from .counterexamples import SHARE, Ask, Counterexamples
-from .near_ties import without_near_ties
 
 UNSEEN = 4096  # rows that a plan is tried on
 UNSEEN_ALONE = 2048  # where a model takes one row at a time
@@ -204,3 +203,35 @@ def _noise_of(output: OutputVerdict) -> float:
 
 def _rows(spec: ModelSpec, arrays: dict[str, np.ndarray]) -> tuple[int, ...]:
     return tuple(range(len(arrays[spec.inputs[0].name]) if spec.batched else 1))
+
+
+def without_near_ties(several: Iterable[Batch], all_kept: Callable[[], Answers]) -> Iterator[Batch]:
+    """The batches without the questions to which the program with every node kept in FP32 gives other integers than
+    the original, because its sums come in another order.
+
+    Two boxes may overlap by almost exactly the threshold of a NonMaxSuppression. To keep nodes in FP32 does not help
+    there, and a search that must pass such a sample leaves no node in half.
+
+    ``all_kept`` makes that program. It is not called for a model without integer outputs.
+    """
+    half: Answers | None = None
+    for batch in several:
+        if not any(map(_decided, batch.questions[0].reference.values())):
+            yield batch
+            continue
+        half = half or all_kept()
+        same = tuple(
+            one
+            for one, answers in batch.answers(half)
+            if not isinstance(answers, Exception) and _same_decisions(one.reference, answers)
+        )
+        if same:
+            yield Batch(same)
+
+
+def _same_decisions(original: Arrays, other: Arrays) -> bool:
+    return all(np.array_equal(array, other[name]) for name, array in original.items() if _decided(array))
+
+
+def _decided(array: np.ndarray) -> bool:
+    return array.dtype.kind != "f"

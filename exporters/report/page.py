@@ -22,10 +22,11 @@ unless another file is named):
 In JSON a null number has no bound.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from rich.box import SIMPLE_HEAD
@@ -34,13 +35,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..gate.gate_rows import few_pairs
+from ..gate.gate_rows import Row, few_pairs, gate_rows
+from ..gate.noise import ROOM
 from ..gate.power import EXPLAINED, FAULTS
 from ..search.delta_debugging import EXHAUSTED
 from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
-from .own_noise import widened_limits
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
-from .side_by_side import adversarial, dropped_inputs, judged_outputs, rules_of
 
 _LEGEND = (
     "u: the error, as a multiple of the half's rounding unit at the output's largest value. SQNR: signal to noise "
@@ -218,3 +218,91 @@ def db_text(value: float | None, exact: bool = False) -> str:
 
 def share_text(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def widened_limits(report: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each output whose error limit comes from FP32's own noise (`gate.noise.with_room`) and not from
+    the model's limits. ``report``: the parity report of one form, as JSON."""
+    for output in report.get("outputs", ()):
+        noise = (output.get("statistics") or {}).get("noise")
+        if not noise or not isinstance(noise["error"], float):  # a word where it is not finite
+            continue
+        noise_u = noise["error"] / report["u"]
+        if 0 < output["limit_u"] <= ROOM * noise_u * (1 + 1e-9):
+            yield (
+                f"output '{output['name']}': the FP32 model itself differs by {noise_u:.3g}u when it is computed in "
+                f"FP64 or with other sums (its largest value is {1 / report['u']:.4g}u), so the limit is "
+                f"{output['limit_u']:.4g}u: the verdict 'equal' means less for this output; look for near ties or for "
+                "values at the end of FP32's range"
+            )
+
+
+Forms = Mapping[str, Mapping[str, Any]]
+
+
+class Judged(NamedTuple):
+    """One output of one form, with the diagnosis of its error where there is one."""
+
+    form: str
+    output: Mapping[str, Any]
+    diagnosis: Mapping[str, Any]
+
+
+class Rule(NamedTuple):
+    """A rule of the gate; ``asked`` is None where the forms were asked different things. A row for each form, None
+    where it was not asked, and what its name adds to the common one."""
+
+    name: str
+    asked: Row | None
+    rows: Sequence[Row | None]
+    details: Sequence[str | None]
+
+
+def judged_outputs(forms: Forms) -> list[list[Judged]]:
+    """For each output the forms that were judged on it."""
+    found: dict[str, list[Judged]] = {}
+    for form, facts in forms.items():
+        parity = facts.get("parity") or {}
+        diagnoses = {one["output"]: one for one in parity.get("diagnoses") or ()}
+        for output in parity.get("outputs") or ():
+            found.setdefault(output["name"], []).append(
+                Judged(form, output, diagnoses.get(output["name"], {}))
+            )
+    return list(found.values())
+
+
+def rules_of(judged: Sequence[Judged]) -> list[Rule]:
+    """The rules in the gate's order, each with a row for each form."""
+    found: dict[str, list[Row | None]] = {}
+    for place, one in enumerate(judged):
+        for row in gate_rows(one.output):
+            # The place of the worst slice and the number of samples may differ between the forms.
+            key = re.sub(r"\d+", "", row.rule.partition(" (")[0])
+            found.setdefault(key, [None] * len(judged))[place] = row
+    rules = []
+    for rows in found.values():
+        known = [row for row in rows if row is not None]
+        same = len({row.asked for row in known}) == 1
+        name = _common([row.rule.partition(" (")[0] for row in known])
+        details = [None if row is None else row.rule.removeprefix(name).strip(" ()") for row in rows]
+        rules.append(Rule(name, known[0] if same else None, rows, details))
+    return rules
+
+
+def _common(names: Sequence[str]) -> str:
+    """The one name, or the words before the number in which the names differ."""
+    return names[0] if len(set(names)) == 1 else re.split(r" of \d|\d", names[0])[0].strip()
+
+
+def adversarial(forms: Forms) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:
+    """Tuples of an adversarial input, an output, and the finding for each form (None where there is none)."""
+    found: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
+    for place, facts in enumerate(forms.values()):
+        for seen in (facts.get("parity") or {}).get("adversarial") or ():
+            found.setdefault((seen["input"], seen["output"]), [None] * len(forms))[place] = seen
+    return [(*names, seen) for names, seen in found.items()]
+
+
+def dropped_inputs(forms: Forms) -> list[str]:
+    names = (name for facts in forms.values() for name in (facts.get("parity") or {}).get("dropped") or ())
+    return list(dict.fromkeys(names))

@@ -1,7 +1,8 @@
 """The forms of a captured program: the half program itself (torch), and the ONNX file written from it."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.fx import GraphModule
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 
 from ...models.archive.archive import save_program
 from ...models.engines.arrays import to_torch
@@ -22,7 +25,7 @@ from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.original_graph import OriginalGraph
-from ..graph.traffic import Traffic, why_not_half
+from ..graph.traffic import Cast, Traffic, why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
 from ..no_reference import Operation
@@ -41,8 +44,9 @@ from ..prove import (
 )
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
+from .autocast.dtypes import tensors_of
+from .autocast.folding import _aliased
 from .autocast.rewrite import HalfProgram
-from .autocast.traffic import cast_map, saved_bytes
 from .onnx_form.export import remove_onnx, write_onnx
 from .program_graph import ProgramGraph, exact_answers, program_graph
 from .program_operations import program_operations
@@ -246,3 +250,61 @@ def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else tensor.detach().contiguous()
         for name, tensor in state.items()
     }
+
+
+_CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def cast_map(program: ExportedProgram) -> list[Cast]:
+    """Every cast between floating types that the program does at a run, the most bytes first.
+
+    Bytes are those of a run of the batch that the program was exported with (at another batch they grow together).
+    Where memory limits a device, they are proportional to its time; they are counted, not measured.
+    """
+    casts = []
+    for name, node in walk(program.graph_module):
+        if (pair := _cast(node)) is not None:
+            source, result = pair
+            prefix = name.removesuffix(node.name)
+            readers = tuple(prefix + reader.name for reader in node.users)
+            moved = _elements(source) * (source.element_size() + result.element_size())
+            first = node.args[0]
+            assert isinstance(first, Node)
+            casts.append(Cast(prefix + first.name, source.dtype, result.dtype, moved, readers))
+    return sorted(casts, key=lambda cast: -cast.bytes)
+
+
+def saved_bytes(program: ExportedProgram) -> int:
+    """Bytes that the program's half tensors save against FP32 ones, per run: two per element read or written.
+
+    A tensor is written once and read by each of its readers; views neither read nor write; casts, which FP32
+    would not have, save nothing.
+    """
+    saved = 0
+    for _, node in walk(program.graph_module):
+        if isinstance(node.target, OpOverload) and _cast(node) is None and not _aliased(node, written=False):
+            saved += sum(2 * _elements(tensor) for tensor in _halves(node))
+            saved += sum(
+                2 * _elements(tensor) for parent in node.all_input_nodes for tensor in _halves(parent)
+            )
+    return saved
+
+
+def _cast(node: Node) -> tuple[Tensor, Tensor] | None:
+    """Source and result of a cast from one floating type to another."""
+    if node.target not in _CASTS or not isinstance(node.args[0], Node):
+        return None
+    source, result = node.args[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(source, Tensor) or not isinstance(result, Tensor) or source.dtype == result.dtype:
+        return None
+    return (source, result) if source.is_floating_point() and result.is_floating_point() else None
+
+
+def _halves(node: Node) -> Iterator[Tensor]:
+    return (tensor for tensor in tensors_of(node.meta.get("val")) if tensor.dtype in _HALVES)
+
+
+def _elements(tensor: Tensor) -> int:
+    """How many at the sizes that the program was exported with; a size that depends on data counts as 1."""
+    return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in tensor.shape)

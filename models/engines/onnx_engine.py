@@ -1,5 +1,6 @@
 """Runs an ONNX file with ONNX Runtime, on its CPU or its CUDA execution provider."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from ..errors import EngineFailed
+from ..errors import BadRequest, EngineFailed
 from ..opened_file import OpenedFile
 from ..usable_cores import usable_cores
 from .arrays import joined
@@ -25,6 +26,10 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 BRIEF_SPIN_US = 20
 # ONNX Runtime 1.31's default optimisation segfaults on some valid half files (Scan, a small ViT) with this fusion.
 DEADLY_IN_HALF = ["MatmulTransposeFusion"]
+# What its kernels for a CPU say of an index that is out of range, from Gather to ScatterND.
+_OUT_OF_TABLE = re.compile(
+    r"out of data bounds|invalid indi?(ce|ex) found|Out of range value in index tensor"
+)
 
 
 class OnnxEngine(StagedEngine):
@@ -77,7 +82,15 @@ class OnnxEngine(StagedEngine):
         began_ns = time.monotonic_ns()
         feed = {name: joined(part) for name, part in zip(self._names, parts, strict=True)}
         self.assemble_ns = time.monotonic_ns() - began_ns
-        return [np.asarray(output) for output in self._session.run(None, feed)]
+        try:
+            return [np.asarray(output) for output in self._session.run(None, feed)]
+        except Exception as error:  # of the runtime's own kinds
+            if _OUT_OF_TABLE.search(str(error)) is None:
+                raise
+            raise BadRequest(
+                "the values of the inputs lead the model to an index that is out of range for a table; send values "
+                f"like those that the model was made for. ONNX Runtime says: {str(error)[:300]}"
+            ) from error
 
     def close(self) -> None:
         if self._staging is not None:

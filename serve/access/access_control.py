@@ -11,9 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from ...models.errors import Forbidden, HalfevenError, NotReady, Unauthenticated
+from ...models.errors import Forbidden, HalfevenError, KeyLimitReached, NotReady, Unauthenticated
 from .key_file import KeyFile, Stamp
-from .key_limits import KeyLimits
 from .keys import EVERY_MODEL, KeyRecord, Keys, Owners
 
 LOOK_EVERY_S = 0.25  # a revoked key is refused after at most this
@@ -21,6 +20,42 @@ NO_KEY: frozenset[str] = frozenset()  # the scopes of what needs no key
 _LONGEST_KEY = 4096  # characters of the header
 _HEADER = "send the header Authorization: Bearer KEY"
 _LOG = logging.getLogger(__name__)
+_RETRY_AT_ONCE_S = 1.0  # when one of the requests under way will have ended is not known
+
+
+class KeyLimits:
+    """A token bucket that holds one second's requests, and a count of the requests under way. None: no limit."""
+
+    __slots__ = ("_at_s", "_burst", "_concurrency", "_rate", "_tokens", "_under_way")
+
+    def __init__(self, rate: float | None, concurrency: int | None, now_s: float) -> None:
+        self._rate, self._concurrency = rate, concurrency
+        self._burst = self._tokens = max(rate or 0.0, 1.0)
+        self._at_s = now_s
+        self._under_way = 0
+
+    def enter(self, now_s: float) -> None:
+        """Count one request that begins. Raises KeyLimitReached, and then counts nothing."""
+        if self._concurrency is not None and self._under_way >= self._concurrency:
+            raise KeyLimitReached(
+                f"{self._under_way} requests of this key are under way, and it may have {self._concurrency} at once; "
+                "wait for an answer before the next request",
+                _RETRY_AT_ONCE_S,
+            )
+        if self._rate is not None:
+            self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._rate)
+            self._at_s = now_s
+            if self._tokens < 1.0:
+                raise KeyLimitReached(
+                    f"this key may send {self._rate:g} requests per second; send fewer",
+                    (1.0 - self._tokens) / self._rate,
+                )
+            self._tokens -= 1.0
+        self._under_way += 1
+
+    def leave(self) -> None:
+        """Count one request that has ended."""
+        self._under_way -= 1
 
 
 class Permit:

@@ -17,7 +17,7 @@ from .refusal_words import READ_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """``headers``: by names in lower case."""
 
     status: int
@@ -75,17 +75,17 @@ def answer_to(
     headers: Mapping[str, str],
     timeout_s: float,
     read: Callable[[HTTPResponse], bytes] = HTTPResponse.read,
-) -> Answer:
+) -> ServerAnswer:
     """The answer to a POST, or to a GET where there is no body, whatever its status; of a refusal the first bytes.
 
     Raises OSError and http.client.HTTPException where none comes, ValueError where the URL cannot be taken apart.
     """
     try:
         with _opened(urllib.request.Request(url, body, dict(headers)), timeout_s) as answer:
-            return Answer(answer.status, _lower(answer.headers.items()), read(answer))
+            return ServerAnswer(answer.status, _lower(answer.headers.items()), read(answer))
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, _lower(error.headers.items()), error.read(READ_BYTES))
+            return ServerAnswer(error.code, _lower(error.headers.items()), error.read(READ_BYTES))
     except urllib.error.URLError as error:
         raise error.reason if isinstance(error.reason, OSError) else error from None
 

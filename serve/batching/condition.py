@@ -14,7 +14,7 @@ from ...models.spec import ModelSpec
 from .ceiling import Ceiling
 from .engine_runner import EngineRunner, Fault, Item, Run
 from .interface import PreparedVersion
-from .rescue import Mended, Rescue, Timed
+from .rescue import Mended, Rescue, TimedItem
 
 _NOTHING: Mapping[int, Mended] = {}
 _SUSPICIOUS = 3  # batches in a row in which no request was answered
@@ -66,14 +66,16 @@ class Condition:
             return True
         return not isinstance(self.runner.run([self._known]).result, Fault)
 
-    def mended(self, items: Sequence[Timed], outputs: list[np.ndarray], took_ns: int) -> Mapping[int, Mended]:
+    def mended(
+        self, items: Sequence[TimedItem], outputs: list[np.ndarray], took_ns: int
+    ) -> Mapping[int, Mended]:
         """Rows of a half's ``outputs`` that are not finite are replaced, in place, by the original's, where there is
         one."""
         if self._rescue is None or self._rescue.all_well(outputs):
             return _NOTHING
         return self._rescue.mend(items, outputs, self.runner.clock() + self.patience_ns(took_ns))
 
-    def of_the_original(self, item: Timed) -> Run[Timed] | None:
+    def of_the_original(self, item: TimedItem) -> Run[TimedItem] | None:
         """The original's run of an item that a half refused; None where no original is loaded."""
         return None if self._rescue is None else self._rescue.instead(item)
 

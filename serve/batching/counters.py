@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .interface import Statistics
 
@@ -145,30 +145,15 @@ class Counters:
         """All counters as of one moment, for a reader on another thread."""
         with self.lock:
             self._add_up()
-            return Counters(
-                self.version,
-                self.requests,
-                self.rows,
-                self.executions,
-                self.queue_ns,
-                self.compute_ns,
-                self.failures,
-                self.failures_ns,
-                self.vanished,
-                self.rejected,
-                self.timed_out,
-                self.last_inference_ms,
-                dict(self.batches),
-                list(self.queue_buckets),
-                list(self.compute_buckets),
-                self.assemble_ns,
-                self.assembled_ns,
-                list(self.assemble_buckets),
-                self.rescued_rows,
-                self.out_of_memory,
-                self.given_up,
-                self.row_ceiling,
-                list(self.answer_buckets),
+            return replace(
+                self,
+                batches=dict(self.batches),
+                queue_buckets=list(self.queue_buckets),
+                compute_buckets=list(self.compute_buckets),
+                assemble_buckets=list(self.assemble_buckets),
+                answer_buckets=list(self.answer_buckets),
+                lock=threading.Lock(),
+                _noted=deque(),
             )
 
     def statistics(self) -> Statistics:

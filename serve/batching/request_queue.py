@@ -15,9 +15,77 @@ from math import prod
 
 import numpy as np
 
+from ...models.errors import BadRequest, EngineFailed, TimedOut
 from ...models.filled_lengths import Lengths, Shapes
 from .interface import Answer
-from .splitting import Part, SplitRequest
+
+Outcome = Answer | EngineFailed | TimedOut | BadRequest
+
+
+class SplitRequest:
+    """A request with more rows than a batch takes: it is run in ``parts`` and answered as one. On the device thread.
+
+    The parts are queued one behind the other in their group and are run as ordinary requests. They share the caller's
+    future. A version that has begun a request answers all of it: a swap waits for its last part
+    (`BatchScheduler.swap`).
+
+    ``begun``: a part has been taken for a batch. ``over``: the request is answered, has failed, or its caller has gone;
+    the remaining parts are ignored, and the request has been counted.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self.begun = False
+        self.over = False
+        self._answers: list[Answer | None] = [None] * parts
+
+    def take(self, index: int, outcome: Outcome) -> Outcome | None:
+        """Take the outcome of one part; gives that of the request once: at the last answer or the first failure."""
+        if self.over:
+            return None
+        if isinstance(outcome, Answer):
+            self._answers[index] = outcome
+            if any(answer is None for answer in self._answers):
+                return None
+            outcome = _joined([answer for answer in self._answers if answer is not None])
+        self.over = True
+        self._answers.clear()
+        return outcome
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """The place of one part in its request."""
+
+    request: SplitRequest
+    index: int
+    last: bool
+
+
+def _joined(answers: list[Answer]) -> Outcome:
+    """One answer: outputs joined along the batch, the longest wait, the sum of the compute times."""
+    prepared = answers[0].prepared
+    if any(answer.prepared is not prepared for answer in answers):
+        versions = sorted({answer.prepared.version for answer in answers})
+        return EngineFailed(
+            f"parts of one request were answered by versions {versions}; a mistake of ours, please report it"
+        )
+    try:
+        outputs = [np.concatenate(shares) for shares in zip(*[a.outputs for a in answers], strict=True)]
+    except (MemoryError, ValueError) as error:  # parts whose free dimensions differ, for one
+        return EngineFailed(
+            f"the answers to the {len(answers)} parts of a large request cannot be joined: {error}; "
+            "send it as several requests"
+        )
+    return Answer(
+        outputs,
+        prepared,
+        queue_ns=max(answer.queue_ns for answer in answers),
+        compute_ns=sum(answer.compute_ns for answer in answers),
+        batch_rows=max(answer.batch_rows for answer in answers),
+        assemble_ns=sum(answer.assemble_ns for answer in answers),
+        rescued=sum(answer.rescued for answer in answers),
+    )
+
 
 # An urgent request is queued as if it had come so much earlier. So it overtakes only requests that came later than
 # that, and a request that has waited longer goes before urgent ones that come now.
@@ -89,7 +157,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class FormedBatch:
     """Requests of one shape that are run together. ``split``: parts of a larger request are among them."""
 
     requests: list[Request]
@@ -203,7 +271,7 @@ class RequestQueue:
         self._expected = sum(group.rows for group in self._groups.values()) + answered
         self._wait_ends_ns = until_ns
 
-    def form(self) -> Batch:
+    def form(self) -> FormedBatch:
         """The batch whose time ``due_ns`` gave: as many requests from the front of its group as fit.
 
         Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) is run alone.
@@ -211,9 +279,9 @@ class RequestQueue:
         with self.lock:
             return self._formed()
 
-    def _formed(self) -> Batch:
+    def _formed(self) -> FormedBatch:
         if (group := self._next) is None:
-            return Batch([], 0)
+            return FormedBatch([], 0)
         limit = min(self.limit, group.most)
         requests: list[Request] = []
         rows, special = 0, False
@@ -233,12 +301,12 @@ class RequestQueue:
                     break
         return self._batch(group, requests, rows, special)
 
-    def form_begun(self) -> Batch:
+    def form_begun(self) -> FormedBatch:
         """The next part of a split request of which a part has run already; empty where there is none."""
         with self.lock:
             return self._formed_of_begun()
 
-    def _formed_of_begun(self) -> Batch:
+    def _formed_of_begun(self) -> FormedBatch:
         for group in self._groups.values():
             for line in (group.ordinary, group.urgent):
                 while line and (part := line[0].part) is not None and part.request.begun:
@@ -246,9 +314,9 @@ class RequestQueue:
                     if not request.future.done():
                         return self._batch(group, [request], request.rows, True)
                     self._drop(group, request)
-        return Batch([], 0)
+        return FormedBatch([], 0)
 
-    def _batch(self, group: _ShapeGroup, requests: list[Request], rows: int, special: bool) -> Batch:
+    def _batch(self, group: _ShapeGroup, requests: list[Request], rows: int, special: bool) -> FormedBatch:
         """The batch of these requests, which have left the group."""
         group.rows -= rows
         self.present -= len(requests)
@@ -258,12 +326,12 @@ class RequestQueue:
             self.taken_bytes += sum([request.nbytes for request in requests])
         for request in requests:
             request.began = True
-        batch = Batch(requests, rows)
+        batch = FormedBatch(requests, rows)
         if special:
             self._mark(batch)
         return batch
 
-    def _mark(self, batch: Batch) -> None:
+    def _mark(self, batch: FormedBatch) -> None:
         for request in batch.requests:
             if request.urgent:
                 self.taken_urgent_rows += request.rows

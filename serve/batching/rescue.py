@@ -21,7 +21,7 @@ _SMALL = 8192
 _INFINITY_BITS = {np.dtype(np.float16): 0x7C00, np.dtype(ml_dtypes.bfloat16): 0x7F80}
 
 
-class Timed(Item, Protocol):
+class TimedItem(Item, Protocol):
     """An item that may have a deadline."""
 
     @property
@@ -61,11 +61,13 @@ class Rescue:
         """Whether every element of every output is finite."""
         return all(map(all_finite, [outputs[index] for index in self._floats]))
 
-    def instead(self, item: Timed) -> Run[Timed]:
+    def instead(self, item: TimedItem) -> Run[TimedItem]:
         """Run one item with the original because the half has no answer to it at all."""
         return self._original.run([item])
 
-    def mend(self, items: Sequence[Timed], outputs: list[np.ndarray], until_ns: int) -> Mapping[int, Mended]:
+    def mend(
+        self, items: Sequence[TimedItem], outputs: list[np.ndarray], until_ns: int
+    ) -> Mapping[int, Mended]:
         """Replace the rows of ``outputs`` that are not finite, in place; gives by item index what was done.
 
         An item whose ``deadline_ns`` (0: none) has passed is not run again. ``until_ns`` bounds the search for an item

@@ -18,7 +18,7 @@ from .counters import Counters
 from .device import DeviceThread
 from .execution import Execution, Outcome
 from .interface import Answer, PreparedVersion
-from .request_queue import Batch, Request, RequestQueue
+from .request_queue import FormedBatch, Request, RequestQueue
 
 logger = logging.getLogger("halfeven.batcher")
 # Callers that were answered together often ask again together. Without a short wait the first of them would be a batch
@@ -36,7 +36,7 @@ class _UnderWay:
     ``computing``: the device works on it, and its end is rung; where that is not known beforehand it is False.
     """
 
-    batch: Batch
+    batch: FormedBatch
     execution: Execution
     began_ns: int
     failed: list[Outcome] | None = None
@@ -183,7 +183,7 @@ class BatchScheduler:
             self.pace.ended(rows, since_ns, began_ns, ended_ns, queue.limit)
         return Answer(outputs, self.prepared, began_ns - since_ns, took_ns, rows, assemble_ns)
 
-    def _mistake(self, batch: Batch, error: BaseException) -> list[Outcome]:
+    def _mistake(self, batch: FormedBatch, error: BaseException) -> list[Outcome]:
         """Out of memory, or a mistake of ours: all requests are answered nevertheless."""
         logger.error("a batch of '%s' could not be run", self.spec.name, exc_info=error)
         failed = EngineFailed(f"{type(error).__name__}: {error}")
@@ -218,14 +218,14 @@ class BatchScheduler:
         self._put_on(prepared, spec)
         return old
 
-    def _form(self, form: Callable[[], Batch]) -> Batch:
+    def _form(self, form: Callable[[], FormedBatch]) -> FormedBatch:
         gone = self.queue.vanished, self.queue.expired
         batch = form()
         if gone != (self.queue.vanished, self.queue.expired):
             self._count_gone(*gone)
         return batch
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, batch: FormedBatch) -> None:
         if not batch.requests:
             return
         began_ns = self._clock()

@@ -35,7 +35,7 @@ class Caller:
         self._connection.close()
 
 
-class Traffic:
+class BenchTraffic:
     """Requests of one sample each, sent by several threads for as long as the block lasts. Each thread waits for the
     answer and ``pause_s`` seconds more before its next request."""
 
@@ -52,7 +52,7 @@ class Traffic:
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._call, args=(i,)) for i in range(connections)]
 
-    def __enter__(self) -> "Traffic":
+    def __enter__(self) -> "BenchTraffic":
         self._began = time.perf_counter()
         for thread in self._threads:
             thread.start()

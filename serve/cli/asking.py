@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
 from ..access.client_key import key_advice, key_headers
-from ..access.direct_requests import Answer, answer_to
+from ..access.direct_requests import ServerAnswer, answer_to
 from ..access.refusal_words import words_of
 
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
@@ -56,7 +56,7 @@ def _no_answer(url: str, error: Exception) -> NotReady:
     return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
 
 
-def _refusal(answer: Answer) -> BadInput | CannotServe:
+def _refusal(answer: ServerAnswer) -> BadInput | CannotServe:
     if answer.status < 400:
         place = answer.headers.get("location", "another address")
         return BadInput(

@@ -1,15 +1,15 @@
 """The commands that bring models in: ``init`` writes a model folder for a model that has none, ``import`` does so for
 those of another server."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from .console import Json, finish_order
+from .console import Ended, order
 
 
+@order
 def init(
     path: Annotated[
         str, typer.Argument(help="model.onnx, program.pt2, a transformers folder, or model.py:build.")
@@ -24,23 +24,19 @@ def init(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Write a model folder whose model.toml is guessed; its guesses are marked, to be confirmed."""
+    from ...exporters.guessing.writing import write_folder
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.guessing.writing import write_folder
-
-        facts = write_folder(path, folder, samples, force)
-        shown = [
-            *facts["guesses"],
-            f"guesses to confirm in {facts['folder']}/model.toml: {facts['to_confirm']}",
-        ]
-        return facts, "\n".join([*shown, f"next: halfeven convert {facts['folder']}"]), 0
-
-    finish_order(work, as_json)
+    facts = write_folder(path, folder, samples, force)
+    shown = [
+        *facts["guesses"],
+        f"guesses to confirm in {facts['folder']}/model.toml: {facts['to_confirm']}",
+    ]
+    return facts, "\n".join([*shown, f"next: halfeven convert {facts['folder']}"]), 0
 
 
+@order
 def import_models(
     path: Annotated[
         Path, typer.Argument(help="A Triton model repository, a model of it, or a TorchServe .mar.")
@@ -50,17 +46,12 @@ def import_models(
         Path | None, typer.Option(help="Real inputs (safetensors, npz) of an archive with a model file.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Write model folders for the models of an existing Triton or TorchServe server."""
+    from rich.text import Text
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from rich.text import Text
+    from ...exporters.importing.server_models import import_models
 
-        from ...exporters.importing.server_models import import_models
-
-        facts, lines = import_models(path, out, samples, force)
-        further = [f"next: halfeven convert {model['folder']}" for model in facts["models"]]
-        return facts, Text("\n".join([*lines, *further])), 0 if facts["models"] else 4
-
-    finish_order(work, as_json)
+    facts, lines = import_models(path, out, samples, force)
+    further = [f"next: halfeven convert {model['folder']}" for model in facts["models"]]
+    return facts, Text("\n".join([*lines, *further])), 0 if facts["models"] else 4

@@ -1,11 +1,13 @@
 """How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
 
 import errno
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +28,7 @@ _CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHA
     10: "\n",
 }
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*")
+Ended = tuple[Mapping[str, Any], Any, int]  # the facts, the text for people, the exit code
 
 
 class _Terminal(Console):
@@ -76,30 +79,59 @@ KeyFileOf = Annotated[
 ]
 
 
-Work = Callable[[], tuple[Mapping[str, Any], Any, int]]
+def command(work: Callable[..., Ended]) -> Callable[..., None]:
+    """The command that does this work, as typer reads it: ``--json`` is added, and beside ``--url`` the options of the
+    key. A command whose work asks for ``as_json`` gets it."""
+    return _as_typer_reads(work, finish)
 
 
-def finish_order(command: Work, as_json: bool) -> None:
-    """`finish` of a command that runs what strangers made: it has the bounds of one order (`one_order.py`)."""
+def order(work: Callable[..., Ended]) -> Callable[..., None]:
+    """`command` for work that runs what strangers made: it has the bounds of one order (`one_order.py`)."""
+    return _as_typer_reads(work, _finish_order)
 
+
+def _as_typer_reads(
+    work: Callable[..., Ended], end: Callable[[Callable[[], Ended], bool], None]
+) -> Callable[..., None]:
+    own = inspect.signature(work).parameters
+    options = {name: (one.annotation, one.default) for name, one in own.items() if name != "as_json"}
+    if "url" in own and own["url"].annotation == Url:
+        options |= {"key": (Key, None), "key_file": (KeyFileOf, None)}
+    options["as_json"] = (Json, False)
+
+    @wraps(work)
+    def run(**given: Any) -> None:
+        end(lambda: work(**{name: given[name] for name in own}), given["as_json"])
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    listed = [
+        inspect.Parameter(name, kind, default=default, annotation=of)
+        for name, (of, default) in options.items()
+    ]
+    run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    run.__annotations__ = {name: of for name, (of, _) in options.items()}
+    return run
+
+
+def _finish_order(work: Callable[[], Ended], as_json: bool) -> None:
     def end(error: HalfevenError) -> None:
         _print_error(error, as_json)
         sys.stderr.flush()
         os._exit(exit_code_of(error))  # with its children; no code of a library can be interrupted
 
-    def within_bounds() -> tuple[Mapping[str, Any], Any, int]:
+    def within_bounds() -> Ended:
         from ..settings import order_bounds  # pydantic, which other commands do not need
 
-        with one_order(order_bounds()) as order, order.watched(end):
-            return command()
+        with one_order(order_bounds()) as bounded, bounded.watched(end):
+            return work()
 
     finish(within_bounds, as_json)
 
 
-def finish(command: Work, as_json: bool) -> None:
-    """Run a command's work, which gives (facts, text for people, exit code). The one place that ends a command."""
+def finish(work: Callable[[], Ended], as_json: bool) -> None:
+    """Do a command's work and end the process as it says. The one place that ends a command."""
     try:
-        facts, shown, code = command()
+        facts, shown, code = work()
     except KeyboardInterrupt:
         errors.print("interrupted; nothing half-written is left behind")
         raise typer.Exit(1) from None

@@ -9,25 +9,57 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
+from safetensors.numpy import save_file
 
 from ...exporters.convert import Conversion, Options, convert
-from ...exporters.inputs.samples import Samples, load_samples
+from ...exporters.inputs.samples import TARGET, Samples, load_samples
 from ...exporters.report.page import size_text
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_original
 from ...models.package import read_folder
 from ...models.store import Store, Version
-from ..bench.callers import Caller, Traffic
+from ...models.zoo.digits.train import read_images, split
+from ..bench.callers import BenchTraffic, Caller
 from ..finetune.client.job_command import fine_tune
 from ..finetune.training.loop.setting_names import EMULATED
 from ..versions.versions_in_store import store_at
-from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
 from .demo_stage import MODEL, Notify, await_version, own_folder, server
+
+INPUT, OUTPUT = "image", "logits"
+NEW_ROWS, OLD_ROWS = 720, 360  # a third of old digits among the new ones, so that the old are not forgotten
+SEED = 7
+
+
+def shifted(images: np.ndarray) -> np.ndarray:
+    """Turned by a quarter and white on black: digits as version 1 has never seen them."""
+    return np.ascontiguousarray(1.0 - np.rot90(images, 1, (2, 3)))
+
+
+def shifted_samples(samples: Samples) -> Samples:
+    """The same held-out digits, shifted."""
+    return replace(samples, arrays={INPUT: shifted(samples.arrays[INPUT])})
+
+
+def write_training_file(path: Path) -> Path:
+    """Shifted digits and some as they were, none of them held out: the layout of ``samples.safetensors``."""
+    images, labels = (tensor.numpy() for tensor in read_images())
+    rows, _ = split(read_images()[1])
+    rows = np.random.default_rng(SEED).permutation(rows.numpy())
+    new, old = rows[:NEW_ROWS], rows[-OLD_ROWS:]
+    tensors = {
+        INPUT: np.concatenate([shifted(images[new]), images[old]]).astype(np.float32),
+        TARGET + OUTPUT: np.concatenate([labels[new], labels[old]]).astype(np.int64),
+    }
+    save_file(tensors, path)
+    return path
+
 
 PROGRAM = "halfeven"
 STEADY_SECONDS = 1.5
@@ -63,10 +95,10 @@ def _first_half(
     """Serve, predict, swap and roll back under traffic."""
     notify("2. serving what was proven, and predicting held-out digits over HTTP")
     accuracy, precision = _accuracy_over_http(port, samples)
-    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
+    with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
         time.sleep(STEADY_SECONDS)
     notify("3. converting again under level O3 (everything in half), while requests come in")
-    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
+    with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
         second = convert(folder, store, Options(level="O3"), _indented(notify))
         await_version(port, second.version.number, notify)
         notify("4. rolling back, while requests come in")
@@ -95,7 +127,7 @@ def _second_half(port: int, store: Store, samples: Samples, folder: Path, notify
     before = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
     notify(f"   version 1 reads {before['new']:.1%} of them (and {before['old']:.1%} of the old ones)")
     file = write_training_file(folder / "shifted.safetensors")
-    with Traffic(port, MODEL, samples.arrays, 2, PAUSE_S) as traffic:
+    with BenchTraffic(port, MODEL, samples.arrays, 2, PAUSE_S) as traffic:
         job = fine_tune(
             f"http://127.0.0.1:{port}",
             MODEL,
@@ -133,7 +165,7 @@ def _version_facts(done: Conversion, level: str) -> dict[str, Any]:
     return dict(done.facts, report=str(done.version.folder / "report.html"), level=level)
 
 
-def _traffic_facts(traffic: Traffic) -> dict[str, Any]:
+def _traffic_facts(traffic: BenchTraffic) -> dict[str, Any]:
     return {
         "answered": traffic.answered,
         "failed": traffic.failed,

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from ...models.errors import BadSetting
-from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, finish_order, notify
+from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, notify, order
 
 
+@order
 def diff(
     ours: Annotated[Path, typer.Argument(metavar="A", help="The ONNX file that is right.")],
     theirs: Annotated[str, typer.Argument(metavar="B", help="Another ONNX file, or the URL of a V2 server.")],
@@ -22,22 +23,17 @@ def diff(
     ] = None,
     key: Key = None,
     key_file: KeyFileOf = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Run two engines of one model on the same samples; name the first tensor that differs by more than rounding."""
+    from ...exporters.differing.diff import DTYPES, differences
+    from ..access.client_key import request_headers
+    from .v2_engine import v2_engine
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.differing.diff import DTYPES, differences
-        from ..access.client_key import request_headers
-        from .v2_engine import v2_engine
-
-        if dtype not in DTYPES:
-            raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
-        b = v2_engine(theirs, ours.stem, 60.0, request_headers(())) if "://" in theirs else Path(theirs)
-        facts = differences(ours, b, samples, dtype, out)
-        return facts, _said(facts), 0 if facts["equal"] else 3
-
-    finish_order(work, as_json)
+    if dtype not in DTYPES:
+        raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    b = v2_engine(theirs, ours.stem, 60.0, request_headers(())) if "://" in theirs else Path(theirs)
+    facts = differences(ours, b, samples, dtype, out)
+    return facts, _said(facts), 0 if facts["equal"] else 3
 
 
 def _said(facts: Mapping[str, Any]) -> str:
@@ -59,6 +55,7 @@ def _said(facts: Mapping[str, Any]) -> str:
     )
 
 
+@order
 def index_check(
     target: Annotated[str, typer.Argument(help="NAME or NAME@VERSION of the store.")],
     index: Annotated[Path, typer.Option(help="A .npy file: the vectors that FP32 made, [vectors, d].")],
@@ -77,34 +74,25 @@ def index_check(
         float, typer.Option(min=0, max=1, help="The exit code is 3 where less is found.")
     ] = 0.99,
     store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Search an index of FP32 vectors with the half's query vectors, and compare with what FP32 finds."""
+    from ...exporters.differing.index_check import METRICS, check_index, index_file
+    from ..versions.versions_in_store import store_at
+    from .parity_command import version_called
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.differing.index_check import METRICS, check_index, index_file
-        from ..versions.versions_in_store import store_at
-        from .parity_command import version_called
-
-        if metric not in METRICS:
-            raise BadSetting(f"--metric {metric!r}: expected one of {', '.join(METRICS)}")
-        version = version_called(target, store_at(store))
-        vectors = index_file(index)
-        forms = check_index(
-            version, vectors, queries, k=k, metric=metric, output=output, judgements=judgements, notify=notify
-        )
-        holds = all(form["recall"] >= min_recall for form in forms.values())
-        lines = [
-            f"{name}: recall@{form['k']} {form['recall']:.4f} (worst query {form['worst_query']}: "
-            f"{form['worst_recall']:.2f}), {form['swapped']} of {form['pairs']} pairs changed places"
-            + (
-                f", nDCG {form['ndcg'][0]:.4f} in FP32 and {form['ndcg'][1]:.4f} in half"
-                if form["ndcg"]
-                else ""
-            )
-            for name, form in forms.items()
-        ]
-        facts = {"model": version.name, "version": version.number, "holds": holds, "forms": forms}
-        return facts, "\n".join(lines), 0 if holds else 3
-
-    finish_order(work, as_json)
+    if metric not in METRICS:
+        raise BadSetting(f"--metric {metric!r}: expected one of {', '.join(METRICS)}")
+    version = version_called(target, store_at(store))
+    vectors = index_file(index)
+    forms = check_index(
+        version, vectors, queries, k=k, metric=metric, output=output, judgements=judgements, notify=notify
+    )
+    holds = all(form["recall"] >= min_recall for form in forms.values())
+    lines = [
+        f"{name}: recall@{form['k']} {form['recall']:.4f} (worst query {form['worst_query']}: "
+        f"{form['worst_recall']:.2f}), {form['swapped']} of {form['pairs']} pairs changed places"
+        + (f", nDCG {form['ndcg'][0]:.4f} in FP32 and {form['ndcg'][1]:.4f} in half" if form["ndcg"] else "")
+        for name, form in forms.items()
+    ]
+    facts = {"model": version.name, "version": version.number, "holds": holds, "forms": forms}
+    return facts, "\n".join(lines), 0 if holds else 3

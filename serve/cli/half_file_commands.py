@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...models.errors import BadInput, ParityRefused
-from .console import (
-    DEFAULT_STORE,
-    Json,
-    StoreAt,
-    check_target,
-    finish_order,
-    notify,
-    progress,
-)
+from .console import DEFAULT_STORE, Ended, StoreAt, check_target, notify, order, progress
 
 if TYPE_CHECKING:
     from ...exporters.half_files.measured import Found
 
 
+@order
 def fp16(
     model: Annotated[
         Path, typer.Argument(help="An ONNX file, an exported program (.pt2), or a model folder.")
@@ -42,52 +35,44 @@ def fp16(
     search: Annotated[
         bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Write a model in half precision as one ONNX file, with its proof beside it, if it is proven equal."""
+    from rich.console import Group
+    from rich.text import Text
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from rich.console import Group
-        from rich.text import Text
+    from ...exporters.convert import Options
+    from ...exporters.half_files.half_file import EQUAL, write_half
+    from ...exporters.report.page import render_terminal
 
-        from ...exporters.convert import Options
-        from ...exporters.half_files.half_file import EQUAL, write_half
-        from ...exporters.report.page import render_terminal
-
-        options = Options(level=level, dtype=dtype, keep=tuple(keep or ()), samples=samples, search=search)
-        with progress("converting") as show:
-            facts = write_half(model, out, options, show)
-        equal = facts["verdict"] == EQUAL
-        said = (
-            f"half: {facts['file']}\nproof: {facts['proof']}\nnext: halfeven verify {out}"
-            if equal
-            else f"no half was written: {facts['reason'] or 'none is proven equal'}"
-        )
-        return facts, Group(render_terminal(facts), Text("\n" + said)), 0 if equal else 3
-
-    finish_order(work, as_json)
+    options = Options(level=level, dtype=dtype, keep=tuple(keep or ()), samples=samples, search=search)
+    with progress("converting") as show:
+        facts = write_half(model, out, options, show)
+    equal = facts["verdict"] == EQUAL
+    said = (
+        f"half: {facts['file']}\nproof: {facts['proof']}\nnext: halfeven verify {out}"
+        if equal
+        else f"no half was written: {facts['reason'] or 'none is proven equal'}"
+    )
+    return facts, Group(render_terminal(facts), Text("\n" + said)), 0 if equal else 3
 
 
+@order
 def verify(
     file: Annotated[Path, typer.Argument(help="A half that `halfeven fp16` wrote.")],
     samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the proof's.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Compare a half with its proof: its digests, and the gate again with the installed ONNX Runtime."""
+    from ...exporters.half_files.half_file import verify as verified
+    from .prove_command import shown
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.half_files.half_file import verify as verified
-        from .prove_command import shown
-
-        facts = verified(file, samples, notify)
-        return facts, shown(facts), 0 if facts["status"] == "equal" else 3
-
-    finish_order(work, as_json)
+    facts = verified(file, samples, notify)
+    return facts, shown(facts), 0 if facts["status"] == "equal" else 3
 
 
 _LOCK = Path("halfeven.lock")
 
 
+@order
 def lock(
     targets: Annotated[
         list[str],
@@ -95,21 +80,17 @@ def lock(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The lock file to write.")] = _LOCK,
     store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Prove halves once more, and record files, libraries, processor, bits of the answers, and speed."""
+    from ...exporters.half_files.lock_file import write_lock
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.half_files.lock_file import write_lock
-
-        check_target("-o", out)
-        facts = write_lock(out, {target: _found(target, store) for target in targets}, notify)
-        said = [f"{one['target']} ({one['form']}): {one['summary']}" for one in facts["halves"]]
-        return facts, "\n".join([*said, f"written: {out}"]), 0
-
-    finish_order(work, as_json)
+    check_target("-o", out)
+    facts = write_lock(out, {target: _found(target, store) for target in targets}, notify)
+    said = [f"{one['target']} ({one['form']}): {one['summary']}" for one in facts["halves"]]
+    return facts, "\n".join([*said, f"written: {out}"]), 0
 
 
+@order
 def check(
     path: Annotated[Path, typer.Option("--lock", help="The lock file.")] = _LOCK,
     store: StoreAt = DEFAULT_STORE,
@@ -123,39 +104,30 @@ def check(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail on any change, even where the answers are still equal.")
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Prove locked halves again with what is installed now, and say what changed; 3 if one does not hold."""
+    from ...exporters.half_files.lock_file import checked, compared, read_lock
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.half_files.lock_file import checked, compared, read_lock
-
-        then = read_lock(path)
-        if against is None:
-            found = checked(then, lambda target: _found(target, store), notify)
-        else:
-            found = compared(
-                then, _locked_by(against, list(dict.fromkeys(one["target"] for one in then)), store)
-            )
-        halves = [
-            {
-                "target": target,
-                "form": form,
-                "holds": not any(change.fails or strict for change in changes),
-                "changes": [asdict(change) for change in changes],
-            }
-            for target, form, changes in found
-        ]
-        lines = list[str]()
-        for half in halves:
-            lines.append(
-                f"{half['target']} ({half['form']}): {'holds' if half['holds'] else 'does not hold'}"
-            )
-            lines += [f"  {change['kind']}: {change['message']}" for change in half["changes"]]
-        holds = all(half["holds"] for half in halves)
-        return {"holds": holds, "halves": halves}, "\n".join(lines), 0 if holds else 3
-
-    finish_order(work, as_json)
+    then = read_lock(path)
+    if against is None:
+        found = checked(then, lambda target: _found(target, store), notify)
+    else:
+        found = compared(then, _locked_by(against, list(dict.fromkeys(one["target"] for one in then)), store))
+    halves = [
+        {
+            "target": target,
+            "form": form,
+            "holds": not any(change.fails or strict for change in changes),
+            "changes": [asdict(change) for change in changes],
+        }
+        for target, form, changes in found
+    ]
+    lines = list[str]()
+    for half in halves:
+        lines.append(f"{half['target']} ({half['form']}): {'holds' if half['holds'] else 'does not hold'}")
+        lines += [f"  {change['kind']}: {change['message']}" for change in half["changes"]]
+    holds = all(half["holds"] for half in halves)
+    return {"holds": holds, "halves": halves}, "\n".join(lines), 0 if holds else 3
 
 
 def _found(target: str, store: Path) -> "Found":

@@ -10,7 +10,7 @@ class Command(TyperCommand):
         return _without_types_of_flags(super().get_params(ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         return _without_types_of_flags(super().get_params(ctx))
 

@@ -1,6 +1,5 @@
 """``halfeven keys``: make, list and revoke the keys of a server. A running server follows within a second."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +8,8 @@ from rich.table import Table
 
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import INFER, SCOPES, KeyRecord
-from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
-from .help import Command, Group
+from .console import DEFAULT_STORE, Ended, Json, StoreAt, command, notify
+from .help import Command, CommandGroup
 
 FIRST = (
     "this is the first key of {file}: from now on every server that looks at this file refuses requests without a key, "
@@ -22,7 +21,7 @@ LAST = (
 )
 
 app = typer.Typer(
-    name="keys", cls=Group, help="Make, list and revoke the keys of a server.", no_args_is_help=True
+    name="keys", cls=CommandGroup, help="Make, list and revoke the keys of a server.", no_args_is_help=True
 )
 
 FileAt = Annotated[
@@ -34,6 +33,7 @@ FileAt = Annotated[
 
 
 @app.command(cls=Command)
+@command
 def add(
     name: Annotated[str, typer.Argument(help="A name of your own, shown in the list and in messages.")],
     scope: Annotated[
@@ -48,67 +48,54 @@ def add(
     store: StoreAt = DEFAULT_STORE,
     key_file: FileAt = None,
     as_json: Json = False,
-) -> None:
+) -> Ended:
     """Make a key and print it, this once: the file has only its digest."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        file = _file(store, key_file)
-        closes = file.read() is None
-        key, record = file.add(name, scope or (INFER,), model or (), rate, concurrency)
-        note = FIRST.format(file=file.path) if closes else ""
-        if note:
-            notify(note)
-        if not as_json:
-            notify(
-                f"the key '{name}' ({record.id}): it is printed this once, keep it; the server has its digest"
-            )
-            typer.echo(key)
-        return {**_facts(record), "key": key, "note": note or None}, None, 0
-
-    finish(work, as_json)
+    file = _file(store, key_file)
+    closes = file.read() is None
+    key, record = file.add(name, scope or (INFER,), model or (), rate, concurrency)
+    note = FIRST.format(file=file.path) if closes else ""
+    if note:
+        notify(note)
+    if not as_json:
+        notify(f"the key '{name}' ({record.id}): it is printed this once, keep it; the server has its digest")
+        typer.echo(key)
+    return {**_facts(record), "key": key, "note": note or None}, None, 0
 
 
 @app.command("list", cls=Command)
-def list_keys(store: StoreAt = DEFAULT_STORE, key_file: FileAt = None, as_json: Json = False) -> None:
+@command
+def list_keys(store: StoreAt = DEFAULT_STORE, key_file: FileAt = None) -> Ended:
     """Show every key: its name, scopes, models and limits; never the key itself."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        file = _file(store, key_file)
-        keys = file.read()
-        records = [] if keys is None else list(keys.by_id.values())
-        table = Table("id", "name", "scopes", "models", "requests/s", "at once")
-        for one in records:
-            limits = [str(limit or "-") for limit in (one.rate, one.concurrency)]
-            table.add_row(one.id, one.name, ", ".join(one.scopes), ", ".join(one.models) or "all", *limits)
-        none = (
-            "no key; a server needs none"
-            if keys is None
-            else "no key is left: a server refuses every request; `halfeven keys add NAME` makes one, and without the "
-            "file a server that is started anew needs none"
-        )
-        return {"keys": [_facts(one) for one in records]}, table if records else f"{file.path}: {none}", 0
-
-    finish(work, as_json)
+    file = _file(store, key_file)
+    keys = file.read()
+    records = [] if keys is None else list(keys.by_id.values())
+    table = Table("id", "name", "scopes", "models", "requests/s", "at once")
+    for one in records:
+        limits = [str(limit or "-") for limit in (one.rate, one.concurrency)]
+        table.add_row(one.id, one.name, ", ".join(one.scopes), ", ".join(one.models) or "all", *limits)
+    none = (
+        "no key; a server needs none"
+        if keys is None
+        else "no key is left: a server refuses every request; `halfeven keys add NAME` makes one, and without the "
+        "file a server that is started anew needs none"
+    )
+    return {"keys": [_facts(one) for one in records]}, table if records else f"{file.path}: {none}", 0
 
 
 @app.command(cls=Command)
+@command
 def revoke(
     name: Annotated[str, typer.Argument(help="The key's name or id.")],
     store: StoreAt = DEFAULT_STORE,
     key_file: FileAt = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Remove a key; a running server refuses it within a second."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        file = _file(store, key_file)
-        record = file.revoke(name)
-        left = file.read()
-        note = LAST.format(file=file.path) if left is not None and not left.by_id else ""
-        shown = f"the key '{record.name}' ({record.id}) is revoked" + (f"; {note}" if note else "")
-        return {**_facts(record), "note": note or None}, shown, 0
-
-    finish(work, as_json)
+    file = _file(store, key_file)
+    record = file.revoke(name)
+    left = file.read()
+    note = LAST.format(file=file.path) if left is not None and not left.by_id else ""
+    shown = f"the key '{record.name}' ({record.id}) is revoked" + (f"; {note}" if note else "")
+    return {**_facts(record), "note": note or None}, shown, 0
 
 
 def _file(store: Path, key_file: Path | None) -> KeyFile:

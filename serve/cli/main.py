@@ -1,10 +1,12 @@
 """The command line. Each command is one thin function; ``--json`` makes the last line on stdout one object."""
 
+import locale
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
@@ -16,33 +18,18 @@ from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
 from ..http.error_mapping import EXIT_CODES
 from .bringing import import_models, init
-from .console import (
-    DEFAULT_STORE,
-    LOCAL,
-    Json,
-    Key,
-    KeyFileOf,
-    StoreAt,
-    Url,
-    check_target,
-    finish,
-    finish_order,
-    notify,
-    progress,
-)
+from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, check_target, command, notify, order, progress
 from .device_commands import doctor, selftest
 from .difference_commands import diff, index_check
 from .half_file_commands import check, fp16, lock, verify
-from .help import Command, Group
+from .help import Command, CommandGroup
 from .key_commands import app as keys
-from .lint_command import lint
 from .measuring import bench, tune
 from .other_engines import export, prove
 from .serve_command import serve
 from .server_commands import canary, cancel, jobs, load, shadow, status, unload
 from .store_commands import backup, models, promote_version, rollback
-from .training import finetune, job_metrics, reproduce
-from .utf8_mode import use_utf8
+from .training import finetune, job_metrics, lint, reproduce
 
 _EXITS = "\n\n".join(
     [
@@ -55,9 +42,20 @@ app = typer.Typer(
     name="halfeven",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    cls=Group,
+    cls=CommandGroup,
     epilog=_EXITS,
 )
+
+
+def use_utf8() -> None:
+    """Begin this process again in Python's UTF-8 mode, where the locale has another encoding; its terminal keeps the
+    locale's, with a question mark for what that lacks. Child processes inherit both."""
+    encoding = locale.getencoding()
+    if sys.flags.utf8_mode or encoding.lower().replace("-", "") == "utf8":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:replace")
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def main() -> None:
@@ -86,6 +84,7 @@ def options(
     """Half precision, even answers: an inference server that proves FP16 equal before it serves it."""
 
 
+@order
 def convert(
     folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml, or a bare model.")],
     store: StoreAt = DEFAULT_STORE,
@@ -107,45 +106,40 @@ def convert(
     name: Annotated[
         str | None, typer.Option(help="The model's name, for a bare file; default: the file's.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
+    from ...exporters.guessing.bare import folder_at
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.guessing.bare import folder_at
+    check_target("--report", report)
+    if not folder.exists():
+        folder_at(folder)  # says so before torch is imported
+    from ...exporters.convert import Options, convert
+    from ...exporters.report.page import render_terminal
+    from ...exporters.report.stored_page import stored_page
+    from ...models.engines.device_choice import resolve_device
+    from ..versions.versions_in_store import store_at
+    from .convert_ending import ending
 
-        check_target("--report", report)
-        if not folder.exists():
-            folder_at(folder)  # says so before torch is imported
-        from ...exporters.convert import Options, convert
-        from ...exporters.report.page import render_terminal
-        from ...exporters.report.stored_page import stored_page
-        from ...models.engines.device_choice import resolve_device
-        from ..versions.versions_in_store import store_at
-        from .convert_ending import ending
-
-        options = Options(
-            *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
-            search=None if search is False else bool(search),
-            device=resolve_device(device),
-            all_forms=form == "both",
-            name=name,
-        )
-        with progress("converting") as show:
-            done = convert(folder, opened := store_at(store, "the new version"), options, show)
-        if report is not None:
-            report.write_text(stored_page(done.version))
-        if done.unchanged:
-            notify(f"{done.version}: the folder has not changed since; no new version")
-        passed = done.any_passed if form in (None, "auto") else done.asked_passed
-        refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
-        shown = Lines(
-            render_terminal(done.shown()),
-            *map(Text, ["", *ending(done.version, opened, folder, store, report)]),
-        )
-        return done.facts, shown, 0 if passed else refused
-
-    finish_order(work, as_json)
+    options = Options(
+        *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
+        search=None if search is False else bool(search),
+        device=resolve_device(device),
+        all_forms=form == "both",
+        name=name,
+    )
+    with progress("converting") as show:
+        done = convert(folder, opened := store_at(store, "the new version"), options, show)
+    if report is not None:
+        report.write_text(stored_page(done.version))
+    if done.unchanged:
+        notify(f"{done.version}: the folder has not changed since; no new version")
+    passed = done.any_passed if form in (None, "auto") else done.asked_passed
+    refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
+    shown = Lines(
+        render_terminal(done.shown()),
+        *map(Text, ["", *ending(done.version, opened, folder, store, report)]),
+    )
+    return done.facts, shown, 0 if passed else refused
 
 
 def _forms(word: str | None) -> tuple[str, ...]:
@@ -156,6 +150,7 @@ def _forms(word: str | None) -> tuple[str, ...]:
     return known[word]
 
 
+@order
 def parity(
     target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
     store: StoreAt = DEFAULT_STORE,
@@ -164,28 +159,24 @@ def parity(
     limit: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE: judge the saved numbers under it; runs nothing.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Run the parity gate again and print it; with --limit, only judge the stored numbers."""
+    from ...exporters.report.page import render_terminal
+    from ..versions.versions_in_store import store_at
+    from .parity_command import judge_again, judge_saved
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.report.page import render_terminal
-        from ..versions.versions_in_store import store_at
-        from .parity_command import judge_again, judge_saved
-
-        if limit and (samples is not None or device != "auto"):
-            raise BadSetting("--limit runs nothing: give it without --samples and --device")
-        if limit:
-            facts = judge_saved(target, store_at(store), limit)
-        else:
-            facts = judge_again(target, store_at(store), samples, device, notify)
-        # A form that cannot be made, or was refused when it was converted, was not judged now.
-        judged = [form for form in facts["forms"].values() if form.get("parity")]
-        return facts, render_terminal(facts), 0 if all(form["passed"] for form in judged) else 3
-
-    finish_order(work, as_json)
+    if limit and (samples is not None or device != "auto"):
+        raise BadSetting("--limit runs nothing: give it without --samples and --device")
+    if limit:
+        facts = judge_saved(target, store_at(store), limit)
+    else:
+        facts = judge_again(target, store_at(store), samples, device, notify)
+    # A form that cannot be made, or was refused when it was converted, was not judged now.
+    judged = [form for form in facts["forms"].values() if form.get("parity")]
+    return facts, render_terminal(facts), 0 if all(form["passed"] for form in judged) else 3
 
 
+@command
 def predict(
     name: Annotated[str, typer.Argument(help="The model.")],
     file: Annotated[
@@ -195,56 +186,41 @@ def predict(
         ),
     ],
     url: Url = LOCAL,
-    key: Key = None,
-    key_file: KeyFileOf = None,
     answer: Annotated[Path | None, typer.Option("--out", help="Write a .png, .npy or .npz instead.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Send a picture or a file's tensors to a running server and print the answers."""
+    from .client import predict_file
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from .client import predict_file
-
-        facts = predict_file(url, name, file, answer)
-        return facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode(), 0
-
-    finish(work, as_json)
+    facts = predict_file(url, name, file, answer)
+    return facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode(), 0
 
 
+@command
 def samples(
     target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
     pictures: Annotated[Path, typer.Argument(help="A folder of PNG and JPEG files, or one such per label.")],
     out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
     store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Make a samples file, which is a training file too, of a folder of pictures."""
+    from ..versions.versions_in_store import store_at
+    from .pack import pack
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..versions.versions_in_store import store_at
-        from .pack import pack
-
-        facts = pack(target, pictures, out, store_at(store))
-        return facts, f"{facts['file']}: {facts['rows']} rows", 0
-
-    finish(work, as_json)
+    facts = pack(target, pictures, out, store_at(store))
+    return facts, f"{facts['file']}: {facts['rows']} rows", 0
 
 
+@command
 def demo(
     keep_store: Annotated[
         Path | None, typer.Option("--store", help="Keep the store and reports here.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Convert, prove, serve and fine-tune on real handwritten digits, in under two minutes on two cores."""
+    from .demo import run_demo
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from .demo import run_demo
-
-        facts, table = run_demo(keep_store, notify)
-        return facts, table, 0 if facts["passed"] else 1
-
-    finish(work, as_json)
+    facts, table = run_demo(keep_store, notify)
+    return facts, table, 0 if facts["passed"] else 1
 
 
 # The order is that of `halfeven --help`.
@@ -270,7 +246,6 @@ for _group, _commands in _GROUPS.items():
     for _command in _commands:
         app.command(_NAMES.get(_command), cls=Command, rich_help_panel=_group)(_command)
 app.add_typer(keys, rich_help_panel="Serve")
-
 
 if __name__ == "__main__":
     main()

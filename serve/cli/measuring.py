@@ -1,14 +1,14 @@
 """The two commands that measure: ``bench`` a running server, ``tune`` a model on this device."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from .console import DEFAULT_STORE, Json, Key, KeyFileOf, StoreAt, check_target, finish, notify, progress
+from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, check_target, command, notify, progress
 
 
+@command
 def bench(
     url: Annotated[str, typer.Argument(help="The server, as http://127.0.0.1:8000.")],
     name: Annotated[str, typer.Argument(help="The model.")],
@@ -32,47 +32,38 @@ def bench(
     key: Key = None,
     key_file: KeyFileOf = None,
     report: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Put load on a running server: throughput, latency, and where the time went."""
+    from ..bench import command
+    from ..bench.bench_page import render_page
+    from ..bench.shown import render
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..bench import command
-        from ..bench.bench_page import render_page
-        from ..bench.shown import render
-
-        check_target("--report", report)
-        callers = "1,8,32" if concurrency is None and rate is None else concurrency
-        plan = command.Plan(
-            concurrency=command.counts(callers, "--concurrency") if callers is not None else (),
-            rates=command.numbers(rate, "--rate") if rate is not None else (),
-            seconds=seconds, warmup_s=warmup, timeout_s=timeout, rows=rows, wire=wire, data=data,
-            shapes=tuple(shape or ()), headers=tuple(header or ()),
-        )  # fmt: skip
-        with progress("bench") as show:
-            facts = command.bench(url, name, plan, show)
-        if report is not None:
-            report.write_text(render_page(facts))
-        return facts, render(facts), command.exit_code(facts)
-
-    finish(work, as_json)
+    check_target("--report", report)
+    callers = "1,8,32" if concurrency is None and rate is None else concurrency
+    plan = command.Plan(
+        concurrency=command.counts(callers, "--concurrency") if callers is not None else (),
+        rates=command.numbers(rate, "--rate") if rate is not None else (),
+        seconds=seconds, warmup_s=warmup, timeout_s=timeout, rows=rows, wire=wire, data=data,
+        shapes=tuple(shape or ()), headers=tuple(header or ()),
+    )  # fmt: skip
+    with progress("bench") as show:
+        facts = command.bench(url, name, plan, show)
+    if report is not None:
+        report.write_text(render_page(facts))
+    return facts, render(facts), command.exit_code(facts)
 
 
+@command
 def tune(
     name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
     store: StoreAt = DEFAULT_STORE,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 30.0,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Measure forms, batch sizes, threads and delay on this device, and keep the winner for `serve`."""
+    from ..tuning.search import tune
+    from ..tuning.shown import described
+    from ..versions.versions_in_store import store_at
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..tuning.search import tune
-        from ..tuning.shown import described
-        from ..versions.versions_in_store import store_at
-
-        facts = tune(name, store_at(store, "the winner", in_state=True), device, seconds, notify)
-        return facts, described(facts), 0
-
-    finish(work, as_json)
+    facts = tune(name, store_at(store, "the winner", in_state=True), device, seconds, notify)
+    return facts, described(facts), 0

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from ..access.client_key import VARIABLES
 from ..logs import announce, make_all_stderr_json, set_up
-from .console import Json, finish, notify
+from .console import Ended, command, notify
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -74,6 +74,7 @@ LogFormat = Annotated[str | None, _option("text, or json: one object a line; def
 AccessLog = Annotated[bool | None, _option("Log every infer request.", "--access-log")]
 
 
+@command
 def serve(
     store: Store = None,
     models: Models = None,
@@ -103,32 +104,27 @@ def serve(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     access_log: AccessLog = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Serve every live version in the store, and follow the store."""
+    as_objects = (log_format or os.environ.get("HALFEVEN_LOG_FORMAT")) == "json"
+    if as_objects:
+        make_all_stderr_json()  # before any library that writes to stderr is imported
+    from ..settings import read_settings
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        as_objects = (log_format or os.environ.get("HALFEVEN_LOG_FORMAT")) == "json"
-        if as_objects:
-            make_all_stderr_json()  # before any library that writes to stderr is imported
-        from ..settings import read_settings
-
-        settings = read_settings(
-            store=store, models=models, state=state,
-            host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
-            device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
-            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
-            root_path=root_path, cors_origins=cors_origins,
-            require=",".join(require) if require else None,
-            endpoints=",".join(endpoints) if endpoints else None, jobs=jobs,
-            triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
-            keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
-            log_level=log_level, log_format=log_format, access_log=access_log,
-        )  # fmt: skip
-        _serve(settings, announce if as_objects else notify)
-        return {"status": "stopped"}, None, 0
-
-    finish(work, as_json)
+    settings = read_settings(
+        store=store, models=models, state=state,
+        host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
+        device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
+        expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
+        root_path=root_path, cors_origins=cors_origins,
+        require=",".join(require) if require else None,
+        endpoints=",".join(endpoints) if endpoints else None, jobs=jobs,
+        triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
+        keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
+        log_level=log_level, log_format=log_format, access_log=access_log,
+    )  # fmt: skip
+    _serve(settings, announce if as_objects else notify)
+    return {"status": "stopped"}, None, 0
 
 
 for _name, _parameter in inspect.signature(serve).parameters.items():

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ...models.errors import BadInput, CannotServe, EngineFailed, NotReady
 from .asking import ask
-from .console import LOCAL, Json, Key, KeyFileOf, Url, finish
+from .console import LOCAL, Ended, Url, command
 from .store_commands import version_named
 
 _JOBS = "/v1/fine_tuning/jobs"
@@ -37,27 +37,24 @@ def _path_of(name: str) -> str:
     return f"/v1/models/{urllib.parse.quote(name, safe='')}"
 
 
-def status(url: Url = LOCAL, key: Key = None, key_file: KeyFileOf = None, as_json: Json = False) -> None:
+@command
+def status(url: Url = LOCAL) -> Ended:
     """Show what a running server serves: versions, precisions and why, shares of the traffic, requests and errors.
     The exit code is 1 where it is not ready."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        server, waiting = _asked(url, "/v2"), _not_ready(url)
-        names = dict.fromkeys(entry["name"] for entry in _asked(url, "/v2/repository/index", {}))
-        models = {name: _asked(url, _path_of(name)) for name in names}
-        counted = {
-            (one["name"], one["version"]): one["inference_stats"]
-            for one in _asked(url, "/v2/models/stats")["model_stats"]
-        }
-        for name, model in models.items():
-            for version in model["loaded"]:
-                found = counted.get((name, str(version["version"])), {})
-                version["requests"] = found.get("success", {}).get("count", 0)
-                version["errors"] = found.get("fail", {}).get("count", 0)
-        facts = {"url": url, "server": server, "ready": not waiting, "not_ready": waiting, "models": models}
-        return facts, _status_shown(facts), 1 if waiting else 0
-
-    finish(work, as_json)
+    server, waiting = _asked(url, "/v2"), _not_ready(url)
+    names = dict.fromkeys(entry["name"] for entry in _asked(url, "/v2/repository/index", {}))
+    models = {name: _asked(url, _path_of(name)) for name in names}
+    counted = {
+        (one["name"], one["version"]): one["inference_stats"]
+        for one in _asked(url, "/v2/models/stats")["model_stats"]
+    }
+    for name, model in models.items():
+        for version in model["loaded"]:
+            found = counted.get((name, str(version["version"])), {})
+            version["requests"] = found.get("success", {}).get("count", 0)
+            version["errors"] = found.get("fail", {}).get("count", 0)
+    facts = {"url": url, "server": server, "ready": not waiting, "not_ready": waiting, "models": models}
+    return facts, _status_shown(facts), 1 if waiting else 0
 
 
 def _not_ready(url: str) -> str:
@@ -85,31 +82,27 @@ def _status_shown(facts: Mapping[str, Any]) -> Group:
     return Group(*([table] if table.rows else []), *map(Text, lines))
 
 
+@command
 def canary(
     target: Target,
     percent: Percent = None,
     url: Url = LOCAL,
-    key: Key = None,
-    key_file: KeyFileOf = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Give a version a share of the requests: `canary NAME@2 10`. `canary NAME` ends it."""
-    finish(lambda: _share("canary", target, percent, url), as_json)
+    return _share("canary", target, percent, url)
 
 
+@command
 def shadow(
     target: Target,
     percent: Percent = None,
     url: Url = LOCAL,
-    key: Key = None,
-    key_file: KeyFileOf = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Put a share of the answered requests to a version too, and compare: `shadow NAME@2 10`. `shadow NAME` ends it."""
-    finish(lambda: _share("shadow", target, percent, url), as_json)
+    return _share("shadow", target, percent, url)
 
 
-def _share(role: str, target: str, percent: float | None, url: str) -> tuple[Mapping[str, Any], Any, int]:
+def _share(role: str, target: str, percent: float | None, url: str) -> Ended:
     name, number = version_named(target) if "@" in target else (target, None)
     if (number is None) != (percent is None):
         raise BadInput(
@@ -122,43 +115,41 @@ def _share(role: str, target: str, percent: float | None, url: str) -> tuple[Map
     return facts, done, 0
 
 
+@command
 def unload(
-    name: NameOf, url: Url = LOCAL, key: Key = None, key_file: KeyFileOf = None, as_json: Json = False
-) -> None:
+    name: NameOf,
+    url: Url = LOCAL,
+) -> Ended:
     """Take a model out of a running server's memory; what was accepted is answered. `load` brings it back."""
-    finish(lambda: _repository(name, "unload", url), as_json)
+    return _repository(name, "unload", url)
 
 
+@command
 def load(
-    name: NameOf, url: Url = LOCAL, key: Key = None, key_file: KeyFileOf = None, as_json: Json = False
-) -> None:
+    name: NameOf,
+    url: Url = LOCAL,
+) -> Ended:
     """Load a model's active version into a running server; the command ends when it serves."""
-    finish(lambda: _repository(name, "load", url), as_json)
+    return _repository(name, "load", url)
 
 
-def _repository(name: str, verb: str, url: str) -> tuple[Mapping[str, Any], Any, int]:
+def _repository(name: str, verb: str, url: str) -> Ended:
     _asked(url, f"/v2/repository/models/{urllib.parse.quote(name, safe='')}/{verb}", {})
     return {"model": name, "status": f"{verb}ed"}, f"{name} is {verb}ed", 0
 
 
+@command
 def jobs(
     limit: Annotated[int, typer.Option(min=1, max=_MANY, help="How many, the newest first.")] = 20,
     url: Url = LOCAL,
-    key: Key = None,
-    key_file: KeyFileOf = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """List the fine-tuning jobs of a running server, the newest first."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        found = _asked(url, f"{_JOBS}?limit={limit}")
-        table = Table("job", "model", "status", "is", box=SIMPLE_HEAD)
-        for job in found["data"]:
-            table.add_row(*map(Text, (job["id"], job["model"], job["status"], _outcome(job))))
-        none = "no fine-tuning job yet; `halfeven finetune NAME --data FILE` begins one"
-        return {"jobs": found["data"], "has_more": found["has_more"]}, table if found["data"] else none, 0
-
-    finish(work, as_json)
+    found = _asked(url, f"{_JOBS}?limit={limit}")
+    table = Table("job", "model", "status", "is", box=SIMPLE_HEAD)
+    for job in found["data"]:
+        table.add_row(*map(Text, (job["id"], job["model"], job["status"], _outcome(job))))
+    none = "no fine-tuning job yet; `halfeven finetune NAME --data FILE` begins one"
+    return {"jobs": found["data"], "has_more": found["has_more"]}, table if found["data"] else none, 0
 
 
 def _outcome(job: Mapping[str, Any]) -> str:
@@ -173,17 +164,11 @@ def _outcome(job: Mapping[str, Any]) -> str:
     return f"{stage}: {numbers}" if numbers else stage
 
 
+@command
 def cancel(
     job: Annotated[str, typer.Argument(help="The identifier of a fine-tuning job, ftjob-….")],
     url: Url = LOCAL,
-    key: Key = None,
-    key_file: KeyFileOf = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """End a fine-tuning job after its current step; what serves is unchanged."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        found = _asked(url, f"{_JOBS}/{urllib.parse.quote(job, safe='')}/cancel", {})
-        return found, f"job {job}: {found['status']}", 0
-
-    finish(work, as_json)
+    found = _asked(url, f"{_JOBS}/{urllib.parse.quote(job, safe='')}/cancel", {})
+    return found, f"job {job}: {found['status']}", 0

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...models.errors import BadInput, DamagedFile
-from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
+from .console import DEFAULT_STORE, Ended, StoreAt, command, notify
 
 if TYPE_CHECKING:
     from ...models.store import Store
@@ -27,39 +27,35 @@ def version_named(target: str) -> tuple[str, str]:
     return name, number
 
 
+@command
 def models(
     store: StoreAt = DEFAULT_STORE,
     check: Annotated[
         bool, typer.Option("--check", help="Also read every file of the active versions: was it changed?")
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """List what is in the store, and the precision in which each active version was served last."""
+    from ..versions.versions_in_store import damaged_files, store_at
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..versions.versions_in_store import damaged_files, store_at
-
-        opened = store_at(store)
-        damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name, check))}
-        found = {name: _versions(opened, name) for name in opened.names()}
-        table = Table("model", "version", "served", "status", "forms", "reason", box=SIMPLE_HEAD)
-        for name, versions in found.items():
-            for version in versions:
-                forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
-                number = f"{version['version']}{' ●' if version['live'] else ''}"
-                reason = textwrap.shorten(version["reason"], _LONGEST_REASON, placeholder=" …")
-                cells = (name, number, _served(version), version["status"], forms, reason)
-                table.add_row(*map(Text, cells))
-        table.caption = "●: the active version. served: its precision, form and device at its last activation"
-        table.caption_justify = "left"
-        for name, faults in damaged.items():
-            for fault in faults:
-                notify(f"damaged: {name}: {fault}")
-        way = f"`halfeven convert FOLDER --store {opened.root}` puts one there"
-        none = f"the store {opened.root} has no model yet; {way}"
-        return {"models": found, "damaged": damaged}, table if found or damaged else none, 0
-
-    finish(work, as_json)
+    opened = store_at(store)
+    damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name, check))}
+    found = {name: _versions(opened, name) for name in opened.names()}
+    table = Table("model", "version", "served", "status", "forms", "reason", box=SIMPLE_HEAD)
+    for name, versions in found.items():
+        for version in versions:
+            forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
+            number = f"{version['version']}{' ●' if version['live'] else ''}"
+            reason = textwrap.shorten(version["reason"], _LONGEST_REASON, placeholder=" …")
+            cells = (name, number, _served(version), version["status"], forms, reason)
+            table.add_row(*map(Text, cells))
+    table.caption = "●: the active version. served: its precision, form and device at its last activation"
+    table.caption_justify = "left"
+    for name, faults in damaged.items():
+        for fault in faults:
+            notify(f"damaged: {name}: {fault}")
+    way = f"`halfeven convert FOLDER --store {opened.root}` puts one there"
+    none = f"the store {opened.root} has no model yet; {way}"
+    return {"models": found, "damaged": damaged}, table if found or damaged else none, 0
 
 
 def _versions(store: "Store", name: str) -> list[dict[str, Any]]:
@@ -87,59 +83,47 @@ def _served(version: Mapping[str, Any]) -> str:
     return "not yet" if version["live"] else ""
 
 
+@command
 def rollback(
     name: Annotated[str, typer.Argument(help="The model.")],
     store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Make the previous version active again; a running server follows within two seconds."""
+    from ...exporters.version_facts import facts_of
+    from ..versions.versions_in_store import store_at
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.version_facts import facts_of
-        from ..versions.versions_in_store import store_at
-
-        facts = facts_of(store_at(store, "which version is active").rollback(name))
-        return facts, f"{name}@{facts['version']} is active", 0
-
-    finish(work, as_json)
+    facts = facts_of(store_at(store, "which version is active").rollback(name))
+    return facts, f"{name}@{facts['version']} is active", 0
 
 
+@command
 def promote_version(
     target: Annotated[
         str, typer.Argument(help="NAME@VERSION: a live version, also one that a job left held.")
     ],
     store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Make a version the active one by hand; a running server follows within two seconds."""
+    from ..versions.versions_in_store import promote, store_at
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..versions.versions_in_store import promote, store_at
-
-        name, number = version_named(target)
-        facts = promote(store_at(store, "which version is active"), name, number)
-        return facts, f"{target} is active", 0
-
-    finish(work, as_json)
+    name, number = version_named(target)
+    facts = promote(store_at(store, "which version is active"), name, number)
+    return facts, f"{target} is active", 0
 
 
+@command
 def backup(
     folder: Annotated[Path, typer.Argument(help="A new or an empty folder.")],
     store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Copy a store, also one that a server uses: models, keys, uploads, jobs. To restore: `serve --store FOLDER`."""
+    from ..backup import back_up
+    from ..versions.versions_in_store import store_at
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..backup import back_up
-        from ..versions.versions_in_store import store_at
-
-        facts = back_up(store_at(store), folder, notify)
-        for fault in facts["damaged"]:
-            notify(f"damaged, left out: {fault}")
-        versions = sum(map(len, facts["versions"].values()))
-        counts = f"models: {len(facts['versions'])}, versions: {versions}, uploads: {facts['uploads']}"
-        shown = f"{folder} has a copy ({counts}); `halfeven serve --store {folder}` serves it"
-        return facts, shown, 1 if facts["damaged"] else 0
-
-    finish(work, as_json)
+    facts = back_up(store_at(store), folder, notify)
+    for fault in facts["damaged"]:
+        notify(f"damaged, left out: {fault}")
+    versions = sum(map(len, facts["versions"].values()))
+    counts = f"models: {len(facts['versions'])}, versions: {versions}, uploads: {facts['uploads']}"
+    shown = f"{folder} has a copy ({counts}); `halfeven serve --store {folder}` serves it"
+    return facts, shown, 1 if facts["damaged"] else 0

@@ -1,19 +1,19 @@
-"""``halfeven finetune`` and ``halfeven reproduce``: a version trained at a server, and one trained again here."""
+"""The commands about training: at a server, once more here, and ``halfeven lint``, which reads training scripts."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ...models.errors import BadInput, BadSetting
-from .console import DEFAULT_STORE, LOCAL, Json, Key, KeyFileOf, StoreAt, Url, errors, finish, notify
+from .console import DEFAULT_STORE, LOCAL, Ended, Json, StoreAt, Url, command, errors, notify
 from .store_commands import version_named
 
 Published = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-Ended = tuple[Mapping[str, Any], Any, int]
 AnySetting = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any setting as NAME=VALUE, 'schedule=linear'; may be repeated."),
@@ -64,13 +64,12 @@ def _trained_at(url: str, ray: str | None, name: str, follow: bool) -> Iterator[
         yield server.url, server.published
 
 
+@command
 def finetune(
     name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
     data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
     validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
     url: Url = LOCAL,
-    key: Key = None,
-    key_file: KeyFileOf = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Without it a range test finds it.")] = None,
@@ -96,34 +95,29 @@ def finetune(
     ray: Annotated[
         str | None, typer.Option(metavar="APP", help="Train here, for this application on Ray Serve.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
+    from ..finetune.client.sweep import grid_of
 
-    def work() -> Ended:
-        from ..finetune.client.sweep import grid_of
-
-        grid = grid_of(sweep or ())
-        if sweep and dry:
-            raise BadSetting("--dry-run tries one job: leave --sweep out")
-        if compare and (not dry or precision is not None):
-            raise BadSetting(
-                "--compare chooses the precision of a --dry-run: give that, and leave --precision out"
-            )
-        asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-        asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
-        asked |= {"trainable": trainable or None}
-        asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
-        asked |= settings_of(set_ or ())
-        more: Any = {"validation": validation, "seed": seed, "hyperparameters": asked}
-        more |= {"notify": notify, "console": errors}
-        with _trained_at(url, ray, name, follow) as (server, published):
-            if dry:
-                return _tried(server, name, data, compare, more)
-            more |= {"suffix": suffix, "follow": follow}
-            return _trained(server, published, name, data, grid if sweep else None, more)
-
-    finish(work, as_json)
+    grid = grid_of(sweep or ())
+    if sweep and dry:
+        raise BadSetting("--dry-run tries one job: leave --sweep out")
+    if compare and (not dry or precision is not None):
+        raise BadSetting(
+            "--compare chooses the precision of a --dry-run: give that, and leave --precision out"
+        )
+    asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
+    asked |= {"trainable": trainable or None}
+    asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
+    asked |= settings_of(set_ or ())
+    more: Any = {"validation": validation, "seed": seed, "hyperparameters": asked}
+    more |= {"notify": notify, "console": errors}
+    with _trained_at(url, ray, name, follow) as (server, published):
+        if dry:
+            return _tried(server, name, data, compare, more)
+        more |= {"suffix": suffix, "follow": follow}
+        return _trained(server, published, name, data, grid if sweep else None, more)
 
 
 def _tried(server: str, name: str, data: Path, compare: bool, more: Mapping[str, Any]) -> Ended:
@@ -149,57 +143,68 @@ def _trained(
     return facts, sweeping.table_of(facts), sweeping.sweep_exit_code(found, more["follow"])
 
 
+@command
 def job_metrics(
     job: Annotated[str, typer.Argument(help="The identifier of a fine-tuning job, ftjob-….")],
     tensorboard: Annotated[Path | None, typer.Option(help="Write an event file into a folder here.")] = None,
     mlflow: Annotated[Path | None, typer.Option(help="Write a run into this MLflow folder (mlruns).")] = None,
     url: Url = LOCAL,
-    key: Key = None,
-    key_file: KeyFileOf = None,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Write the course of a fine-tuning job for TensorBoard or MLflow."""
+    from ..finetune.client.job_record import facts_of_record, job_record, write_mlflow, write_tensorboard
+    from ..finetune.client.remote import Remote
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..finetune.client.job_record import facts_of_record, job_record
-        from ..finetune.client.mlflow_folder import write_mlflow
-        from ..finetune.client.remote import Remote
-        from ..finetune.client.tensorboard_files import write_tensorboard
-
-        if (tensorboard is None) == (mlflow is None):
-            raise BadSetting("expected one of --tensorboard DIR and --mlflow DIR")
-        record = job_record(Remote(url), job)
-        if tensorboard is not None:
-            written, way = write_tensorboard(record, tensorboard), f"tensorboard --logdir {tensorboard}"
-        else:
-            assert mlflow is not None
-            written, way = (
-                write_mlflow(record, mlflow),
-                f"mlflow migrate-filestore takes {mlflow} into a database",
-            )
-        return facts_of_record(record, written), f"{written}\nnext: {way}", 0
-
-    finish(work, as_json)
+    if (tensorboard is None) == (mlflow is None):
+        raise BadSetting("expected one of --tensorboard DIR and --mlflow DIR")
+    record = job_record(Remote(url), job)
+    if tensorboard is not None:
+        written, way = write_tensorboard(record, tensorboard), f"tensorboard --logdir {tensorboard}"
+    else:
+        assert mlflow is not None
+        written, way = (
+            write_mlflow(record, mlflow),
+            f"mlflow migrate-filestore takes {mlflow} into a database",
+        )
+    return facts_of_record(record, written), f"{written}\nnext: {way}", 0
 
 
+@command
 def reproduce(
     target: Annotated[str, typer.Argument(help="NAME@VERSION: a version that a fine-tuning job made.")],
     data: Annotated[Path | None, typer.Option(help="The job's rows, if they are not in the store.")] = None,
     validation: Annotated[Path | None, typer.Option(help="The job's held-out rows, likewise.")] = None,
     store: StoreAt = DEFAULT_STORE,
-    as_json: Json = False,
-) -> None:
+) -> Ended:
     """Train a version again from its recorded rows, settings and seed; 0 if the weights are the same, else 3."""
+    from ...exporters.inputs.samples import MAX_BYTES
+    from ..finetune.jobs.reproducing import reproduce, sentence_of
+    from ..settings import largest_upload
+    from ..versions.versions_in_store import store_at, version_of
 
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...exporters.inputs.samples import MAX_BYTES
-        from ..finetune.jobs.reproducing import reproduce, sentence_of
-        from ..settings import largest_upload
-        from ..versions.versions_in_store import store_at, version_of
+    name, number = version_named(target)
+    opened, most = store_at(store), max(MAX_BYTES, largest_upload())
+    facts = reproduce(opened, version_of(opened, name, number), data, validation, notify, most)
+    return facts, sentence_of(facts), 0 if facts["equal"] else 3
 
-        name, number = version_named(target)
-        opened, most = store_at(store), max(MAX_BYTES, largest_upload())
-        facts = reproduce(opened, version_of(opened, name, number), data, validation, notify, most)
-        return facts, sentence_of(facts), 0 if facts["equal"] else 3
 
-    finish(work, as_json)
+@command
+def lint(
+    scripts: Annotated[list[Path], typer.Argument(help="Python files, read as one program; none is run.")],
+    as_json: Json = False,
+) -> Ended:
+    """Name the mistakes of half precision in training scripts, each with the line to write instead."""
+    from ..finetune.lint.lint import lint
+
+    found = lint(scripts)
+    lines = []
+    for one in found:
+        lines.append(f"{one.file}:{one.line}: {one.rule}: {one.message}")
+        moved = (one.first, one.last) != (one.line, one.line)
+        lines.append(f"    write in place of lines {one.first} to {one.last}:" if moved else "    write:")
+        lines += [f"        {text}" for text in one.instead.splitlines()]
+    files = f"{len(scripts)} file{'s' if len(scripts) > 1 else ''}"
+    lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'} in {files}")
+    facts = {"status": "found" if found else "clean", "findings": [asdict(one) for one in found]}
+    if not as_json:
+        typer.echo("\n".join(lines))  # rich's console would break lines of code
+    return facts, None, 3 if found else 0

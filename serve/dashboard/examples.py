@@ -1,4 +1,4 @@
-"""Examples of a request to a model: an instance of its inputs, and the same for curl and for Python."""
+"""Requests of a model's page: examples for the form, for curl and for Python, and the form as it was filled in."""
 
 import json
 import math
@@ -8,7 +8,15 @@ from urllib.parse import quote
 
 import numpy as np
 
+from ...models.errors import BadRequest
+from ...models.pictures.picture import is_picture
 from ...models.spec import Dim, ModelSpec, TensorSpec
+from ..http.codecs.json_numbers import array_of, parse
+from ..http.codecs.multipart import is_multipart, read_parts
+from ..http.codecs.numpy_files import NPY, read_npy
+from ..http.codecs.pictures import rows_of
+from ..http.codecs.predict import PredictRequest, taken
+from ..http.limits.memory_budget import Lease, json_bytes
 
 MOST_WRITTEN = 64  # numbers of an input; what is larger is sent as a file
 _FREE = 4  # the size of a free axis in an example, where its bounds allow it
@@ -73,3 +81,34 @@ def _array(spec: ModelSpec, tensor: TensorSpec) -> str:
     if len(ends) == 1:
         return f"np.full({tuple(shape)}, {ends.pop()}, {dtype})"
     return f"np.array([{example(spec, tensor)}], {dtype})"
+
+
+def read_typed(spec: ModelSpec, content_type: str, body: bytes, lease: Lease) -> PredictRequest:
+    """The form as one request: for each input a picture, an npy file, or numbers as JSON. The field of the n-th input
+    is ``input-n``. Raises BadRequest naming the input, Overloaded."""
+    if not is_multipart(content_type):
+        raise BadRequest("expected the form of the model's page (multipart/form-data)")
+    lease.add(len(body))  # the parts are copies
+    parts = {part.name: part.data for part in read_parts(content_type, body, len(spec.inputs))}
+    arrays = {
+        tensor.name: _row(spec, tensor, parts.get(f"input-{index}", b""), lease)
+        for index, tensor in enumerate(spec.inputs)
+    }
+    return taken(spec, arrays)
+
+
+def _row(spec: ModelSpec, tensor: TensorSpec, data: bytes, lease: Lease) -> np.ndarray:
+    where = f"input '{tensor.name}'"
+    if not data.strip():
+        raise BadRequest(f"{where} is empty: expected {'a picture' if tensor.picture else 'numbers'}")
+    if tensor.picture is not None and is_picture(data):
+        return rows_of(spec, tensor, [(where, data)], lease)
+    if data.startswith(NPY):
+        array = read_npy(data, where)
+        return array[None] if spec.batched and array.ndim == len(tensor.shape) - 1 else array
+    with lease.meanwhile(json_bytes(data)):
+        value = parse(data)
+        if not spec.batched and tensor.shape:
+            return array_of(value, tensor.type, where)
+        array = array_of([value], tensor.type, where)
+        return array if spec.batched else array.reshape(())

@@ -18,7 +18,7 @@ from ...models.version import __version__
 from ..access.access_control import AccessControl
 from ..access.keys import Owners
 from ..batching.interface import Answer
-from ..finetune.jobs.records.job_types import Job
+from ..finetune.jobs.records.job_types import JobRow
 from ..http.codecs.pictures import BASE64, packed
 from ..http.error_mapping import without_folders
 from ..http.routes.app import History
@@ -42,7 +42,7 @@ class Behind:
     director: Director
     history: History
     access: AccessControl
-    jobs: Callable[[Owners], Sequence[Job]]
+    jobs: Callable[[Owners], Sequence[JobRow]]
     started_s: float
     root_path: str = ""
 
@@ -200,7 +200,9 @@ def drift_bars(drift: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def timeline(behind: Behind, names: Collection[str], jobs: Iterable[Job], most: int) -> list[dict[str, Any]]:
+def timeline(
+    behind: Behind, names: Collection[str], jobs: Iterable[JobRow], most: int
+) -> list[dict[str, Any]]:
     """Orders, decisions and the ends of jobs of these models, the newest first."""
     found = [
         {**event, "message": without_folders(str(event.get("message", "")))}

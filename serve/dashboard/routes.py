@@ -26,8 +26,8 @@ from ..http.route_scopes import TO_COUNT, TO_INFER, TO_INSPECT, TO_MANAGE, TO_TR
 from ..http.web_guard import WebGuard
 from . import examples
 from .documented_routes import documented_routes
+from .examples import read_typed
 from .facts import Behind, answer_facts, cards, drift_bars, model_facts, server_facts, timeline, version_rows
-from .typed_request import read_typed
 
 REFRESH_S = 5
 _FORM_BYTES = 4096

@@ -24,15 +24,13 @@ from ..http.limits.connections import Connections
 from ..http.limits.request_limits import DEFAULTS, RequestLimits
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
-from .call_end import abort, words_of
+from .call_end import abort, add_load, load_format, words_of
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
-from .load_report import add_load, load_format
 from .message_parts import check_parts
 from .messages import SERVICE, only_message, unreadable
-from .open_stream import OpenStream, ended, most_streams, most_watchers, no_place
+from .open_stream import NotRead, OpenStream, UnreadAnswers, ended, most_streams, most_watchers, no_place
 from .reflection import ReflectionService
-from .unread import NotRead, UnreadAnswers
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 _WATCH_S, _GONE_S = (

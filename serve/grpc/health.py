@@ -10,55 +10,24 @@ from functools import cache
 from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from ...models.errors import HalfevenError, NotReady, UnknownName
 from ..batching.interface import Roster
 from ..http.limits.connections import Connections
 from .call_end import abort
-from .messages import SERVICE, only_message
+from .messages import SERVICE, message, only_message
 from .open_stream import OpenStream, ended, no_place
 
 _PACKAGE = "grpc.health.v1"
 HEALTH = f"{_PACKAGE}.Health"
 LOOK_EVERY_S = 0.25  # seconds from a change until its watchers are sent it, at most
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
-_STRING, _ENUM, _OPTIONAL = 9, 14, 1  # FieldDescriptorProto.Type and Label
-
-
-def health_file() -> descriptor_pb2.FileDescriptorProto:
-    """The messages and the service, as their own file describes them."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="grpc/health/v1/health.proto", package=_PACKAGE, syntax="proto3"
-    )
-    request = file.message_type.add(name="HealthCheckRequest")
-    request.field.add(name="service", number=1, type=_STRING, label=_OPTIONAL)
-    response = file.message_type.add(name="HealthCheckResponse")
-    status = response.enum_type.add(name="ServingStatus")
-    for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
-        status.value.add(name=name, number=number)
-    response.field.add(
-        name="status",
-        number=1,
-        type=_ENUM,
-        label=_OPTIONAL,
-        type_name=f".{_PACKAGE}.HealthCheckResponse.ServingStatus",
-    )
-    service = file.service.add(name="Health")
-    for name, streams in (("Check", False), ("Watch", True)):
-        taken, given = (f".{_PACKAGE}.{one.name}" for one in (request, response))
-        service.method.add(name=name, input_type=taken, output_type=given, server_streaming=streams)
-    return file
 
 
 @cache
 def _messages() -> tuple[Any, Any]:
-    """The classes of HealthCheckRequest and HealthCheckResponse, in a pool of their own."""
-    file, pool = health_file(), descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    found = (pool.FindMessageTypeByName(f"{_PACKAGE}.{one.name}") for one in file.message_type)
-    first, second = (message_factory.GetMessageClass(one) for one in found)
-    return first, second
+    """The classes of HealthCheckRequest and HealthCheckResponse."""
+    return message("HealthCheckRequest", _PACKAGE), message("HealthCheckResponse", _PACKAGE)
 
 
 class HealthService(grpc.GenericRpcHandler):

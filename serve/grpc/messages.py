@@ -1,4 +1,5 @@
-"""The messages of the gRPC service, made from the compiled `open_inference.proto`.
+"""The messages of the gRPC services, made from compiled files: `open_inference.proto`, and gRPC's own of health and
+reflection.
 
 They are in a pool of their own: a process may also import a client's modules, which define the same names. No generated
 code is needed, so no version of the compiler has to fit the installed protobuf.
@@ -17,22 +18,29 @@ from ...models.errors import BadRequest
 from ..http.error_mapping import SlowBody
 
 COMPILED = Path(__file__).with_name("open_inference.binpb")
+# grpc/health/v1/health.proto, and grpc/reflection/v1/reflection.proto in both versions of its package.
+_OF_GRPC = Path(__file__).with_name("health_and_reflection.binpb")
 SERVICE = "inference.GRPCInferenceService"
 
 
 @cache
+def files() -> list[descriptor_pb2.FileDescriptorProto]:
+    read = descriptor_pb2.FileDescriptorSet.FromString
+    return [file for path in (COMPILED, _OF_GRPC) for file in read(path.read_bytes()).file]
+
+
+@cache
 def pool() -> descriptor_pool.DescriptorPool:
-    files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes())
     made = descriptor_pool.DescriptorPool()
-    for file in files.file:
+    for file in files():
         made.Add(file)
     return made
 
 
 @cache
-def message(name: str) -> Any:
-    """The class of a message by its name in the protocol's package."""
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"inference.{name}"))
+def message(name: str, package: str = "inference") -> Any:
+    """The class of a message by its name in the package."""
+    return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"{package}.{name}"))
 
 
 def unreadable(name: str) -> BadRequest:

@@ -28,7 +28,7 @@ _PERMIT = "halfeven.permit"  # in the scope of a request
 Need = tuple[frozenset[str], str | None]
 
 
-class Rule(NamedTuple):
+class RouteRule(NamedTuple):
     """``methods``: () is any. ``model``: None, `EVERY_MODEL`, or `_NAMED` for the group ``m`` of the pattern."""
 
     methods: tuple[str, ...]
@@ -37,10 +37,10 @@ class Rule(NamedTuple):
     model: str | None
 
 
-def _rule(methods: Sequence[str], path: str, scopes: frozenset[str], model: str | None = _NAMED) -> Rule:
+def _rule(methods: Sequence[str], path: str, scopes: frozenset[str], model: str | None = _NAMED) -> RouteRule:
     """``path``: ``{m}`` is a model's name, ``{}`` any other part, ``{...}`` the rest."""
     pattern = path.replace("{m}", "(?P<m>[^/]+)").replace("{...}", ".*").replace("{}", "[^/]+")
-    return Rule(tuple(methods), re.compile(pattern, re.DOTALL), scopes, model)
+    return RouteRule(tuple(methods), re.compile(pattern, re.DOTALL), scopes, model)
 
 
 _RULES = (
@@ -90,7 +90,7 @@ def need_of(method: str, path: str) -> Need:
     return rule.scopes, match["m"] if rule.model == _NAMED else rule.model
 
 
-def rule_of(method: str, path: str) -> tuple[Rule, re.Match[str]] | None:
+def rule_of(method: str, path: str) -> tuple[RouteRule, re.Match[str]] | None:
     """The first rule for the path and the method."""
     for rule in _RULES:
         if not rule.methods or method in rule.methods:

@@ -14,7 +14,7 @@ from ...models.errors import BadInput, EngineFailed, Overloaded, TimedOut
 from ..access.client_key import key_headers
 from ..cli.asking import ask
 from ..cli.console import notify
-from ..finetune.client.job_command import Bar, Watch, facts_of, fine_tune
+from ..finetune.client.job_command import JobBar, Watch, facts_of, fine_tune
 from ..finetune.client.remote import Remote
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary
 from ..http.codecs.json_numbers import parse
@@ -141,7 +141,7 @@ class Job:
                 )
             time.sleep(seconds)
 
-        with Bar(self._console) as bar:
+        with JobBar(self._console) as bar:
             watch = Watch(self._remote, bar, _quiet, time.monotonic, pause)
             (ended,) = watch.until_they_end([self._remote.job(self.id)])
             return facts_of(ended, self._remote.url)

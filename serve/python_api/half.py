@@ -1,5 +1,6 @@
 """A converted model as an object of Python: its verdict, its report, and its answers in this process."""
 
+import asyncio
 import html
 import io
 import os
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from ...exporters.convert import Conversion, check_signature
@@ -19,12 +21,20 @@ from ...exporters.half_files.half_file import Verdict, verdict_of
 from ...exporters.report.page import render_terminal
 from ...exporters.report.stored_page import stored_page
 from ...exporters.version_facts import facts_of
+from ...models.batch_axis import array_batch_back, array_batch_first
 from ...models.errors import ParityRefused
 from ...models.store import LIVE, OPERATOR, Store, Version
 from ...models.version_copy import copied_version
+from ..batching.batcher import Batcher
+from ..batching.device import DeviceThread
+from ..batching.interface import Answer
+from ..server import place_of
+from ..settings import read_settings
+from ..versions.loading.ready import make_ready
 from ..versions.versions_in_store import store_at
-from .arrays_given import Given, by_name, is_tensor
-from .in_process import InProcess
+from .arrays_given import Given, as_numpy, by_name, is_tensor
+
+_PATIENCE_S = 30.0  # for a batch that is computed while the model is closed
 
 
 class Half:
@@ -133,3 +143,54 @@ def table(facts: Mapping[str, Any]) -> str:
     text = io.StringIO()
     Console(file=text, width=100, highlight=False).print(render_terminal(facts))
     return text.getvalue().rstrip()
+
+
+class InProcess:
+    """A version that is loaded when this object is made, on the device of ``HALFEVEN_DEVICE`` (auto by default).
+
+    Any thread may call it.
+    """
+
+    def __init__(self, version: Version) -> None:
+        self._spec = version.spec().on_the_wire()
+        place = place_of(read_settings(host="127.0.0.1"))  # nothing listens, so no keys are asked for
+        place.thread.start()
+        try:
+            prepared = make_ready(version, place)
+        except BaseException:
+            place.thread.stop(_PATIENCE_S)
+            raise
+        self.prepared = prepared
+        self._batcher = Batcher(version.spec(), place.thread, prepared)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=_run, args=(self._loop,), name="halfeven-calls", daemon=True).start()
+        self.close = weakref.finalize(self, _end, self._loop, place.thread)
+
+    def answer(self, given: Mapping[str, Given]) -> dict[str, np.ndarray]:
+        """The outputs by name. Raises BadRequest as the server refuses, EngineFailed where the model fails."""
+        spec = self._spec
+        arrays = {name: as_numpy(value) for name, value in given.items()}
+        axes = {tensor.name: tensor.batch_axis for tensor in spec.inputs}
+        arrays = {name: array_batch_first(array, axes.get(name, 0)) for name, array in arrays.items()}
+        rows = spec.check_inputs(arrays)
+        ordered = [np.ascontiguousarray(arrays[tensor.name]) for tensor in spec.inputs]
+        found = asyncio.run_coroutine_threadsafe(self._asked(ordered, rows), self._loop).result()
+        return {
+            tensor.name: np.array(array_batch_back(output, tensor.batch_axis), order="C")  # the caller's own
+            for tensor, output in zip(spec.outputs, found.outputs, strict=True)
+        }
+
+    async def _asked(self, arrays: list[np.ndarray], rows: int) -> Answer:
+        return await self._batcher.submit(arrays, rows)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, device: DeviceThread) -> None:
+    device.stop(_PATIENCE_S)
+    loop.call_soon_threadsafe(loop.stop)

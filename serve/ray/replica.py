@@ -20,7 +20,7 @@ from ..versions.following import Following
 from ..versions.loading.release import one_heap
 from ..versions.roster import Roster
 from ..versions.store_copy import StoreCopy
-from ..versions.traffic.rules import Rules
+from ..versions.traffic.rules import TrialRules
 from .one_writer import RemoteWriter
 from .options import Options
 
@@ -76,7 +76,7 @@ class Replica:
 class _FollowingRoster(Roster):
     """A roster that the store alone commands."""
 
-    def __init__(self, copy: StoreCopy, place: Place, rules: Rules, writer: RemoteWriter) -> None:
+    def __init__(self, copy: StoreCopy, place: Place, rules: TrialRules, writer: RemoteWriter) -> None:
         super().__init__(copy.store, place, rules, writer)
         self._copy = copy
 

@@ -1,17 +1,24 @@
-"""The front of a server that writes traces: every request over HTTP and every call over gRPC has a span.
+"""A server that writes traces: every request over HTTP and every call over gRPC has a span, with its phases inside.
 
 A server without traces has none of this code on its way. With traces, infer requests take the way through ASGI, so that
 all their headers are read.
 """
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Span
 from starlette.types import Message, Receive, Scope, Send
 
+from ..batching.interface import Answer, Served
+from ..http.codecs.infer import InferCodec
 from ..http.error_mapping import grpc_status_of
+from ..http.inference import Begun, Inference, R
 from ..http.routes.infer import InferFront, asked_of
 from .request_spans import RequestSpans, failed, traceparent
 
@@ -26,8 +33,8 @@ class TracedFront(InferFront):
 
     hot = False
 
-    def __init__(self, spans: RequestSpans, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, spans: RequestSpans, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,6 +70,29 @@ class TracedFront(InferFront):
                 if status in _FAULTS:
                     failed(span, status)
                 raise
+
+
+class TracedInference(Inference):
+    """An `Inference` that notes the phases of each answer on the span of its request, whichever protocol asks."""
+
+    def __init__(self, spans: RequestSpans, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._spans = spans
+
+    def _queued(self, served: Served, codec: InferCodec, request: R, since_ns: int) -> Begun[R]:
+        parent, submitted_ns = get_current(), time.time_ns()
+        begun = super()._queued(served, codec, request, since_ns)
+        if (
+            begun.future.done()
+        ):  # answered at once: its callbacks would run after the request's span has ended
+            self._note(submitted_ns, parent, begun.future)
+        else:
+            begun.future.add_done_callback(partial(self._note, submitted_ns, parent))
+        return begun
+
+    def _note(self, submitted_ns: int, parent: Context, future: asyncio.Future[Answer]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._spans.phases(future.result(), submitted_ns, parent)
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -43,7 +43,7 @@ _WAIT_SHARE = 0.1  # of the time waited for a core: above it other programs dist
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWay:
     """A way's seconds of one batch (`quartile_seconds`), by its rows."""
 
     way: Way
@@ -80,9 +80,9 @@ def tune(name: str, store: Store, device_word: str, seconds: float, notify: Noti
         place.thread.stop(30)
 
 
-def choose(measured: list[Measured]) -> Measured:
+def choose(measured: list[MeasuredWay]) -> MeasuredWay:
     """The fastest in rows per second: fewer threads unless more gain a tenth, an original unless a half does."""
-    by_kind: dict[tuple[str, str], Measured] = {}
+    by_kind: dict[tuple[str, str], MeasuredWay] = {}
     for one in sorted(measured, key=lambda m: m.way.threads):
         kind = (one.way.form, one.way.precision)
         if kind not in by_kind or one.rows_per_second >= (
@@ -92,7 +92,7 @@ def choose(measured: list[Measured]) -> Measured:
     return max(by_kind.values(), key=_handicapped)
 
 
-def _handicapped(one: Measured) -> float:
+def _handicapped(one: MeasuredWay) -> float:
     return one.rows_per_second / (1.0 if one.way.precision == "fp32" else HALF_MUST_GAIN)
 
 
@@ -185,7 +185,7 @@ def _kinds(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """The forms that may serve here, (form, precision) each: originals, and halves that are proven here."""
     live = version.has(ORIGINALS["live"])
-    halves, refusals = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
+    halves, refusals, _ = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
     for half in halves:
         close(half, place)
     for refusal in refusals:
@@ -202,7 +202,7 @@ def _measure(
     place: Place,
     budget_s: float,
     notify: Notify,
-) -> Measured | None:
+) -> MeasuredWay | None:
     """None where this way does not run here."""
     sizes = batch_sizes(max(spec.max_batch_size, 1))
     try:
@@ -224,7 +224,7 @@ def _measure(
         return None
     finally:
         place.call(engine.close)
-    one = Measured(way, seconds, waited_s / (time.perf_counter() - began_s))
+    one = MeasuredWay(way, seconds, waited_s / (time.perf_counter() - began_s))
     notify(
         f"{way}: {one.rows_per_second:,.0f} rows/s at {one.useful_rows}, {seconds[sizes[0]] * 1e3:.3g} ms alone"
     )
@@ -250,7 +250,7 @@ def _simulated(
     version: Version,
     spec: ModelSpec,
     samples: Samples,
-    best: Measured,
+    best: MeasuredWay,
     place: Place,
     seconds: float,
     notify: Notify,
@@ -269,7 +269,7 @@ def _simulated(
         place.call(engine.close)
 
 
-def _row(one: Measured, rows: int) -> dict[str, Any]:
+def _row(one: MeasuredWay, rows: int) -> dict[str, Any]:
     taken, way = one.seconds[rows], one.way
     return {
         "form": way.form,

@@ -12,7 +12,7 @@ from rich.text import Text
 from ...models.engines.cpu.setup import CpuSetup
 from ..versions.loading.candidate_forms import HALF_MUST_GAIN
 from ..versions.loading.tuned import Way, Winner
-from .search import MORE_THREADS_MUST_GAIN, Measured, choose
+from .search import MORE_THREADS_MUST_GAIN, MeasuredWay, choose
 
 
 def described(facts: Mapping[str, Any]) -> Group:
@@ -34,15 +34,15 @@ def described(facts: Mapping[str, Any]) -> Group:
     return Group(table, *_delays(facts["simulations"]), *map(Text, lines))
 
 
-def _measured_in(facts: Mapping[str, Any]) -> list[Measured]:
+def _measured_in(facts: Mapping[str, Any]) -> list[MeasuredWay]:
     seconds: dict[Way, dict[int, float]] = {}
     for row in facts["measurements"]:
         way = Way(row["form"], row["precision"], CpuSetup(row["threads"], frozenset(row["passes"])))
         seconds.setdefault(way, {})[row["rows"]] = row["seconds"]
-    return [Measured(way, by_rows) for way, by_rows in seconds.items()]
+    return [MeasuredWay(way, by_rows) for way, by_rows in seconds.items()]
 
 
-def _why(measured: list[Measured]) -> str:
+def _why(measured: list[MeasuredWay]) -> str:
     """The winner against the fastest way of the other precision, and against a faster one that gains too little."""
     best = choose(measured)
     won = best.way.precision
@@ -64,11 +64,11 @@ def _why(measured: list[Measured]) -> str:
     return sentence
 
 
-def _rate(one: Measured) -> float:
+def _rate(one: MeasuredWay) -> float:
     return one.rows_per_second
 
 
-def _only_threads_differ(one: Measured, best: Measured) -> bool:
+def _only_threads_differ(one: MeasuredWay, best: MeasuredWay) -> bool:
     return (one.way.form, one.way.precision) == (best.way.form, best.way.precision)
 
 

@@ -6,7 +6,7 @@ import threading
 
 from ...models.errors import HalfevenError, UnknownName
 from ..http.limits.repeated_warnings import RepeatedWarning
-from .orders import Order, Orders, drifted, read_orders
+from .orders import TrafficOrder, TrafficOrders, drifted, read_orders
 from .roster import Roster
 from .store_copy import StoreCopy
 from .traffic.loaded_version import LoadedVersion
@@ -21,7 +21,7 @@ class Following:
 
     def __init__(self, copy: StoreCopy, roster: Roster) -> None:
         self._copy, self._roster = copy, roster
-        self._carried_out: dict[str, Orders] = {}
+        self._carried_out: dict[str, TrafficOrders] = {}
         self._stopping = threading.Event()
         self._away = RepeatedWarning(logger, "the store is not followed")
         self._thread = threading.Thread(target=self._run, name="halfeven-following", daemon=True)
@@ -59,14 +59,14 @@ class Following:
         if ordered == before:
             return
         self._carried_out[served.name] = ordered
-        now, known = served.traffic, before or Orders()
+        now, known = served.traffic, before or TrafficOrders()
         if ordered.canary != known.canary and not _stands(ordered.canary, now.canary, now.canary_percent):
             served.set_canary(*self._loaded(served, ordered.canary))
         if ordered.shadow != known.shadow and not _stands(ordered.shadow, now.shadow, now.shadow_percent):
             served.set_shadow(*self._loaded(served, ordered.shadow))
         self._roster.tidy()
 
-    def _loaded(self, served: ServedModel, order: Order | None) -> tuple[LoadedVersion | None, float]:
+    def _loaded(self, served: ServedModel, order: TrafficOrder | None) -> tuple[LoadedVersion | None, float]:
         if order is None or order.version == served.traffic.stable.number:
             return None, 0.0
         try:
@@ -90,7 +90,7 @@ class Following:
                     logger.warning("%s fell back to its FP32 original: %s", loaded, why)
 
 
-def _stands(order: Order | None, loaded: LoadedVersion | None, percent: float) -> bool:
+def _stands(order: TrafficOrder | None, loaded: LoadedVersion | None, percent: float) -> bool:
     if order is None or loaded is None:
         return order is None and loaded is None
     return (order.version, order.percent) == (loaded.number, percent)

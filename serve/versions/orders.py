@@ -25,7 +25,7 @@ EVENTS_MOST_BYTES = DEFAULTS.events_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TrafficOrder:
     """A share of the traffic (``percent``, above 0 to 100) for a version."""
 
     version: int
@@ -33,28 +33,28 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    canary: Order | None = None
-    shadow: Order | None = None
+class TrafficOrders:
+    canary: TrafficOrder | None = None
+    shadow: TrafficOrder | None = None
 
 
-def read_orders(store: Store, name: str) -> Orders:
+def read_orders(store: Store, name: str) -> TrafficOrders:
     """Raises DamagedFile."""
     path = _folder(store, name) / "rollout.json"
     try:
         saved = stored_json(path)
-        return Orders(*(_order(saved[role]) if saved[role] else None for role in ("canary", "shadow")))
+        return TrafficOrders(*(_order(saved[role]) if saved[role] else None for role in ("canary", "shadow")))
     except FileNotFoundError:
-        return Orders()
+        return TrafficOrders()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedFile(
             f"{path} cannot be read ({error}); remove it, and order the canary or shadow again"
         ) from error
 
 
-def _order(saved: Any) -> Order:
+def _order(saved: Any) -> TrafficOrder:
     """Raises ValueError, TypeError, KeyError."""
-    order = Order(saved["version"], float(saved["percent"]))
+    order = TrafficOrder(saved["version"], float(saved["percent"]))
     if type(order.version) is not int:
         raise TypeError(f"{order.version!r} is no version's number")
     if not 0.0 < order.percent <= 100.0:
@@ -62,7 +62,7 @@ def _order(saved: Any) -> Order:
     return order
 
 
-def write_orders(store: Store, name: str, orders: Orders) -> None:
+def write_orders(store: Store, name: str, orders: TrafficOrders) -> None:
     """Durable when this returns."""
     _replace(_folder(store, name) / "rollout.json", asdict(orders))
 

@@ -8,7 +8,7 @@ LOOK_EVERY_S, LONGEST_PAUSE_S = 0.5, 1.5
 SHARE = 0.02  # of a core
 
 
-class Pace:
+class LookingPace:
     """``clock`` gives processor seconds of the thread that looks."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:

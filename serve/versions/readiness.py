@@ -1,13 +1,16 @@
-"""When a server is ready. A fault of one model is that model's: the others serve, and the server is ready.
+"""The server's answer to "is it ready?" and "which models are there?". A fault of one model is that model's: the others
+serve, and the server is ready.
 
 The rule: every model that was ready at the start, or was named by ``--require``, is ready. Where the store had models
 at the start and none of them could be made ready, the server is not ready until one is. Models that were unloaded by
 an order, or deleted from the store, do not count; a required one does, wherever it is.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from ..batching.interface import IndexEntry
 from .model_faults import AGAIN, Faults
+from .traffic.served import ServedModel
 
 NOT_THERE = (
     "it is not in the store: convert it into the store or copy it there, or start without --require for it"
@@ -54,3 +57,27 @@ def reasons_of(
         reasons.append(f"model '{name}' is not served: {why}")
     hidden = any(not reaches(name) for name in missing)
     return [*reasons, "a model that this key is not for is not served"] if hidden else reasons
+
+
+def index_of(
+    names: Iterable[str],
+    served: Mapping[str, ServedModel],
+    loading: Mapping[str, int],
+    seen: Mapping[str, tuple[int | None, int]],
+    unloaded: Collection[str],
+    faults: Faults,
+) -> list[IndexEntry]:
+    """The entries of all ``names``. ``loading``: the version that is being loaded; ``seen``: the alias's version and
+    the newest one, as they were looked at last."""
+    found: list[IndexEntry] = []
+    for name in names:
+        model, being_loaded = served.get(name), loading.get(name)
+        loaded = sorted(one.number for one in model.loaded_versions()) if model is not None else []
+        found += [(name, str(number), "READY", "") for number in loaded]
+        if being_loaded is not None and being_loaded not in loaded:
+            found.append((name, str(being_loaded), "LOADING", ""))
+        elif model is None:
+            live, _ = seen.get(name, (None, 0))
+            why = "unloaded" if name in unloaded else faults.of(name) or "not looked at yet"
+            found.append((name, "" if live is None else str(live), "UNAVAILABLE", why))
+    return found

@@ -19,21 +19,18 @@ from ...models.store import Store, Version
 from ..batching.interface import IndexEntry, LoadConfig
 from ..batching.place import Place
 from .choices.remeasuring import Remeasuring
-from .configured import configured
-from .index import index_of
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
-from .pace import LOOK_EVERY_S, Pace
-from .readiness import Readiness, reasons_of
-from .retiring import drain, retire
+from .pace import LOOK_EVERY_S, LookingPace
+from .readiness import Readiness, index_of, reasons_of
 from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
-from .traffic.loaded_version import LoadedVersion
-from .traffic.rules import Rules
+from .traffic.loaded_version import LoadedVersion, drain, retire
+from .traffic.rules import TrialRules
 from .traffic.served import ServedModel
-from .wanted import wanted_version
+from .wanted import configured, wanted_version
 
 logger = logging.getLogger("halfeven.roster")
 State = tuple[int | None, int]  # of a name in the store: the alias's version, the newest version
@@ -47,10 +44,10 @@ class Roster:
     """
 
     def __init__(
-        self, store: Store, place: Place, rules: Rules | None = None, writer: StoreWriter | None = None,
+        self, store: Store, place: Place, rules: TrialRules | None = None, writer: StoreWriter | None = None,
         required: Iterable[str] = (),
     ) -> None:  # fmt: skip
-        self.store, self.place, self.rules = store, place, rules or Rules()
+        self.store, self.place, self.rules = store, place, rules or TrialRules()
         self.writer = writer or OwnStore(store)
         self.decisions = AutomaticDecisions(self.writer, str(place.device))
         self._judge = ThreadPoolExecutor(1, "halfeven-judge")
@@ -314,7 +311,7 @@ class Roster:
         finally:
             self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
             self._first_look.set_result(None)
-        pace, pause_s = Pace(), LOOK_EVERY_S
+        pace, pause_s = LookingPace(), LOOK_EVERY_S
         while not self._stopping.wait(pause_s):
             pause_s = pace.pause_after(self.look)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from ...models.reserve import with_reserve
 from ...models.store import Store
 from . import orders
-from .orders import Order
+from .orders import TrafficOrder
 
 TRIAL = "trial"  # by whose order the alias goes back
 Role = Literal["canary", "shadow"]
@@ -90,7 +90,7 @@ class OwnStore:
 
     def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
         with self._lock:
-            ordered: Mapping[str, Any] = {role: None if number is None else Order(number, percent)}
+            ordered: Mapping[str, Any] = {role: None if number is None else TrafficOrder(number, percent)}
             found = replace(orders.read_orders(self._store, name), **ordered)
             if number is None:  # ending a share is going back
                 with_reserve(self._store.root, lambda: orders.write_orders(self._store, name, found))

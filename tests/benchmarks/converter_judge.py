@@ -23,8 +23,7 @@ from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.precision.oracle import Oracle
 from halfeven.exporters.onnx.reading.graph import FLOAT, HALVES, graphs, walk
-from halfeven.exporters.onnx.reading.normalise import close_bodies, in_order, named_and_lifted
-from halfeven.exporters.onnx.reading.sequences import unfold
+from halfeven.exporters.onnx.reading.normalise import close_bodies, in_order, named_and_lifted, unfold
 from halfeven.exporters.onnx.reading.typing import value_types
 from halfeven.models.program import runnable
 from halfeven.models.spec import ModelSpec

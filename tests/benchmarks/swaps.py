@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
-from halfeven.serve.bench.callers import Caller, Traffic
+from halfeven.serve.bench.callers import BenchTraffic, Caller
 from safetensors.torch import save_file
 
 MODEL = """
@@ -164,7 +164,7 @@ def main() -> None:
             known: dict[str, np.ndarray] = {}
             mixed = mixed_answers(server.port, rows[:2], 0.5, known)
             memory = {0: server.resident_mb()}
-            with Traffic(server.port, "net", {"x": rows}, reply.connections) as traffic:
+            with BenchTraffic(server.port, "net", {"x": rows}, reply.connections) as traffic:
                 for number in range(1, reply.cycles + 1):
                     cycle(server, faults)
                     mixed += mixed_answers(server.port, rows[:2], 0.1, known)

@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -21,6 +19,7 @@ from halfeven.models.store import Store
 from tests.conformance.hosted import MODELS, host
 from tests.kept import kept_store
 from tests.patience import PATIENCE_S
+from tests.server_process import serve_command, server_environment, settle
 
 LIMIT = 2**20  # bytes: the smallest limit that a server can be started with
 BODY_SECONDS = 3
@@ -28,6 +27,12 @@ COUNTING = {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", "data": lis
 ONES = {"name": "INPUT1", "shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
 SIMPLE = "/v2/models/simple/infer"
 PENDING = 'nv_inference_pending_request_count{model="onnx_zero_1_float32_queue",version="1"}'
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """One process runs the tests of the shared server: else each worker starts one with all of its models."""
+    if "serving" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.together("conformance"))
 
 
 @dataclass(frozen=True)
@@ -68,18 +73,9 @@ def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Servi
 @contextmanager
 def launched(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Serving]:
     """The same for a server that the test itself may end."""
-    chosen = {
-        "port": 0,
-        "device": "cpu",
-        "store": store,
-        "server_name": "triton",
-        "drain_seconds": 0,
-        **settings,
-    }
-    environment = {f"HALFEVEN_{key.upper()}": str(value) for key, value in chosen.items()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(store), "--port", "0"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
+        serve_command(store),
+        env=server_environment(server_name="triton", **settings),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -116,7 +112,9 @@ def hosted() -> Path:
     """A store with every model of `hosted.MODELS`, to be copied."""
 
     def make(folder: Path) -> None:
-        host(Store(folder / "store"), folder / "models", MODELS)
+        store = Store(folder / "store")
+        host(store, folder / "models", MODELS)
+        settle(store)
 
     return kept_store(__file__, make) / "store"
 

@@ -4,15 +4,13 @@ The reader's own refusals are in tests/serve/http/codecs; here is what only the 
 """
 
 import json
-import socket
-from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, answers_right, error_of
-from tests.patience import PATIENCE_S
+from tests.conformance.raw_exchange import exchange
 from tests.slow import slow_but_every
 
 GOOD = {"inputs": [COUNTING, ONES]}
@@ -193,21 +191,6 @@ def test_games_with_headers_end_with_a_refusal(serving: Serving, game: str) -> N
     head = "\r\n".join([f"POST {SIMPLE} HTTP/1.1", "Host: localhost", *lines, "Connection: close", "", "{}"])
     answer = exchange(serving, head.encode())
     assert answer and int(answer.split()[1]) in allowed, answer[:200]
-
-
-def exchange(serving: Serving, sent: bytes) -> bytes:
-    """What comes back, perhaps nothing: a server may hang up on what is no HTTP."""
-    host, port = serving.address.split(":")
-    received = b""
-    with (
-        socket.create_connection((host, int(port)), timeout=PATIENCE_S) as wire,
-        suppress(BrokenPipeError, ConnectionResetError),  # it need not read what it refuses
-    ):
-        with suppress(BrokenPipeError, ConnectionResetError):
-            wire.sendall(sent)
-        while piece := wire.recv(65536):
-            received += piece
-    return received
 
 
 ALIASES = [

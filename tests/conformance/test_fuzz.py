@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving
-from tests.conformance.test_bad_input import exchange
+from tests.conformance.raw_exchange import exchange
 from tests.slow import slow_but_every
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE", "BREW"]

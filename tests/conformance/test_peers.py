@@ -10,17 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conformance.conftest import Serving
+from tests.conformance.outside_clients import PEERS, WITHOUT_PEERS
 from tests.patience import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parents[2]
-PEERS = ROOT / ".peers"
-WITHOUT_PEERS = pytest.mark.skipif(
-    not (PEERS / "ready").exists(),
-    reason="the peers' clients are not here: run `make peers` (`make check` does)",
-)
 pytestmark = WITHOUT_PEERS
 TWICE = [2 * number for number in range(16)]
 NOUGHT = [0] * 16

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE
-from tests.conformance.test_peers import PEERS, WITHOUT_PEERS
+from tests.conformance.outside_clients import PEERS, WITHOUT_PEERS
 
 pytestmark = WITHOUT_PEERS
 Document = dict[str, Any]

@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 from halfeven.exporters.live.counts import module_operations
-from halfeven.exporters.onnx.precision.file_operations import file_operations
+from halfeven.exporters.onnx.precision.file_graph import file_operations
 from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.operations import (
     FOURIER,

@@ -9,7 +9,7 @@ from halfeven.exporters.signature_change import signature_change
 from halfeven.models.spec import ModelSpec
 
 from tests.command_line import run
-from tests.exporters.inputs.test_samples import tensor
+from tests.exporters.inputs.tensors import tensor
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 from tests.model_folders import write_folder

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 import numpy as np
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
@@ -24,7 +24,7 @@ class HttpWire:
         for served in roster.models.values():
             served.compute = _quietly(served.compute)
         app = build_app(roster, lambda: b"", HISTORY, body_timeout_s=10.0)
-        self._front = InferFront(app, roster, bounds=Bounds(10.0))
+        self._front = InferFront(app, roster, bounds=ServerBounds(10.0))
 
     def read(self, data: bytes) -> None:
         """Raises ValueError with the answer where it was refused, AssertionError where it was the server's fault."""

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from google.protobuf.message import DecodeError
 from halfeven.exporters.device_proofs import kept_proof
-from halfeven.exporters.importing.mar_archive import unpack
-from halfeven.exporters.importing.torchserve import _Archive
+from halfeven.exporters.importing.torchserve import _Archive, unpack
 from halfeven.exporters.importing.triton_config import read_config
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.onnx.reading.bounded_file import read_graph

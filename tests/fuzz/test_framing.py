@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.routes.infer import InferFront
 
 from tests.conftest import SEED
@@ -29,7 +29,7 @@ class Recorder(InferFront):
     """A front that keeps what it is asked, whole requests only, and answers at once."""
 
     def __init__(self, hot: bool) -> None:
-        super().__init__(self._app_is_not_reached, make_roster(), bounds=Bounds(10.0))
+        super().__init__(self._app_is_not_reached, make_roster(), bounds=ServerBounds(10.0))
         self.read: list[Read] = []
         self.hot = hot
         self.inference.begin = self._record

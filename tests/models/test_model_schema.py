@@ -12,11 +12,11 @@ import jsonschema_rs
 import pytest
 from halfeven.models.errors import BadFolder
 from halfeven.models.model_keys import TOP, Key, Keys
-from halfeven.models.model_schema import model_schema
 from halfeven.models.package import read_folder
 
 from tests.model_folders import write_folder
 from tests.models import test_package
+from tests.reference.model_schema import model_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 VALIDATOR = jsonschema_rs.validator_for(model_schema())

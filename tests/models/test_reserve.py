@@ -2,8 +2,6 @@
 
 import errno
 import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +9,8 @@ import pytest
 from halfeven.models.reserve import BYTES, keep_reserve, with_reserve
 from halfeven.models.store import Store
 
+from tests.models.full_disk import fill_the_disk
 from tests.serve.versions.traffic.conftest import store as store
-
-
-def fill_the_disk(monkeypatch: pytest.MonkeyPatch, root: Path, free: Callable[[], bool]) -> None:
-    """No file can be made below ``root`` unless something is ``free``."""
-    made = tempfile.mkstemp
-
-    def mkstemp(*arguments: Any, **more: Any) -> Any:
-        if str(more.get("dir")).startswith(str(root)) and not free():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(more["dir"]))
-        return made(*arguments, **more)
-
-    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
 
 
 def test_a_rollback_works_where_nothing_else_can_be_written(

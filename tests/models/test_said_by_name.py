@@ -6,7 +6,7 @@ from halfeven.exporters.inputs.synthetic import adversarial, generate
 from halfeven.models.said_by_name import has_positions, has_types, is_mask
 from halfeven.models.spec import ModelSpec
 
-from tests.exporters.inputs.test_samples import tensor
+from tests.exporters.inputs.tensors import tensor
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from tests.exporters.onnx.onnx_files import parsed
-from tests.exporters.onnx.test_foreign_original_file import classifier
+from tests.exporters.onnx.small_files import classifier
 from tests.exporters.onnx.traps import normal
 
 CONVOLUTIONS = """g (float[n,3,32,32] x) => (float[n,10] y) {

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnxruntime
 import pytest
@@ -25,20 +24,14 @@ from halfeven.models.batch_axis import array_batch_back
 from halfeven.models.engines.load import load_original
 from halfeven.models.spec import UNIT_ROUNDOFF, ModelSpec
 from halfeven.models.store import Store
-from halfeven.serve.server import build
-from halfeven.serve.settings import read_settings
 from torch import device
 
-from tests.patience import PATIENCE_S
+from tests.real.asking import CLOSE, asked_over_http
 from tests.real.made_files import MADE, SAMPLES, SHIPPED
-from tests.serve.conftest import running
 
 REAL = Path(os.environ.get("HALFEVEN_REAL", Path(__file__).parents[2] / ".real"))
 SECONDS = 900  # of one command
 FRESH, FRESH_SECONDS = 256, 60.0
-CLOSE = (
-    1e-2  # of an output's largest value: a half's error is below 4u = 0.002, and a served half may be batched
-)
 
 pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.usefixtures("plain_setup")]
 
@@ -73,28 +66,6 @@ def command(*words: object) -> tuple[dict[str, Any], float, int]:
         assert process.returncode == 0, f"{line[3:]}: {printed}\n{said.read()}"
     seconds, largest = time.perf_counter() - began, usage.ru_maxrss * 1024
     return json.loads(printed.strip().splitlines()[-1]), seconds, largest
-
-
-def asked_over_http(store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    body = {
-        "inputs": [
-            {
-                "name": tensor.name,
-                "datatype": tensor.datatype,
-                "shape": list(inputs[tensor.name].shape),
-                "data": inputs[tensor.name].reshape(-1).tolist(),
-            }
-            for tensor in spec.inputs
-        ]
-    }
-    app, roster = build(read_settings(store=store.root, device="cpu"), store)
-    with running(app, seconds=60) as address:
-        roster.wait(PATIENCE_S)
-        answer = httpx.post(f"http://{address}/v2/models/{spec.name}/infer", json=body, timeout=PATIENCE_S)
-    assert answer.status_code == 200, answer.text
-    return {
-        found["name"]: np.array(found["data"]).reshape(found["shape"]) for found in answer.json()["outputs"]
-    }
 
 
 def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:

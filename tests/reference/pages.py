@@ -18,7 +18,6 @@ import httpx
 import typer
 from halfeven.models import errors
 from halfeven.models.model_keys import TOP, Key, Keys
-from halfeven.models.model_schema import SCHEMA_ID, model_schema
 from halfeven.models.store import Store
 from halfeven.serve import server
 from halfeven.serve.cli.main import app
@@ -26,6 +25,8 @@ from halfeven.serve.dashboard.documented_routes import documented_routes
 from halfeven.serve.http.error_mapping import EXIT_CODES, exit_code_of, grpc_status_of, status_of
 from halfeven.serve.http.route_scopes import rule_of
 from halfeven.serve.settings import Settings, read_settings
+
+from tests.reference.model_schema import SCHEMA_ID, model_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("models", "exporters", "serve")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from halfeven.models.model_schema import model_schema
 
 from tests.reference import pages
+from tests.reference.model_schema import model_schema
 from tests.reference.pages import ROOT, error_classes, job_codes, said_of
 
 DOCS = ROOT / "docs"

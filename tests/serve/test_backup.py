@@ -21,7 +21,7 @@ from halfeven.serve.settings import read_settings
 from tests.command_line import run
 from tests.model_folders import write_folder
 from tests.serve.conftest import running
-from tests.serve.versions.test_store_copy import publish
+from tests.serve.versions.publishing import publish
 
 DIGEST = hashlib.sha256(b"rows").hexdigest()
 

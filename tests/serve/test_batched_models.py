@@ -18,7 +18,8 @@ from halfeven.models.store import Store
 from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import samples_of, tensor, write_folder
 from tests.recurrent import HIDDEN, STEPS, WIDTH, recurrent_folder, requests, state
-from tests.serve.test_server import get, serving
+from tests.serve.plain_request import get
+from tests.serve.versions.traffic.conftest import serving
 
 FP32_NOISE = 1e-5  # as a share of the largest value of an output
 STATE_AXES = {"h": 1, "hn": 1}

@@ -1,6 +1,5 @@
 """Where a started server listens, seen on its sockets, and what it needs before it listens beyond this machine."""
 
-import os
 import subprocess
 import sys
 import urllib.error
@@ -19,6 +18,7 @@ from halfeven.serve.settings import read_settings
 from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
 from tests.serve.grpc.theirs import triton
+from tests.server_process import serve_command, server_environment
 
 _LISTENING = "0A"  # the state in /proc/net/tcp, proc(5)
 
@@ -33,12 +33,8 @@ def started(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
 @contextmanager
 def announced(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``halfeven serve`` on a free port: the process and the URL that it names."""
-    command = [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(store), "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--device", "cpu", *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "HALFEVEN_DRAIN_SECONDS": "0", "OMP_NUM_THREADS": "1"},
+        [*serve_command(store), *options], stderr=subprocess.PIPE, text=True, env=server_environment()
     )
     with process:
         assert process.stderr is not None
@@ -99,9 +95,8 @@ def test_grpc_has_a_port_of_its_own_on_loopback_where_it_is_asked_for(tmp_path: 
         with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
             assert client.is_server_live() and client.get_server_metadata().name == "halfeven"
         taken = subprocess.run(
-            [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(tmp_path / "other"),
-             "--port", "0", "--grpc-port", str(grpc_port), "--device", "cpu"],
-            capture_output=True, text=True, timeout=PATIENCE_S,
+            [*serve_command(tmp_path / "other"), "--grpc-port", str(grpc_port)],
+            capture_output=True, text=True, timeout=PATIENCE_S, env=server_environment(),
         )  # fmt: skip
         assert taken.returncode == 2 and "--grpc-port" in taken.stderr, taken.stderr
 

@@ -4,11 +4,8 @@ import json
 import shutil
 import threading
 import time
-import urllib.error
-import urllib.request
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +18,17 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
-from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.server import build
-from halfeven.serve.settings import Settings, read_settings
+from halfeven.serve.settings import read_settings
 from halfeven.serve.versions import roster as roster_module
 from halfeven.serve.versions.loading import ready as readying
-from halfeven.serve.versions.roster import Roster
 
 from tests.digits import digits_that_ask_for_torch
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
+from tests.serve.plain_request import get
+from tests.serve.versions.traffic.conftest import serving
 
 # A server process; the conformance tests have one in every run.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
@@ -51,32 +49,6 @@ def store(converted: Path, tmp_path: Path) -> Store:
 def samples(converted: Path) -> Samples:
     version = Store(converted).version("digits", 1)
     return load_samples(version.file("samples.safetensors"), version.spec())
-
-
-@contextmanager
-def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
-    app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
-    with running(app, seconds=30) as address:
-        roster.wait(PATIENCE_S)
-        yield address, roster
-
-
-def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, Any]:
-    """(status, headers, JSON or text) of a plain request."""
-    try:
-        request = urllib.request.Request(
-            f"http://{address}{path}", body, {"content-type": "application/json"}
-        )
-        answer = urllib.request.urlopen(request, timeout=PATIENCE_S)
-    except urllib.error.HTTPError as error:
-        answer = error
-    content = answer.read()
-    kind = answer.headers["content-type"] or ""
-    return (
-        int(answer.status or 0),
-        answer.headers,
-        json.loads(content) if "json" in kind else content.decode(),
-    )
 
 
 LOAD_SECONDS = PATIENCE_S
@@ -141,7 +113,7 @@ def test_every_answer_names_the_version_and_precision_that_made_it(store: Store,
 def test_a_swap_and_a_rollback_under_traffic_lose_no_request(store: Store, samples: Samples) -> None:
     with serving(store) as (address, roster):
         port = int(address.rpartition(":")[2])
-        with Traffic(port, "digits", samples.arrays, connections=4) as traffic:
+        with BenchTraffic(port, "digits", samples.arrays, connections=4) as traffic:
             until(lambda: traffic.by_version["1"] > 20, LOAD_SECONDS)
             store.promote(store.version("digits", 2))
             until(lambda: traffic.by_version["2"] > 20, LOAD_SECONDS)

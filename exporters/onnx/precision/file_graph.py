@@ -1,38 +1,41 @@
 """An ONNX file as the planner sees it (`graph.backend.Graph`)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from ....models.engines.arrays import to_torch
+from ....models.errors import ExportFailed
 from ....models.package import Precision
 from ....models.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from ...graph.backend import Candidate, GraphNode, Observe
-from ...graph.traffic import Traffic
+from ...graph.traffic import Cast, Traffic
 from ...inputs.perturbed import perturbed_if_small
 from ...inputs.planning import executions, few
 from ...inputs.samples import Samples
 from ...inputs.synthetic import adversarial
-from ...operations import UNKNOWN, Operations
+from ...operations import UNKNOWN, Counted, Operations, Shape
 from ...policy.weights import measure
 from ...prove import Answers, Arrays, TieTolerance
 from ...question import Invented, Question
 from ...ranges.profile import Profile
 from ...search.candidates import candidates
-from ..reading.graph import ForeignProgram, assembled, read_by, walk
+from ..reading.graph import FLOAT, HALVES, ForeignProgram, assembled, attribute, read_by, walk
+from ..reading.typing import value_types
 from .dtypes import Dtypes
 from .file_rules import FileRules
 from .masks import rewrite_masks
+from .op_lists import ops
 from .oracle import Oracle, to_half_and_back, to_mantissa
-from .profile import node_profile, profile
+from .profile import Range, node_profile, profile
 from .rewrite import HalfGraph
 from .ties import may_tie, ties_of
-from .traffic import traffic
 from .weights import TORCH
 
 RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach: the search's judge asks them
@@ -235,3 +238,70 @@ def by_node(model: ModelProto, observe: Observe) -> Any:
             observe(makers[name], torch.from_numpy(array))
 
     return see
+
+
+_TORCH = {FLOAT: torch.float32, HALVES["fp16"]: torch.float16, HALVES["bf16"]: torch.bfloat16}
+_VIEWS = ops("Identity Reshape Flatten Squeeze Unsqueeze")
+
+
+def traffic(half: HalfGraph, unplaced: HalfGraph, ranges: Mapping[str, Range]) -> Traffic:
+    """``unplaced``: the same half before its casts were placed. ``ranges``: of the original, on the example."""
+    casts = sorted(_casts(half, ranges), key=lambda cast: -cast.bytes)
+    before = sum(cast.bytes for cast in _casts(unplaced, ranges))
+    return Traffic(casts, before, _saved(half, ranges))
+
+
+def _casts(graph: HalfGraph, ranges: Mapping[str, Range]) -> Iterator[Cast]:
+    types = value_types(graph.model, graph.weights)
+    nodes = list(walk(graph.model.graph))
+    for node in nodes:
+        if _is_cast(node) and types[node.input[0]] in set(_TORCH) - {attribute(node, "to")}:
+            source, result = (_TORCH[types[name]] for name in (node.input[0], node.output[0]))
+            readers = tuple(other.name for other in nodes if node.output[0] in other.input)
+            elements = _elements(node.input[0], graph, ranges)
+            moved = elements * (source.itemsize + result.itemsize)
+            name = graph.sources.get(node.input[0], node.input[0])
+            yield Cast(name, source, result, moved, readers)
+
+
+def _saved(graph: HalfGraph, ranges: Mapping[str, Range]) -> int:
+    types = value_types(graph.model, graph.weights)
+    names = (
+        name
+        for node in walk(graph.model.graph)
+        if not _is_cast(node) and node.op_type not in _VIEWS
+        for name in (*node.input, *node.output)
+    )
+    return sum(2 * _elements(name, graph, ranges) for name in names if types.get(name) in HALVES.values())
+
+
+def _elements(name: str, graph: HalfGraph, ranges: Mapping[str, Range]) -> int:
+    if name in graph.weights:
+        return graph.weights[name].size
+    found = ranges.get(graph.sources.get(name, name))
+    return found.numel if found else 1
+
+
+def _is_cast(node: NodeProto) -> bool:
+    return node.op_type == "Cast" and attribute(node, "to") in _TORCH
+
+
+def file_operations(program: ForeignProgram, inputs: Mapping[str, np.ndarray]) -> Operations:
+    """The operations of any execution of a normalised program, estimated from one on ``inputs``.
+
+    `UNKNOWN` where ONNX Runtime cannot run one of its nodes by itself: such a file is not planned.
+    """
+    counted = Counted()
+    makers: dict[str, NodeProto] = {node.output[0]: node for node in walk(program.model.graph) if node.output}
+    shapes: dict[str, Shape] = {name: array.shape for name, array in program.weights.items()}
+
+    def observe(name: str, array: np.ndarray, type_: int) -> None:
+        shapes[name] = array.shape
+        if (node := makers.get(name)) is not None:
+            counted.add(node.op_type, [shapes[read] for read in node.input if read in shapes], [array.shape])
+
+    try:
+        Oracle(program.model, program.weights, observe=observe).run(inputs)
+    except ExportFailed:
+        return UNKNOWN
+    return counted.estimate(sum(array.size for array in inputs.values()))

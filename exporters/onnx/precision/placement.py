@@ -11,13 +11,11 @@ from dataclasses import dataclass, field, replace
 from onnx import NodeProto
 
 from ...graph.mincut import Flow
-from ...policy.classes import CLASSES, Trait, has
+from ...policy.classes import Trait, has
 from ..reading.graph import BODIES, ForeignProgram, bodies, captured, walk
 from .dtypes import Dtypes, Kind
 from .kernels import Kernels
 from .op_lists import Rule
-
-MOVEMENTS = frozenset().union(*(found.onnx for found in CLASSES if Trait.MOVES in found.traits))
 
 
 def place(

@@ -7,13 +7,15 @@ Sorting and lifting are onnx_ir's passes. Two of its passes are not right here a
 branches of an If use one name, and OutputFixPass renames an input of the model that is an output as well.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import GraphProto, ModelProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.inliner import inline_local_functions
 from onnx.version_converter import convert_version
 from onnx_ir.passes.common import (
@@ -24,12 +26,21 @@ from onnx_ir.passes.common import (
 
 from ....models.errors import BadFolder
 from .folding import fold
-from .function_defaults import write_defaults
-from .graph import BODIES, ONNX, ForeignProgram, Names, attribute, bodies, graphs, names_in, opset_of, walk
+from .graph import (
+    BODIES,
+    ONNX,
+    ForeignProgram,
+    Names,
+    attribute,
+    bodies,
+    graphs,
+    names_in,
+    opset_of,
+    small_constants,
+    walk,
+)
 from .large_files import check
-from .old_resize import NEWEST_OLD, count_from_the_corner
 from .runtime_norms import as_onnx_has_them
-from .sequences import unfold
 from .typing import value_types
 from .widening import widened
 
@@ -213,3 +224,114 @@ def _array(value: ir.Value) -> np.ndarray:
     if value.const_value.dtype is ir.DataType.STRING:  # text, where onnx_ir has bytes
         return numpy_helper.to_array(ir.to_proto(value.const_value))
     return value.const_value.numpy()
+
+
+def write_defaults(model: ModelProto) -> None:
+    """Write the defaults of local functions into the nodes that call them, in place; those in functions too.
+
+    onnx's inliner forgets them: the attribute would then have the default of the operator inside, another number.
+    """
+    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+    for node in chain.from_iterable(walk(part) for part in (model.graph, *model.functions)):
+        function = functions.get((node.domain, node.op_type, node.overload))
+        given = {entry.name for entry in node.attribute}
+        if function is not None:
+            node.attribute.extend(entry for entry in function.attribute_proto if entry.name not in given)
+
+
+NEWEST_OLD = 10  # the last opset with the old meaning
+_SCALES = 2  # the place of a Resize's input
+
+
+def count_from_the_corner(converted: ModelProto) -> None:
+    """Write the old meaning into each Resize of a model that was converted from opset 10 or older, in place.
+
+    An Upsample, or such a Resize, counts from the corner of a picture; since opset 11 a Resize counts from the middle
+    of a pixel unless it says otherwise, which onnx's version converter does not write.
+
+    Source: ONNX operators, "Upsample" and "Resize"; for the nearest place ONNX Runtime's kernels of opset 10, which
+    round down where a picture grows and up where it shrinks.
+    """
+    scales = ChainMap(*(small_constants(each, (TensorProto.FLOAT,)) for each in graphs(converted.graph)))
+    for node in walk(converted.graph):
+        if node.op_type == "Resize" and node.domain in ONNX:
+            old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": _rounding(node, scales)}
+            kept = [entry for entry in node.attribute if entry.name not in old]
+            del node.attribute[:]
+            node.attribute.extend([*kept, *(helper.make_attribute(key, old[key]) for key in old)])
+
+
+def _rounding(node: NodeProto, scales: Mapping[str, np.ndarray]) -> str:
+    found = scales.get(node.input[_SCALES]) if len(node.input) > _SCALES else None
+    return "ceil" if found is not None and (found <= 1).all() else "floor"
+
+
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+Shapes = Mapping[str, list[int]]  # 0 where a size is free
+
+
+def unfold(model: ModelProto) -> None:
+    """Where all readers of a SplitToSequence are SequenceAt of constant places, one Split takes its place.
+
+    onnxscript's `fold_constants` does so too, but not without its other changes: see `folding.py`.
+    """
+    names = Names(names_in(model.graph))
+    for graph in graphs(model.graph):
+        shapes, constants = _shapes(graph), small_constants(graph, _INTEGERS)
+        for node in [node for node in graph.node if _is(node, "SplitToSequence")]:
+            readers = [
+                reader for part in graphs(graph) for reader in part.node if node.output[0] in reader.input
+            ]
+            places = [_place(graph, constants, reader) for reader in readers]
+            sizes = _sizes(node, shapes, constants)
+            if sizes is not None and all(place is not None for place in places):
+                _replace(graph, node, sizes, list(zip(places, readers, strict=True)), names)
+
+
+def _replace(
+    graph: GraphProto,
+    node: NodeProto,
+    sizes: list[int],
+    readers: Sequence[tuple[int | None, NodeProto]],
+    names: Names,
+) -> None:
+    parts = [names.fresh(f"{node.output[0]}__{index}") for index in range(len(sizes))]
+    given = names.fresh(f"{node.output[0]}__sizes")
+    graph.initializer.append(numpy_helper.from_array(np.asarray(sizes, np.int64), given))
+    axis = attribute(node, "axis", 0)
+    node.CopyFrom(helper.make_node("Split", [node.input[0], given], parts, name=node.name, axis=axis))
+    for place, reader in readers:
+        assert place is not None
+        identity = helper.make_node("Identity", [parts[place]], list(reader.output), name=reader.name)
+        reader.CopyFrom(identity)
+
+
+def _sizes(node: NodeProto, shapes: Shapes, constants: Mapping[str, np.ndarray]) -> list[int] | None:
+    """The sizes of the parts, where the file has them; a single number is the size of all parts but the last."""
+    given = constants.get(node.input[1]) if len(node.input) > 1 else None
+    if given is None:
+        return None
+    if given.ndim == 1:
+        return [int(size) for size in given]
+    shape, axis, size = shapes.get(node.input[0], []), attribute(node, "axis", 0), int(given)
+    assert isinstance(axis, int)
+    whole = shape[axis] if -len(shape) <= axis < len(shape) else 0
+    return [min(size, whole - start) for start in range(0, whole, size)] or None
+
+
+def _place(graph: GraphProto, constants: Mapping[str, np.ndarray], reader: NodeProto) -> int | None:
+    if not _is(reader, "SequenceAt") or not any(reader is node for node in graph.node):
+        return None
+    place = constants.get(reader.input[1])
+    return None if place is None else int(place.reshape(-1)[0])
+
+
+def _is(node: NodeProto, op: str) -> bool:
+    return node.op_type == op and node.domain in ONNX
+
+
+def _shapes(graph: GraphProto) -> dict[str, list[int]]:
+    return {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.value_info)
+    }

@@ -2,8 +2,9 @@
 
 The batch is followed through the graph by the shapes that ONNX's shape inference finds for one row and for many.
 Where a constant says 1 for the batch it is rewritten: targets of Reshape, ends of Slice, sizes of Resize, initial
-states and constants that are joined to rows. What comes out is a candidate: `freed.py` holds its answers against those
-to one row at a time, which finds what is not followed here (custom operators, bodies of control flow).
+states and constants that are joined to rows. What comes out is a candidate: `conversion.read_freed` compares its
+answers with those to one row at a time, which finds what is not followed here (custom operators, bodies of control
+flow).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Casts where they move the fewest bytes: type-transparent nodes go to the cheaper side of a minimum cut.
 
 Every node that computes keeps the precision that its plan gives it; a view, a concatenation or a ReLU between two such
-nodes may run in either (`transparent.py`). No result changes: a value that reaches an FP32 reader unrounded stays
+nodes may run in either (`is_transparent`). No result changes: a value that reaches an FP32 reader unrounded stays
 unrounded, a value that is rounded stays rounded, and every node that computes reads the same dtypes with the same
 strides, so that the same kernels run.
 """
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from ...graph.actions import Action
 from ...graph.mincut import Flow
+from ...policy.classes import Trait, has
 from .dtypes import Dtypes, Typer, Typing, cast_to, tensors_of
 from .folding import _aliased
 from .plan import PrecisionPlan
 from .reading import read_as
-from .transparent import distinguishes_signs_of_zero, is_transparent
 
 _BY_SIDE = {True: Action.HALF, False: Action.FP32}
 _FOLLOWS = (Action.INPUT, Action.WIDEST)
@@ -251,3 +251,48 @@ def _culprits(flow: Flow, moved: Sequence[str], wanted: Layouts | None, found: L
             behind.add(name)
             stack.extend(flow.root(source) for source in flow.sources[name])
     return behind & set(moved) or set(moved)
+
+
+def is_transparent(node: Node, half: torch.dtype, signs_of_zero_matter: bool) -> bool:
+    """Whether a node gives the same numbers in FP32 as in ``half``: ``round(op(x)) == op(round(x))``.
+
+    Movements only place values elsewhere: equal bit for bit. Selections pick a value, or a bound that half represents,
+    by an order that rounding keeps: equal but for the sign of a zero (a negative value that underflows is −0 if it is
+    rounded first and may be +0 if not). So selections may not where signs of zero matter.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+        return False
+    name = target._schema.name.removeprefix("aten::")
+    listed = has(name, Trait.MOVES) or (has(name, Trait.SELECTS) and not signs_of_zero_matter)
+    return listed and _scalars_are_exact(node, target, half)
+
+
+def distinguishes_signs_of_zero(graph: Graph) -> bool:
+    """Whether some op gives different answers for −0 and +0 (beyond the sign of a zero)."""
+    return any(_distinguishes(node) for node in graph.nodes if isinstance(node.target, OpOverload))
+
+
+def _distinguishes(node: Node) -> bool:
+    name = str(node.target._schema.name).removeprefix("aten::")  # type: ignore[union-attr]
+    _, second = (*node.args, None, None)[:2]
+    if has(name, Trait.DIVIDES):
+        return isinstance(second, Node) and second.op != "get_attr"
+    if name == "pow" and isinstance(second, int | float):
+        return second < 0
+    return has(name, Trait.SIGNED_ZERO)
+
+
+def _scalars_are_exact(node: Node, op: OpOverload, half: torch.dtype) -> bool:
+    """Whether half represents each number that may come out: fill values, bounds."""
+    for position, argument in enumerate(op._schema.arguments):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        is_value = "number" in str(argument.type).lower() or (argument.name == "value" and given is not None)
+        if not is_value or given is None:
+            continue
+        if (
+            not isinstance(given, int | float)
+            or torch.tensor(given, dtype=torch.float64).to(half).item() != given
+        ):
+            return False
+    return True

@@ -6,23 +6,30 @@ held once until the file is written, and the file is checked where it lies.
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass, InlinePass, RemoveUnusedOpsetsPass
+from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
+    InlinePass,
+    RemoveUnusedNodesPass,
+    RemoveUnusedOpsetsPass,
+)
+from onnxscript.optimizer import fold_constants
 from torch.export import ExportedProgram
 
 from ....models.errors import ExportFailed, OrderEnded
 from ....models.spec import ModelSpec
+from ...onnx.output_names import output_names
 from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW
 from .check import check_file
 from .decompositions import decomposed_where_needed
-from .folding import fold_known
 from .lookups import looked_up_once
-from .names import name_as
 from .ops import written_out
 
 OPSET = 20
@@ -120,3 +127,113 @@ def _save_streaming(model: ir.Model, path: Path) -> None:
             piece = onnx.ModelProto()
             piece.graph.initializer.append(ir.serde.serialize_tensor(value.const_value))
             file.write(piece.SerializeToString())
+
+
+SMALL = 1 << 14  # elements: constants up to this size are made whatever they are made of
+_CUTS = frozenset({"Slice", "Concat", "Split", "Unsqueeze", "Squeeze", "Reshape"})
+# exact, or rounded as IEEE says, in every library
+_EXACT = _CUTS | {
+    "Shape", "Size", "Gather", "Transpose", "Expand", "Identity", "Cast", "CastLike", "Add", "Sub", "Mul", "Div",
+    "Sqrt", "Neg",
+}  # fmt: skip
+
+
+def fold_known(model: ir.Model) -> None:
+    """Fold in place what torch.onnx leaves to be computed at every call although it is known beforehand: the sizes by
+    which it cuts the weights of an LSTM, the scale of an attention. Answers and the names of inputs and outputs stay.
+    """
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # onnxscript 0.7 fails at a SplitToSequence into parts of a computed size. What it folded before stays.
+            with suppress(RuntimeError):
+                fold_constants(model, onnx_shape_inference=True, should_fold=_is_worth_it)
+            # sequences that were split up, sizes that no node reads any more
+            RemoveUnusedNodesPass()(model)
+    finally:
+        logger.setLevel(level)
+
+
+def _is_worth_it(node: ir.Node) -> bool:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _EXACT:
+        return False
+    large = [value for value in node.inputs if value is not None and _size(value) > SMALL]
+    return not large or (node.op_type in _CUTS and all(_is_only_cut(value) for value in large))
+
+
+def _is_only_cut(value: ir.Value) -> bool:
+    """Whether the pieces of a large constant would replace it, not be stored beside it."""
+    return all(node.op_type in _CUTS for node, _ in value.uses())
+
+
+def _size(value: ir.Value) -> int:
+    return value.const_value.size if value.const_value is not None else 0
+
+
+def name_as(model: ir.Model, spec: ModelSpec) -> None:
+    """Give inputs and outputs the spec's names and their free dimensions a symbol each."""
+    graph = model.graph
+    _make_outputs_differ(graph)
+    outputs = output_names(spec)
+    tensors = [*spec.inputs, *(replace(tensor, name=outputs[tensor.name]) for tensor in spec.outputs)]
+    ends = list(zip([*graph.inputs, *graph.outputs], tensors, strict=True))
+    _make_room(graph, {id(value): tensor.name for value, tensor in ends})
+    symbols: dict[str, str] = {}
+    for value, tensor in ends:
+        value.name = tensor.name
+        assert value.shape is not None
+        for axis, (dim, found) in enumerate(zip(tensor.shape, value.shape, strict=True)):
+            if dim.fixed:
+                continue
+            name = "batch" if spec.batched and axis == 0 else dim.name or f"{tensor.name}_{axis}"
+            if isinstance(found, ir.SymbolicDim) and found.value is not None:
+                symbols.setdefault(str(found.value), name)
+            value.shape[axis] = name
+    _rename(graph, symbols)
+
+
+def _make_outputs_differ(graph: ir.Graph) -> None:
+    """An output that is an input, a weight or another output becomes a value of its own: it has its own name."""
+    taken = {id(value) for value in (*graph.inputs, *graph.initializers.values())}
+    for index, value in enumerate(graph.outputs):
+        if id(value) in taken:
+            node = ir.node("Identity", [value])
+            own = node.outputs[0]
+            own.name, own.type, own.shape = f"{value.name}__output_{index}", value.type, value.shape
+            if value.shape is not None:
+                own.shape = ir.Shape(list(value.shape))
+            graph.append(node)
+            graph.outputs[index] = own
+        taken.add(id(graph.outputs[index]))
+
+
+def _make_room(graph: ir.Graph, ends: Mapping[int, str]) -> None:
+    """An inner value that has the name of an input or output gets another."""
+    wanted = set(ends.values())
+    for value in _values(graph):
+        if value.name in wanted and id(value) not in ends:
+            value.name = f"{value.name}__inner"
+
+
+def _rename(graph: ir.Graph, symbols: Mapping[str, str]) -> None:
+    """Free dimensions of inner values have the names that the inputs and outputs have for them."""
+    for value in _values(graph):
+        if value.shape is None or value.shape.is_static():
+            continue
+        value.shape = ir.Shape([_renamed(dim, symbols) for dim in value.shape])
+
+
+def _renamed(dim: int | ir.SymbolicDim, symbols: Mapping[str, str]) -> int | str | ir.SymbolicDim:
+    return symbols.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Every value, those of nested graphs included."""
+    for one in (graph, *graph.subgraphs()):
+        yield from one.inputs
+        yield from one.initializers.values()
+    for node in graph.all_nodes():
+        yield from node.outputs

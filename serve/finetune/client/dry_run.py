@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..jobs.records.reasons import BAD_DATA
-from .job_command import Bar, delete_files, job_request, upload_files
+from .job_command import JobBar, delete_files, job_request, upload_files
 from .remote import Remote
 
 
@@ -33,7 +33,7 @@ def dry_run(
     remote, sent = Remote(url), list[str]()
     request = job_request(name, None, seed, hyperparameters or {})
     try:
-        with Bar(console) as bar:
+        with JobBar(console) as bar:
             request |= upload_files(remote, file, validation, bar, sent)
         return remote.validate(request, compare)
     finally:

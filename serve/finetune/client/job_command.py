@@ -48,7 +48,7 @@ def fine_tune(
     """
     remote = server if isinstance(server, Remote) else Remote(server)
     console = console or Console(stderr=True, highlight=False)
-    with Bar(console) as bar:
+    with JobBar(console) as bar:
         request = job_request(name, suffix, seed, hyperparameters or {})
         with refused_files_deleted(remote, notify) as sent:
             request |= upload_files(remote, file, validation, bar, sent)
@@ -83,7 +83,7 @@ def delete_files(remote: Remote, ids: Iterable[str], notify: Notify) -> None:
 
 
 def upload_files(
-    remote: Remote, file: Path, validation: Path | None, bar: "Bar", sent: list[str]
+    remote: Remote, file: Path, validation: Path | None, bar: "JobBar", sent: list[str]
 ) -> dict[str, str]:
     """The fields ``training_file`` and ``validation_file`` of a request. Each identifier joins ``sent`` as soon as its
     file is on the server."""
@@ -95,7 +95,7 @@ def upload_files(
     return fields
 
 
-def _upload_rows(remote: Remote, file: Path, bar: "Bar") -> str:
+def _upload_rows(remote: Remote, file: Path, bar: "JobBar") -> str:
     """The id of the uploaded file; of a folder of pictures its tar is sent."""
     if not file.is_dir():
         return remote.upload(file, bar.sent)["id"]
@@ -141,7 +141,7 @@ class Watch:
     def __init__(
         self,
         remote: Remote,
-        bar: "Bar",
+        bar: "JobBar",
         notify: Notify,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
@@ -188,7 +188,7 @@ class Watch:
         return job
 
 
-class Bar:
+class JobBar:
     """One live line on stderr: bytes while sending, then step, loss, scale, skipped steps and what is left. Without a
     terminal a line for each stage, and for each tenth of the steps."""
 
@@ -200,7 +200,7 @@ class Bar:
         )
         self._task = self._progress.add_task("sending", total=None, facts="")
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "JobBar":
         self._progress.start()
         if not self._console.is_terminal:
             self._console.print("sending")

@@ -21,7 +21,7 @@ from rich.text import Text
 from ....models.errors import BadInput, HalfevenError
 from ..jobs.choices.hyperparameter_table import REJUDGE
 from .job_command import (
-    Bar,
+    JobBar,
     Notify,
     Watch,
     create_job,
@@ -86,7 +86,7 @@ def sweep(
     common = {"stale_parent": REJUDGE} | {
         key: one for key, one in (hyperparameters or {}).items() if one is not None
     }
-    with Bar(console) as bar:
+    with JobBar(console) as bar:
         with refused_files_deleted(remote, notify) as sent:
             files = upload_files(remote, file, validation, bar, sent)
             for settings in grid:

@@ -155,7 +155,7 @@ class Files:
 
     async def _received(self, coming: "_Coming", boundary: bytes, receive: Receive) -> Upload:
         handle, name = await asyncio.to_thread(tempfile.mkstemp, prefix=".upload-", dir=self.folder)
-        form = _Form(handle, Path(name), boundary, self.max_bytes)
+        form = _UploadForm(handle, Path(name), boundary, self.max_bytes)
         try:
             await self._stream(form, coming, receive)
             return await asyncio.to_thread(form.finish)
@@ -173,7 +173,7 @@ class Files:
         finally:
             form.close()
 
-    async def _stream(self, form: "_Form", coming: "_Coming", receive: Receive) -> None:
+    async def _stream(self, form: "_UploadForm", coming: "_Coming", receive: Receive) -> None:
         begun, received = self._clock(), 0
         waiting = bytearray()
         more = True
@@ -245,7 +245,7 @@ class _Coming:
         self._expect(self._nbytes, self._nbytes)
         self._reserved = self._nbytes
 
-    def write(self, form: "_Form", block: bytes) -> None:
+    def write(self, form: "_UploadForm", block: bytes) -> None:
         """Write what has come: it is counted once, as declared or as written. Raises QuotaReached, and as the form."""
         with self._files.counting:
             form.write(block)
@@ -269,7 +269,7 @@ def whole_uploads(folder: Path) -> list[Path]:
     return sorted(path for path in found if _DIGEST.fullmatch(path.name))
 
 
-class _Form:
+class _UploadForm:
     """The parser's callbacks. Parts are recognised by their headers; the file's bytes go straight to the disk."""
 
     def __init__(self, handle: int, path: Path, boundary: bytes, max_bytes: int) -> None:

@@ -13,7 +13,7 @@ from ....models.store import LIVE, Store, Version
 from ...versions.roster import Roster
 from .choices.hyperparameter_table import REFUSE, REJUDGE
 from .records.job_store import JobStore
-from .records.job_types import FAILED, SUCCEEDED, Job
+from .records.job_types import FAILED, SUCCEEDED, JobRow
 from .records.reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT
 
 SWAP_SECONDS = 600.0  # another device proves again first
@@ -92,7 +92,7 @@ class Conclusion:
             fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
 
-    def _leave(self, job: Job, version: Version, stage: str, code: str, why: str) -> None:
+    def _leave(self, job: JobRow, version: Version, stage: str, code: str, why: str) -> None:
         """Settle a job whose version is published only."""
         message = f"{version} is published {why}; {by_hand(version)}"
         self._job_store.move(
@@ -100,7 +100,7 @@ class Conclusion:
             gate=version.manifest["gate"], fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
 
-    def _replaceable(self, job: Job, version: Version) -> int | None:
+    def _replaceable(self, job: JobRow, version: Version) -> int | None:
         """The alias, where the version may take the place of the active one: the gate measured that one, and the
         version was made from it or, with ``stale_parent = "rejudge"``, has kept what it knows."""
         against, alias = version.manifest["gate"].get("against"), self._store.live_number(version.name)
@@ -126,14 +126,14 @@ class Conclusion:
             entry["over"] == version.number for each in promotions for entry in (each["first"], each["last"])
         )
 
-    def _promote(self, job: Job, version: Version, alias: int | None) -> None:
+    def _promote(self, job: JobRow, version: Version, alias: int | None) -> None:
         self._job_store.note(job.id, stage="swapping", gate=version.manifest["gate"])
         try:
             self._store.promote_over(alias, version, FINE_TUNING)
         except Conflict:
             raise self._stale(job, version, self._store.live_number(version.name)) from None
 
-    def _stale(self, job: Job, version: Version, active: int | None) -> StaleParent:
+    def _stale(self, job: JobRow, version: Version, active: int | None) -> StaleParent:
         """Where the job goes on, the version that took the place serves first: the next pass is measured against the
         one that serves, and measured against the one before it would be stale again."""
         name, deadline = version.name, time.monotonic() + SWAP_SECONDS
@@ -176,11 +176,11 @@ def by_hand(version: Version) -> str:
     )
 
 
-def _policy(job: Job) -> str:
+def _policy(job: JobRow) -> str:
     return job.hyperparameters.get("stale_parent", REFUSE)
 
 
-def _stale(job: Job, version: Version, active: int | None) -> StaleParent:
+def _stale(job: JobRow, version: Version, active: int | None) -> StaleParent:
     name, parent = version.name, version.manifest["parent"]
     measured = version.manifest["gate"].get("against")
     measured_against = f" and measured against {name}@{measured}" if measured not in (None, parent) else ""

@@ -16,7 +16,7 @@ from ....models.store import Store, Version
 from ...batching.place import Place
 from ...versions.roster import Roster
 from ..data.files import Files
-from ..judging.active_version import ActiveVersion, Measured, same_signature
+from ..judging.active_version import ActiveVersion, MeasuredActive, same_signature
 from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged, sets_of
 from . import training_request as asked
 from .child_watch import lines_of, result_of
@@ -33,7 +33,7 @@ from .concluding import (
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_rows import TRAINING, VALIDATION, Asked, JobRows, ReaderLost, divide
 from .records.job_store import JobStore
-from .records.job_types import RUNNING, IllegalMove, Job
+from .records.job_types import RUNNING, IllegalMove, JobRow
 from .records.reasons import NO_JUDGING_SET, STALE_PARENT
 from .training_request import TRAINER
 from .training_watch import TrainingWatch
@@ -58,7 +58,7 @@ class JobRunner:
         self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
-    def go(self, job: Job) -> None:
+    def go(self, job: JobRow) -> None:
         """Take a queued job through all stages, from where it is; nothing where it is not queued any more. Raises
         JobFailed, Cancelled, Paused, ServerStops, or an error of ours."""
         try:
@@ -72,7 +72,7 @@ class JobRunner:
             folder.was_interrupted()
             raise
 
-    def published(self, job: Job, number: int | None = None) -> Version | None:
+    def published(self, job: JobRow, number: int | None = None) -> Version | None:
         """The version that this job published last, or in its pass ``number``; None where there is none."""
         for found in reversed(self._store.numbers(job.name)):
             version = self._store.version(job.name, found)
@@ -96,7 +96,7 @@ class JobRunner:
     def _folder(self, id: str) -> JobFolder:
         return JobFolder(self._store.root / "jobs" / id)
 
-    def _passes(self, job: Job, folder: JobFolder) -> None:
+    def _passes(self, job: JobRow, folder: JobFolder) -> None:
         """Once, or again where another version became active meanwhile and the job says what then (`stale_parent`)."""
         stale = job.hyperparameters.get("stale_parent", REFUSE)
         while True:
@@ -118,7 +118,7 @@ class JobRunner:
                 known = folder.state() or state
                 folder.begin(JobState(state.number + 1, state.parent, known.trained))
 
-    def _first_parent(self, job: Job, stale: str) -> int:
+    def _first_parent(self, job: JobRow, stale: str) -> int:
         """The version to train from: the one that the job names; of a job that names none the one that is active now,
         after it has waited, where its rows can be asked of that one and it can be trained."""
         live = self._active.of(job.name).number if stale == RETRAIN else self._store.live_number(job.name)
@@ -135,7 +135,7 @@ class JobRunner:
         self._job_store.record(job.id, "info", sentence, {"parent_version": live})
         return live
 
-    def _pass(self, job: Job, folder: JobFolder, state: JobState) -> Version:
+    def _pass(self, job: JobRow, folder: JobFolder, state: JobState) -> Version:
         """Train, where that is not done yet, and convert."""
         parent = self._store.version(job.name, state.parent)
         rows = self._rows(job, parent, folder)
@@ -153,7 +153,7 @@ class JobRunner:
 
         return self._started_again(job, folder, convert)
 
-    def _started_again(self, job: Job, folder: JobFolder, work: Callable[[], Result]) -> Result:
+    def _started_again(self, job: JobRow, folder: JobFolder, work: Callable[[], Result]) -> Result:
         """The result of a process's work; where the process is killed it is started again, as often as it makes
         progress between."""
         lost: WorkerLost | None = None
@@ -170,7 +170,7 @@ class JobRunner:
                 self._store.remove_dead_drafts()
                 self._job_store.record(job.id, "warn", f"{error}; it is started again", {"code": error.code})
 
-    def _rows(self, job: Job, parent: Version, folder: JobFolder) -> JobRows:
+    def _rows(self, job: JobRow, parent: Version, folder: JobFolder) -> JobRows:
         """The job's rows, divided by a process, which is started again where it is killed."""
         given = {TRAINING: job.training_file, VALIDATION: job.validation_file}
         files = {
@@ -191,7 +191,7 @@ class JobRunner:
                 self._job_store.record(job.id, "warn", sentence, {"code": "WORKER_LOST"})
         raise AssertionError("the last one raises")
 
-    def _warn(self, job: Job, parent: Version, rows: JobRows) -> None:
+    def _warn(self, job: JobRow, parent: Version, rows: JobRows) -> None:
         """Record a warning, before the training, where the score will be too good, and where the result will not become
         active."""
         if rows.twins:
@@ -208,8 +208,8 @@ class JobRunner:
         if why := ends_stale(parent, self._store.live_number(job.name), stale):
             self._job_store.record(job.id, "warn", why, {"code": STALE_PARENT})
 
-    def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
-        place = asked.Place(
+    def _train(self, job: JobRow, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
+        place = asked.TrainingPlace(
             folder.of_pass, str(self._place.device), self._threads, self._priority, self._memory_bytes,
             self._processes,
         )  # fmt: skip
@@ -222,7 +222,7 @@ class JobRunner:
         return {**done, "summary": {**done["summary"], "quarantined": left_out}}
 
     def _convert(
-        self, job: Job, parent: Version, rows: JobRows, trained: Mapping[str, Any], number: int, folder: Path,
+        self, job: JobRow, parent: Version, rows: JobRows, trained: Mapping[str, Any], number: int, folder: Path,
     ) -> Version:  # fmt: skip
         """``number``: of the pass, whose files are in ``folder``."""
         metrics = parent.manifest.get("training", {}).get("metrics", [])
@@ -259,7 +259,9 @@ class JobRunner:
         done = result_of(child, last, "conversion")
         return self._store.version(job.name, done["version"])
 
-    def _measured(self, job: Job, parent: Version, held_out: Samples, metrics: Sequence[str]) -> Measured:
+    def _measured(
+        self, job: JobRow, parent: Version, held_out: Samples, metrics: Sequence[str]
+    ) -> MeasuredActive:
         active = self._active.of(job.name)
         if not same_signature(active.spec(), parent.spec()):
             raise JobFailed(
@@ -269,7 +271,7 @@ class JobRunner:
             )
         return self._active.measured(job.name, held_out, metrics)
 
-    def _lineage(self, job: Job, rows: JobRows, trained: Mapping[str, Any], number: int) -> dict[str, Any]:
+    def _lineage(self, job: JobRow, rows: JobRows, trained: Mapping[str, Any], number: int) -> dict[str, Any]:
         validation = job.validation_file
         return {
             "by": "fine-tuning",

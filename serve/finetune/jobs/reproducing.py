@@ -14,7 +14,7 @@ from .child_watch import result_of
 from .choices.hyperparameter_table import AUTO
 from .concluding import JobFailed
 from .job_rows import TRAINING, VALIDATION, Asked, divide, lines_until
-from .training_request import TRAINER, Place, training_request
+from .training_request import TRAINER, TrainingPlace, training_request
 from .worker_process import Child
 
 Notify = Callable[[str], None]
@@ -58,7 +58,7 @@ def reproduce(
     asked = Asked(parent, files, hyperparameters, lineage["seed"], "normal", max_bytes)
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
-        place = Place(
+        place = TrainingPlace(
             Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), priority="normal",
             processes=recorded.get("processes", 1),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from .choices.hyperparameter_table import REFUSE
 from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .records.job_store import JobStore
-from .records.job_types import CANCELLED, FAILED, QUEUED, RUNNING, Job
+from .records.job_types import CANCELLED, FAILED, QUEUED, RUNNING, JobRow
 from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE
 from .worker_process import Priority
 
@@ -87,7 +87,7 @@ class Supervisor:
         for running in list(self._running.values()):
             running.join()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> JobRow | None:
         """The queued job that has waited longest and may run beside those that run. Of jobs of one model, each of which
         may end with another active version than it began with, only those run beside each other that say what then
         (`stale_parent`)."""
@@ -99,7 +99,7 @@ class Supervisor:
         queued = (job for job in unfinished if job.status == QUEUED and job.id not in running)
         return next((job for job in queued if not any(_would_end_stale(job, one) for one in beside)), None)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: JobRow) -> None:
         def run() -> None:
             try:
                 self._guarded(job, partial(self._runner.go, job))
@@ -120,7 +120,7 @@ class Supervisor:
                 self._roster.wait(_LOOK_EVERY_S)
                 return
 
-    def _guarded(self, job: Job, work: Callable[[], None]) -> None:
+    def _guarded(self, job: JobRow, work: Callable[[], None]) -> None:
         """Run ``work``; any error in it ends this job only, with its reason."""
         try:
             work()
@@ -147,14 +147,14 @@ class Supervisor:
             message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
             self._fail(job, "INTERNAL", message)
 
-    def _fail(self, job: Job, code: str, message: str, version: int | None = None) -> None:
+    def _fail(self, job: JobRow, code: str, message: str, version: int | None = None) -> None:
         try:
             if not self._job_store.job(job.id).finished:
                 self._job_store.move(job.id, FAILED, code=code, message=message, version=version)
         except Exception:
             logger.exception("the end of job %s could not be written: %s %s", job.id, code, message)
 
-    def _cancelled(self, job: Job) -> None:
+    def _cancelled(self, job: JobRow) -> None:
         version = self._runner.published(job)
         message = "cancelled while it was running"
         number = None
@@ -167,11 +167,11 @@ class Supervisor:
             number, message = version.number, f"cancelled: {version} was published, and not made active"
         self._job_store.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
 
-    def _paused(self, job: Job) -> None:
+    def _paused(self, job: JobRow) -> None:
         if self._job_store.has_stopped(job.id).cancel_requested:
             self._guarded(job, partial(self._cancelled, job))
 
-    def _take_up(self, job: Job) -> None:
+    def _take_up(self, job: JobRow) -> None:
         """No process runs this job, since its server ended or what became of it could not be written: it goes on from
         where it was."""
         if job.pause_requested:
@@ -181,7 +181,7 @@ class Supervisor:
         self._job_store.move(job.id, QUEUED, stage="queued", message=message)
 
 
-def _would_end_stale(one: Job, other: Job) -> bool:
+def _would_end_stale(one: JobRow, other: JobRow) -> bool:
     """True where one of two jobs that run at the same time can end only as stale, because of the other's version."""
     return one.name == other.name and any(
         job.hyperparameters.get("stale_parent", REFUSE) == REFUSE for job in (one, other)

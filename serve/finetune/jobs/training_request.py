@@ -29,7 +29,7 @@ _AMP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainingPlace:
     """The folder and the device of one training, and its processes: ``processes`` train together, each with ``threads``
     threads and ``priority``; all together may have ``memory_bytes`` of private memory (0: no limit)."""
 
@@ -42,7 +42,12 @@ class Place:
 
 
 def training_request(
-    parent: Version, rows: JobRows, hyperparameters: Mapping[str, Any], seed: int, job: str, place: Place
+    parent: Version,
+    rows: JobRows,
+    hyperparameters: Mapping[str, Any],
+    seed: int,
+    job: str,
+    place: TrainingPlace,
 ) -> dict[str, Any]:
     """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
     `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""

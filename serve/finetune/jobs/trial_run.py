@@ -12,12 +12,13 @@ from typing import Any
 from ....models.errors import NotReady, Overloaded
 from ....models.store import Store, Version
 from ..data.files import Files
+from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS, chosen_precision
 from . import training_request as asked
 from .child_watch import result_of
 from .choices.declared_steps import declared_steps
+from .choices.hyperparameter_table import AUTO
 from .concluding import JobFailed
 from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
-from .precision_comparison import chooses, compared
 from .records.job_store import JobStore
 from .records.job_types import SUCCEEDED, JobRequest
 from .training_request import TRAINER
@@ -30,6 +31,10 @@ PRIORITY: Priority = "low"  # not idle: the caller waits for the result of the t
 NO_GRADIENT = "NO_GRADIENT"
 NEWEST_JOBS = 50
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
+COMPARED_STEPS = 8
+FP32 = EXACT_FIRST[0]
+Trained = Mapping[str, Any]
+StepsWith = Callable[[Mapping[str, Any], int], Trained]  # changed settings, steps → the trainer's last line
 
 
 class TrialRuns:
@@ -115,7 +120,7 @@ class TrialRuns:
         self, parent: Version, rows: JobRows, request: JobRequest, folder: Path, settings: Mapping[str, Any], steps: int
     ) -> Mapping[str, Any]:  # fmt: skip
         """``settings`` take the place of the job's own."""
-        place = asked.Place(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
+        place = asked.TrainingPlace(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
         hyperparameters = {**request.hyperparameters, **settings}
         question = asked.training_request(parent, rows, hyperparameters, request.seed, "trial", place)
         question |= {"trial_steps": steps}
@@ -187,3 +192,64 @@ def _figures(trained: Mapping[str, Any], conversion_s: float | None) -> dict[str
         "trained": trained["trained"],
         "skipped": [cause for cause in trained["causes"] if cause is not None],
     }
+
+
+def chooses(declares_steps: bool) -> Mapping[str, Any]:
+    """The settings of the trial that measures the seconds; with several optimizers none does (`declared_steps.py`)."""
+    return {} if declares_steps else {"precision": AUTO}
+
+
+def compared(steps_with: StepsWith, level: str, chosen: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A few steps of one job in each precision: what they cost, what they lose, and the precision to take.
+
+    The seconds of a step are those by which ``precision = "auto"`` chooses, in turns in one process. Memory and losses
+    are those of a process for each precision, which begin with the same weights, rows and random numbers.
+
+    Gives ``choice`` and ``precisions`` by name, the fields of a precision that was not trained being ``left_out``.
+    ``chosen``: what ``auto`` measured, None where it could not be asked; ``level``: of the job."""
+    among = HALF_MODELS if level in HALF_LEVELS else EXACT_FIRST
+    slow = {one["precision"]: one["sentence"] for one in (chosen or {}).get("left_out", ())}
+    found: dict[str, dict[str, Any]] = {}
+    losses: dict[str, Any] = {}
+    for precision in EXACT_FIRST:  # FP32 in any case: the others are compared with it
+        if precision in slow:
+            found[precision] = {"left_out": slow[precision]}
+            continue
+        level_of = {"opt_level": "O1"} if precision == FP32 else {}
+        try:
+            trained = steps_with({"precision": precision, **level_of}, COMPARED_STEPS)
+        except JobFailed as failed:
+            found[precision] = {"left_out": f"{failed.code}: {failed}"}
+            continue
+        seconds = (chosen or {}).get("seconds", {}).get(precision, trained["seconds_per_step"])
+        found[precision] = _figures_of_one(trained, seconds)
+        losses[precision] = trained["losses"]
+    for precision, one in found.items():
+        if precision in losses and FP32 in losses:
+            one["loss_difference"] = _largest_difference(losses[precision], losses[FP32])
+    seconds = {name: one["seconds_per_step"] for name, one in found.items() if "left_out" not in one}
+    choice = chosen["precision"] if chosen else chosen_precision(_of(among, seconds), among)
+    return {"choice": choice, "steps": COMPARED_STEPS, "precisions": found}
+
+
+def _of(among: tuple[str, ...], seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: one for name, one in seconds.items() if name in among}
+
+
+def _figures_of_one(trained: Trained, seconds: float) -> dict[str, Any]:
+    """``loss``: of the last step whose loss was finite."""
+    return {
+        "seconds_per_step": seconds,
+        "steps_per_second": 1 / seconds,
+        "peak_memory_bytes": trained["peak_memory_bytes"],
+        "peak_device_bytes": trained["peak_device_bytes"],
+        "steps_memory_bytes": trained["memory_by_phase"].get("steps"),
+        "loss": next((one for one in reversed(trained["losses"]) if one is not None), None),
+        "skipped": sum(cause is not None for cause in trained["causes"]),
+    }
+
+
+def _largest_difference(losses: list[float | None], of_fp32: list[float | None]) -> float | None:
+    """Between the losses of the same step, relative to FP32's; of the steps where both are finite."""
+    pairs = [(one, other) for one, other in zip(losses, of_fp32, strict=False) if None not in (one, other)]
+    return max((abs(one - other) / max(abs(other), 1e-12) for one, other in pairs), default=None)  # type: ignore[operator, arg-type]

@@ -31,7 +31,7 @@ from ....models.order.ends_with_parent import die_with_the_parent  # noqa: E402
 from ....models.order.one_order import one_order  # noqa: E402
 from ....models.store import Store  # noqa: E402
 from ...settings import order_bounds  # noqa: E402
-from ..judging.gate import Terms, by_set, judge, predictions  # noqa: E402
+from ..judging.gate import GateTerms, by_set, judge, predictions  # noqa: E402
 from ..judging.joining import with_joined  # noqa: E402
 from ..judging.judging_sets import sets_of  # noqa: E402
 from ..training.loop.setting_names import STATE_FILE  # noqa: E402
@@ -71,7 +71,7 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     store = Store(Path(request["store"]))
     parent = store.version(request["model"], request["parent"])
     spec = parent.spec()
-    terms = Terms(**request["terms"])
+    terms = GateTerms(**request["terms"])
     judged_by = store.version(request["model"], terms.against)
     seen, held_out = (load_samples(Path(request[name]), spec) for name in ("seen", "held_out"))
     sets = sets_of(judged_by, held_out)

@@ -17,7 +17,7 @@ from .judging_sets import sets_of
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredActive:
     """``predictions``: what the active version answers, as ``set:output``."""
 
     version: Version
@@ -35,7 +35,7 @@ class ActiveVersion:
         """The version that serves now; of a name without an alias, the one whose FP32 original serves."""
         return self._store.version(name, int(self._roster.find(name).prepared.version))
 
-    def measured(self, name: str, held_out: Samples, metrics: Sequence[str]) -> Measured:
+    def measured(self, name: str, held_out: Samples, metrics: Sequence[str]) -> MeasuredActive:
         """The active version's answers to the held-out rows, and to its own judging samples."""
         while True:
             prepared = self._roster.find(name).prepared
@@ -51,7 +51,7 @@ class ActiveVersion:
             named = {
                 f"{place}:{output}": array for place, each in found.items() for output, array in each.items()
             }
-            return Measured(version, sets, named)
+            return MeasuredActive(version, sets, named)
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:

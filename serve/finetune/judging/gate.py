@@ -39,7 +39,7 @@ Predictions = Mapping[
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class GateTerms:
     """The limits for a job's version. ``margin``: how much worse it may be (a share, or relative growth of an error).
 
     For the record and the promotion (`concluding.py`): ``against``, the number of the active version that was measured,
@@ -79,7 +79,7 @@ def by_set(arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]
 
 def judge(
     spec: ModelSpec, sets: Sets, forms: Mapping[str, Mapping[str, Predictions]],
-    active: Mapping[str, Predictions], terms: Terms,
+    active: Mapping[str, Predictions], terms: GateTerms,
 ) -> FurtherVerdict:  # fmt: skip
     """``forms``: form → set → predictions; ``active``: those of the active version, by set.
 
@@ -130,7 +130,7 @@ class _Pairs:
     margin: float
 
     @classmethod
-    def of(cls, tensor: TensorSpec, samples: Samples, terms: Terms) -> "_Pairs | None":
+    def of(cls, tensor: TensorSpec, samples: Samples, terms: GateTerms) -> "_Pairs | None":
         targets = samples.targets.get(tensor.name)
         if targets is None or not (rows := graded(tensor, targets)).any():
             return None

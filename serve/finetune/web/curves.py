@@ -30,7 +30,7 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class JobCurve:
     """An SVG path, its ticks (y, label), a limit's height, the steps without a finite value and the skipped."""
 
     path: str
@@ -76,15 +76,15 @@ def finite(value: object) -> float | None:
         return None
 
 
-def loss_curve(steps: Steps, last: int) -> Curve | None:
+def loss_curve(steps: Steps, last: int) -> JobCurve | None:
     return _curve(_points(steps, "loss"), last)
 
 
-def norm_curve(steps: Steps, last: int, clip: float | None) -> Curve | None:
+def norm_curve(steps: Steps, last: int, clip: float | None) -> JobCurve | None:
     return _curve(_points(steps, "grad_norm"), last, clip)
 
 
-def scale_curve(steps: Steps, last: int, floor: float | None) -> Curve | None:
+def scale_curve(steps: Steps, last: int, floor: float | None) -> JobCurve | None:
     """The loss scale on a log2 axis, as stairs; each skipped step stands on it in the colour of its cause."""
     points = _points(steps, "scale")
     known = [value for _, value in points if value is not None and value > 0]
@@ -94,7 +94,7 @@ def scale_curve(steps: Steps, last: int, floor: float | None) -> Curve | None:
     powers = [math.log2(value) for value in (*known, *limits)]
     axis = Axis(math.floor(min(powers)) - 1, math.ceil(max(powers)) + 1, 2)
     skips = tuple(_skip(step, last, axis) for step in steps if step.get("skipped"))
-    return Curve(
+    return JobCurve(
         _path(points, last, axis, stairs=True), axis.ticks(), axis.y_of(floor) if limits and floor else None,
         skips=skips,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def x_ticks(last: int) -> tuple[tuple[float, str], ...]:
     return tuple((_x(mark, last), f"{mark:.0f}") for mark in _marks(0.0, float(max(last, 1)), 1.0))
 
 
-def _curve(points: Points, last: int, limit: float | None = None) -> Curve | None:
+def _curve(points: Points, last: int, limit: float | None = None) -> JobCurve | None:
     known = [value for _, value in points if value is not None]
     if not known:
         return None
@@ -112,7 +112,7 @@ def _curve(points: Points, last: int, limit: float | None = None) -> Curve | Non
     axis = _axis(drawn)
     limit_y = None if limit is None or len(drawn) == len(known) else axis.y_of(limit)
     missing = tuple(_x(step, last) for step, value in points if value is None)
-    return Curve(_path(points, last, axis), axis.ticks(), limit_y, missing)
+    return JobCurve(_path(points, last, axis), axis.ticks(), limit_y, missing)
 
 
 def _axis(values: Sequence[float]) -> Axis:

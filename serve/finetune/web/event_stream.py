@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from ...access.access_control import OPEN, Permit
 from ...http.limits.request_limits import DEFAULTS
-from ...http.limits.shared_places import Place, SharedPlaces
+from ...http.limits.shared_places import SharedPlaces, TakenPlace
 from ..jobs.records.job_store import JobStore
-from ..jobs.records.job_types import Event
+from ..jobs.records.job_types import JobEvent
 from .openai_shapes import event_body
 
 LOOK_EVERY_S = 0.25
@@ -56,7 +56,7 @@ async def streamed(
 class _CountedStream(StreamingResponse):
     """A stream that gives its place back when it has ended, also where it was never begun."""
 
-    def __init__(self, stream: AsyncIterator[bytes], place: Place) -> None:
+    def __init__(self, stream: AsyncIterator[bytes], place: TakenPlace) -> None:
         super().__init__(stream, headers=_HEADERS, media_type="text/event-stream")
         self._place = place
         weakref.finalize(self, place.leave)  # of one that was never begun
@@ -87,13 +87,13 @@ async def _stream(
             yield b": nothing new\n\n"
 
 
-def _behind(job_store: JobStore, id: str, last: str | None) -> tuple[list[Event], bool]:
+def _behind(job_store: JobStore, id: str, last: str | None) -> tuple[list[JobEvent], bool]:
     """The next events, and whether the job had ended before they were read: its last event is among them then."""
     ended = job_store.job(id).finished
     return job_store.events(id, last, _AT_ONCE, oldest_first=True), ended
 
 
-def _written(event: Event) -> bytes:
+def _written(event: JobEvent) -> bytes:
     """``id``, ``event`` (its type) and ``data``, one line of JSON."""
     head = f"id: {event.id}\nevent: {event.kind}\ndata: ".encode()
     return head + orjson.dumps(event_body(event)) + b"\n\n"

@@ -11,7 +11,7 @@ from jinja2 import Environment
 from ....exporters.report.page import pages_of
 from ..jobs.records.reasons import ENDED, not_active, was_refused
 from ..judging.judging_metrics import SHARES
-from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
+from .curves import HEIGHT, WIDTH, JobCurve, finite, loss_curve, norm_curve, scale_curve, x_ticks
 
 REFRESH_S = 2
 _ROOT = "../../../../"  # of the job's page, ``/v1/fine_tuning/jobs/ID/page``: a proxy may show the server below a path
@@ -73,7 +73,7 @@ def reason_of(job: Facts) -> str:
             return f"{str(ours.get('stage') or 'starting').capitalize()}."
         case "cancelled":
             return "Cancelled as asked; the active version was not touched."
-        case "queued" | "validating_files":
+        case "queued":
             return "Waiting for the trainer: jobs run one at a time."
         case _:
             return ""
@@ -85,7 +85,7 @@ def _plots(job: Facts, steps: Sequence[Facts]) -> dict[str, Any]:
     planned = 0 if job.get("status") in ENDED else _progress(job).get("total_steps")
     last = max([*known, int(finite(planned) or 0), 1])
     floor, clip = finite(chosen.get("scale_floor")), finite(chosen.get("clip_norm"))
-    curves: dict[str, Curve | None] = {
+    curves: dict[str, JobCurve | None] = {
         "loss": loss_curve(steps, last),
         "scale": scale_curve(steps, last, floor),
         "norm": norm_curve(steps, last, clip),

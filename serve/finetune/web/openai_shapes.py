@@ -7,7 +7,7 @@ Fields that they do not have are in a job's ``halfeven`` object.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..jobs.records.job_types import CANCELLED, FAILED, SUCCEEDED, Evaluation, Event, FileRecord, Job
+from ..jobs.records.job_types import CANCELLED, FAILED, SUCCEEDED, Evaluation, FileRecord, JobEvent, JobRow
 from ..jobs.records.reasons import NOTHING_LEARNT
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def file_body(record: FileRecord) -> dict[str, Any]:
     }
 
 
-def job_body(job: Job) -> dict[str, Any]:
+def job_body(job: JobRow) -> dict[str, Any]:
     hyperparameters = dict(job.hyperparameters)
     return {
         "id": job.id,
@@ -70,7 +70,7 @@ def job_body(job: Job) -> dict[str, Any]:
     }
 
 
-def _promotion(job: Job) -> dict[str, Any] | None:
+def _promotion(job: JobRow) -> dict[str, Any] | None:
     """Whether the version that the job made became active: ``promoted``, ``held``, ``not promoted`` or ``refused``;
     None before that."""
     if job.version is None or job.status == CANCELLED:
@@ -81,13 +81,13 @@ def _promotion(job: Job) -> dict[str, Any] | None:
     return {"state": "refused", "code": job.code, "message": job.message}
 
 
-def _error(job: Job) -> dict[str, Any] | None:
+def _error(job: JobRow) -> dict[str, Any] | None:
     if job.status != FAILED:
         return None
     return {"code": job.code, "message": job.message, "param": job.param}
 
 
-def event_body(event: Event) -> dict[str, Any]:
+def event_body(event: JobEvent) -> dict[str, Any]:
     return {
         "id": event.id,
         "object": "fine_tuning.job.event",
@@ -100,7 +100,7 @@ def event_body(event: Event) -> dict[str, Any]:
     }
 
 
-def checkpoint_body(job: Job, evaluation: Evaluation) -> dict[str, Any]:
+def checkpoint_body(job: JobRow, evaluation: Evaluation) -> dict[str, Any]:
     """One evaluation as a checkpoint; its model's name is the version where this step's weights were published."""
     record, step = evaluation.record, evaluation.step
     published = job.fine_tuned_model is not None and (job.summary or {}).get("best_step") == step

@@ -10,7 +10,7 @@ from ....models.errors import BadRequest, TooLarge
 _MAX_HEADERS, _MAX_HEADER_BYTES = 8, 2048  # of each part
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """``name`` is the form's field, ``filename`` what the sender calls the file (to show, never to open)."""
 
     name: str
@@ -26,7 +26,7 @@ def is_multipart(content_type: str) -> bool:
     return content_type.split(";")[0].strip().lower() == "multipart/form-data"
 
 
-def read_parts(content_type: str, body: bytes, most: int) -> list[Part]:
+def read_parts(content_type: str, body: bytes, most: int) -> list[FormPart]:
     """The parts in their order. Raises BadRequest, TooLarge where there are more than ``most``."""
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
@@ -46,7 +46,7 @@ class _Form:
     """The parser's callbacks."""
 
     def __init__(self, boundary: bytes, most: int) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[FormPart] = []
         self.ended = False
         self._most = most
         self._header, self._value, self._disposition, self._data = b"", b"", b"", bytearray()
@@ -83,7 +83,7 @@ class _Form:
             raise TooLarge(f"the form has more than {self._most} parts, the most that one request may have")
         _, options = parse_options_header(self._disposition)
         name, filename = (options.get(key, b"").decode("utf-8", "replace") for key in (b"name", b"filename"))
-        self.parts.append(Part(name, filename, bytes(self._data)))
+        self.parts.append(FormPart(name, filename, bytes(self._data)))
         self._disposition, self._data = b"", bytearray()
 
     def _on_end(self) -> None:

@@ -13,7 +13,7 @@ from ....models.pictures.pixels import Picture
 from ....models.spec import ModelSpec, TensorSpec
 from ..limits.memory_budget import Lease
 from .json_numbers import show
-from .multipart import Part
+from .multipart import FormPart
 
 BASE64 = "b64"  # TensorFlow Serving's word for bytes in JSON
 Files = Iterable[tuple[str, bytes]]
@@ -57,7 +57,7 @@ def _row(called: str, data: bytes, picture: Picture, lease: Lease) -> np.ndarray
     return row
 
 
-def arrays_of_parts(spec: ModelSpec, parts: list[Part], lease: Lease) -> dict[str, np.ndarray]:
+def arrays_of_parts(spec: ModelSpec, parts: list[FormPart], lease: Lease) -> dict[str, np.ndarray]:
     """A form's files: with one input in any field, with several in the fields of their names."""
     inputs = picture_inputs(spec)
     if not parts:

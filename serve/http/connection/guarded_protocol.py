@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from ....models.errors import BadRequest, HalfevenError
 from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong
-from ..limits.bounds import Bounds
+from ..limits.bounds import ServerBounds
 from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
 from .framing import Cuts, body_length, check_request_line, without_upgrade
@@ -46,10 +46,10 @@ class GuardedProtocol(PoliteProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-        bounds: Bounds | None = None,
+        bounds: ServerBounds | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or ServerBounds()
         self._in_head = False
         self._in_message = False
         self._refused = False  # further bytes are ignored

@@ -21,7 +21,7 @@ from typing import Any
 
 from ....models.errors import HalfevenError
 from ..error_mapping import NoDescriptor, TooManyConnections
-from ..limits.bounds import Bounds
+from ..limits.bounds import ServerBounds
 from .refusal import refusal_of
 from .tls import set_up_tls
 
@@ -86,7 +86,7 @@ class Listening:
         listener: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
-        bounds: Bounds,
+        bounds: ServerBounds,
     ) -> None:
         self._listener, self._protocol, self._tls = listener, protocol, tls
         self._connections, self._refused = bounds.connections, bounds.refused

@@ -12,9 +12,11 @@
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -27,9 +29,8 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import HANDLED_SIGNALS
 
 from ....models.usable_cores import usable_cores
-from ..limits.bounds import Bounds
+from ..limits.bounds import ServerBounds
 from ..routes.infer import InferFront
-from .accept_queue import hold_off, waiting_in
 from .listening import Listening, listeners_at
 from .polite_protocol import PoliteProtocol, PoliteState
 
@@ -40,6 +41,19 @@ _ACCEPT_S = 2.0  # for a queue that is not emptied, because there is no descript
 _HANDSHAKES_S = 2.0  # for TLS handshakes under way when the port is closed: a caller may never end one
 _LOOK_EVERY_S = 0.02
 _TICK_S = 1.0  # the answers' Date
+_SO_ATTACH_FILTER = 26
+_TCP_INFO_QUEUE = 24  # the offset of tcpi_unacked
+# Classic BPF over the TCP header: load the flags; SYN without ACK is dropped (length 0), all else kept.
+_NO_NEW_ONES = b"".join(
+    struct.pack("HBBI", *instruction)
+    for instruction in (
+        (0x30, 0, 0, 13),  # A = byte 13: the flags
+        (0x54, 0, 0, 0x12),  # A &= SYN | ACK
+        (0x15, 0, 1, 0x02),  # A == SYN?
+        (0x06, 0, 0, 0),
+        (0x06, 0, 0, 0x7FFFFFFF),
+    )
+)
 
 
 class Beside(Protocol):
@@ -55,7 +69,14 @@ class Beside(Protocol):
 
 
 async def _accept_the_last(listeners: Sequence[socket.socket]) -> None:
-    """Let no new handshake begin, and return when every waiting connection has been accepted."""
+    """Let no new handshake begin, and return when every waiting connection has been accepted.
+
+    A connection whose handshake is over waits in the kernel until it is accepted. Its caller may have sent a request
+    already, and closing the socket would reset it. So a filter drops the first packet (SYN) of new handshakes (the
+    caller's kernel sends it again after a second and is refused then, before anything was asked).
+
+    Source: Linux, socket(7) SO_ATTACH_FILTER, tcp(7) TCP_INFO (of a listening socket: ``tcpi_unacked`` is its queue).
+    """
     held_off = [hold_off(listener) for listener in listeners]
     if any(held_off):
         await asyncio.sleep(_HANDSHAKE_S)
@@ -98,7 +119,7 @@ class PoliteServer(uvicorn.Server):
             logger.error("no connection can be taken: %s", error)
             await self.lifespan.shutdown()
             sys.exit(STARTUP_FAILURE)
-        bounds = config.app.bounds if isinstance(config.app, InferFront) else Bounds()
+        bounds = config.app.bounds if isinstance(config.app, InferFront) else ServerBounds()
         self.servers: list[Listening] = [  # type: ignore[assignment] (uvicorn looks at it only where it made it)
             Listening(one, self._protocol, config.ssl, bounds) for one in opened
         ]
@@ -200,3 +221,24 @@ class PoliteServer(uvicorn.Server):
 
     def _connections(self) -> list[PoliteProtocol]:
         return [one for one in self._state.connections if isinstance(one, PoliteProtocol)]
+
+
+def hold_off(listener: socket.socket) -> bool:
+    """Let no new handshake begin. False where the system has no such filter: then a few connections may be reset."""
+    program = ctypes.create_string_buffer(_NO_NEW_ONES)
+    filter = struct.pack("HL", len(_NO_NEW_ONES) // 8, ctypes.addressof(program))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter)
+    except OSError as error:
+        logger.debug("new connections cannot be held off here: %s", error)
+        return False
+    return True
+
+
+def waiting_in(listener: socket.socket) -> int:
+    """Connections that wait to be accepted; 0 where the system does not tell."""
+    try:
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_QUEUE + 4)
+    except (OSError, AttributeError):  # only Linux has the constant
+        return 0
+    return struct.unpack_from("I", info, _TCP_INFO_QUEUE)[0] if len(info) >= _TCP_INFO_QUEUE + 4 else 0

@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ServerBounds:
     """``seconds`` is the time for a head to come, and for a body."""
 
     seconds: float = DEFAULTS.arrival_seconds

@@ -13,7 +13,7 @@ _KEPT = 48
 _LOOKED_AT = 16  # connections; so that each of many new connections costs a fixed time
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     """An open connection."""
 
     def is_idle(self) -> bool:
@@ -29,12 +29,12 @@ class Connections:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._open: dict[Connection, None] = {}
+        self._open: dict[OpenConnection, None] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def enter(self, connection: Connection) -> bool:
+    def enter(self, connection: OpenConnection) -> bool:
         """Whether the connection may stay."""
         if not self.has_room():
             return False
@@ -45,7 +45,7 @@ class Connections:
         """Whether one more may stay beside ``coming`` that have not entered yet. An idle one is closed for it."""
         return len(self) + coming < self.limit or self._close_one()
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: OpenConnection) -> None:
         self._open.pop(connection, None)
 
     def _close_one(self) -> bool:

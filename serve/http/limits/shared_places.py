@@ -29,7 +29,7 @@ class SharedPlaces:
         """Places that are taken."""
         return self._held.total()
 
-    def take(self, owner: str) -> "Place":
+    def take(self, owner: str) -> "TakenPlace":
         """A place, taken before anything is awaited for it. Raises Overloaded where all are taken, KeyLimitReached
         where the owner's share is."""
         if not may_hold(1, self._held[owner], self.count, self.most, owner):
@@ -41,14 +41,14 @@ class SharedPlaces:
                 )
             raise Overloaded(f"{self.most} {self._what}; {self._advice}", self._retry_after_s)
         self._held[owner] += 1
-        return Place(self, owner)
+        return TakenPlace(self, owner)
 
     def _leave(self, owner: str) -> None:
         self._held[owner] -= 1
         self._held = +self._held  # without the owners that have none: keys come and go
 
 
-class Place:
+class TakenPlace:
     """One place; `leave`, or the end of a ``with`` block, gives it back, once, however often."""
 
     def __init__(self, places: SharedPlaces, owner: str) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from time import perf_counter_ns
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....models.errors import BadInput, HalfevenError
 from ...access.access_control import AccessControl
@@ -20,9 +20,8 @@ from ..codecs.infer import InferCodec, InferRequest
 from ..content_coding import chosen_coding, decoded, encoded
 from ..cross_origin import is_preflight
 from ..error_mapping import Reaches, SlowBody, body_for, body_of, headers_of, message_of, no_model, status_of
-from ..head_requests import answer_head
 from ..inference import Begun, Inference, parameters_of
-from ..limits.bounds import Bounds
+from ..limits.bounds import ServerBounds
 from ..limits.memory_budget import json_bytes
 from ..limits.request_limits import DEFAULTS
 from ..page_headers import PageHeaders
@@ -60,7 +59,7 @@ class InferFront:
         body_timeout_s: float = DEFAULTS.arrival_seconds,
         inference: Inference | None = None,
         guard: WebGuard | None = None,
-        bounds: Bounds | None = None,
+        bounds: ServerBounds | None = None,
         access: AccessControl | None = None,
         load: ServerLoad | None = None,
     ) -> None:
@@ -73,7 +72,7 @@ class InferFront:
         self.compress_lists = self._dialect.compress_lists
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
-        self.bounds = bounds or Bounds(seconds=body_timeout_s)
+        self.bounds = bounds or ServerBounds(seconds=body_timeout_s)
         self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -286,3 +285,18 @@ async def _send(send: Send, status: int, headers: Headers, body: bytes) -> None:
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Ask ``app`` for the same by GET, and send its answer without the body."""
+    ended = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.start":
+            await send(message)
+        elif not ended:  # the body is dropped
+            ended = True
+            await send({"type": "http.response.body", "body": b""})
+
+    await app({**scope, "method": "GET"}, receive, send_head)

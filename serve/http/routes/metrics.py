@@ -61,7 +61,7 @@ _FAILURES: tuple[tuple[str, Callable[[Counters], int]], ...] = (
 )
 
 
-class Measured(Protocol):
+class MeteredBatcher(Protocol):
     """A batcher or a loaded version as the metrics see it; the latter has a ``label`` (stable, canary, …)."""
 
     @property
@@ -84,7 +84,7 @@ class BatcherCollector(Collector):
 
     def __init__(
         self,
-        batchers: Callable[[], Iterable[Measured]],
+        batchers: Callable[[], Iterable[MeteredBatcher]],
         written: Callable[[], Mapping[str, Phase]] = dict,
     ) -> None:
         self._batchers = batchers
@@ -157,7 +157,7 @@ def _by_rows(batches: Mapping[int, tuple[int, int]]) -> list[tuple[str, float]]:
     return [*((f"{bound}", at_most(bound)) for bound in _ROW_BOUNDS), ("+Inf", at_most(float("inf")))]
 
 
-def _gauges(batchers: Iterable[Measured]) -> Iterator[Metric]:
+def _gauges(batchers: Iterable[MeteredBatcher]) -> Iterator[Metric]:
     pending = GaugeMetricFamily(
         "nv_inference_pending_request_count", "Requests waiting for a batch", labels=_LABELS
     )
@@ -178,7 +178,7 @@ def _gauges(batchers: Iterable[Measured]) -> Iterator[Metric]:
 
 
 def new_registry(
-    batchers: Callable[[], Iterable[Measured]], written: Callable[[], Mapping[str, Phase]] = dict
+    batchers: Callable[[], Iterable[MeteredBatcher]], written: Callable[[], Mapping[str, Phase]] = dict
 ) -> CollectorRegistry:
     """A registry of our own (two servers in one process do not meet), with the process's memory and CPU."""
     registry = CollectorRegistry()

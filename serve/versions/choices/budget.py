@@ -11,7 +11,7 @@ SHARE = 0.02  # of one busy core
 ALLOWANCE_S = 15.0
 
 
-class Budget:
+class MeasuringBudget:
     """``clock`` gives seconds."""
 
     def __init__(

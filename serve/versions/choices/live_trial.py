@@ -7,7 +7,7 @@ batches alone show what a way of serving costs beside these.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .budget import Budget
+from .budget import MeasuringBudget
 from .live import Batches, since
 from .rounds import MOST_ROUNDS, Steps, Verdict
 
@@ -50,7 +50,7 @@ class LiveTrial:
 
     batches: Callable[[], Batches]
     clock: Callable[[], float]
-    budget: Budget
+    budget: MeasuringBudget
 
     def window(self) -> Steps[Window]:
         before, began_s, run = self.batches(), self.clock(), dict[int, tuple[int, int]]()

@@ -19,12 +19,10 @@ from ...batching.place import Place
 from ..loading.kept_setups import keep_setup, kept_setup
 from ..traffic.loaded_version import LoadedVersion
 from ..traffic.served import ServedModel
-from .budget import Budget
-from .decided import Decided
+from .budget import MeasuringBudget
 from .live import OFF, Batches, are_enough, off_by, seconds_by_rows, since
-from .machine import Machine
 from .rounds import Steps
-from .sweep import Sweep
+from .sweep import Decided, Machine, Sweep
 from .what_serves import Gone, Record, way_of
 
 logger = logging.getLogger("halfeven.roster")
@@ -74,7 +72,7 @@ class Remeasuring(threading.Thread):
         self._leaving = threading.Event()
         self._place, self._models, self._record, self._busy = place, models, record, busy
         self._machine = machine or Machine(idle=lambda: place.thread.asleep)
-        self._budget = Budget(self._machine.clock)
+        self._budget = MeasuringBudget(self._machine.clock)
         self._watched: dict[LoadedVersion, Watched] = {}
         self._steps: Steps[None] | None = None
         self._looked_s = float("-inf")

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from ....models.engines.engine import Engine
 from ...batching.core_wait import Crowding
-from ..loading.cpu_choice import CROWDED, Parts, Timed
+from ..loading.cpu_choice import CROWDED, Parts, TimedSetup
 from ..loading.tuned import Way
-from .budget import Budget
+from .budget import MeasuringBudget
 from .rivals import wins
 
 T = TypeVar("T")
@@ -31,12 +31,12 @@ _LEFT_TO_OTHERS = 3  # live batches get this many times as long as the measuring
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchToTime:
     """A batch of ``rows`` that an engine is to run; ``taken`` gets its seconds."""
 
     engine: Engine
     rows: int
-    taken: Timed
+    taken: TimedSetup
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class Stopwatch:
     call: Callable[[Callable[[], float]], float]
     batch_of: Callable[[int], Parts]
     batch_seconds: Callable[[Engine, Parts], float]
-    budget: Budget
+    budget: MeasuringBudget
     idle: Callable[[], bool]
     clock: Callable[[], float]
     allowed: Callable[[], None] = lambda: None
 
-    def time(self, *jobs: Job) -> Steps[None]:
+    def time(self, *jobs: BatchToTime) -> Steps[None]:
         """Run the jobs in order, as soon as the budget allows it: as many in one step as end within `SHORT_S`, at least
         one."""
         left = deque(jobs)
@@ -66,7 +66,7 @@ class Stopwatch:
             held_s = self.call(partial(self._run_some, left))
             yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _LEFT_TO_OTHERS * held_s)
 
-    def _run_some(self, left: deque[Job]) -> float:
+    def _run_some(self, left: deque[BatchToTime]) -> float:
         """The seconds that callers had to wait meanwhile: on a crowded machine far more than on a core."""
         self.allowed()
         began_s = self.clock()
@@ -84,7 +84,7 @@ class Stopwatch:
             self.budget.spend(max(sum(runs) * max(job.taken.setup.threads, 1), held_s - before_s))
         return held_s
 
-    def _too_long_after(self, held_s: float, job: Job) -> bool:
+    def _too_long_after(self, held_s: float, job: BatchToTime) -> bool:
         """Whether the job is for the next step: callers come first, or threads of ONNX Runtime still spin."""
         about_s = 2 * job.taken.seconds.get(job.rows, held_s)
         return job.engine.form == "onnx" or held_s + about_s > SHORT_S
@@ -96,7 +96,7 @@ class Side:
 
     way: Way
     engine: Engine
-    taken: Timed
+    taken: TimedSetup
 
 
 @dataclass(slots=True)
@@ -141,13 +141,15 @@ def round_gains(
     """How many times as fast the rival was in this round, at each size as long as it is not hopeless."""
     gains: list[float] = []
     for rows in sizes:
-        mine, theirs = Timed(active.way.setup, {}), Timed(rival.way.setup, {})
+        mine, theirs = TimedSetup(active.way.setup, {}), TimedSetup(rival.way.setup, {})
         if is_first:  # the rival's one-time work is not counted
-            first = Timed(rival.way.setup, {})
-            yield from watch.time(Job(rival.engine, rows, first), Job(active.engine, rows, mine))
+            first = TimedSetup(rival.way.setup, {})
+            yield from watch.time(
+                BatchToTime(rival.engine, rows, first), BatchToTime(active.engine, rows, mine)
+            )
             if first.seconds[rows] > _FIRST_RUN * mine.seconds[rows]:
                 return [*gains, mine.seconds[rows] / first.seconds[rows]]
-        pair = Job(rival.engine, rows, theirs), Job(active.engine, rows, mine)
+        pair = BatchToTime(rival.engine, rows, theirs), BatchToTime(active.engine, rows, mine)
         yield from watch.time(*pair * _PAIRS)
         for side, found in ((active, mine), (rival, theirs)):
             for taken in found.runs[rows]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 
 from ....models.engines.engine import Engine
-from ..loading.cpu_choice import Timed
-from ..loading.useful_rows import AHEAD, ONE_BY_ONE, Worth, batch_sizes, useful_rows
+from ..loading.cpu_choice import TimedSetup
+from ..loading.useful_rows import AHEAD, ONE_BY_ONE, RowsWorth, batch_sizes, useful_rows
 from .live_trial import LiveTrial
-from .rounds import MOST_ROUNDS, SHORT_S, Job, Side, Steps, Stopwatch, Verdict
+from .rounds import MOST_ROUNDS, SHORT_S, BatchToTime, Side, Steps, Stopwatch, Verdict
 from .what_serves import WhatServes
 
 _LONGEST_S = 0.2  # of one that is twice as large as live batches, where they bring more the larger they are
@@ -22,7 +22,7 @@ def right_rows(now: WhatServes, watch: Stopwatch, trial: LiveTrial) -> Steps[boo
     enough of it, else where two rounds in a row agree. Whether it was taken."""
     limit, most = now.limit, now.loaded.spec.max_batch_size
     if limit == 0 or most == 1:
-        yield from watch.time(*[Job(now.engine, limit, now.taken)] * 2)
+        yield from watch.time(*[BatchToTime(now.engine, limit, now.taken)] * 2)
         return False
     worth = worth_of(now.engine)
     before = yield from trial.window()
@@ -61,7 +61,7 @@ def _gain(seconds: Mapping[int, float], limit: int, rows: int) -> float:
     return rows / seconds[rows] * seconds[limit] / limit if known else 0.0
 
 
-def worth_of(engine: Engine) -> Worth:
+def worth_of(engine: Engine) -> RowsWorth:
     return AHEAD if engine.in_flight > 1 else ONE_BY_ONE
 
 
@@ -72,7 +72,7 @@ def useful_rows_of(rival: Side, now: WhatServes, watch: Stopwatch) -> Steps[int]
     return _within_memory(useful_rows(seconds, worth), now)
 
 
-def better_rows(seconds: Mapping[int, float], limit: int, worth: Worth) -> int:
+def better_rows(seconds: Mapping[int, float], limit: int, worth: RowsWorth) -> int:
     """The useful rows by the seconds of a batch, or ``limit`` where that is as good."""
     found = useful_rows(
         {rows: taken for rows, taken in seconds.items() if rows >= min(worth.least, max(seconds))}, worth
@@ -82,26 +82,26 @@ def better_rows(seconds: Mapping[int, float], limit: int, worth: Worth) -> int:
     return found if gain >= rows_must_gain(limit, found, worth) else limit
 
 
-def rows_must_gain(limit: int, rows: int, worth: Worth) -> float:
+def rows_must_gain(limit: int, rows: int, worth: RowsWorth) -> float:
     """How many times as many rows per second batches of ``rows`` need: no more where callers wait far less for them."""
     return 1.0 - worth.within if rows * _LONG_WAITS <= limit else ROWS_MUST_GAIN
 
 
 def _ladder(
-    engine: Engine, taken: Timed, limit: int, most: int, worth: Worth, watch: Stopwatch
+    engine: Engine, taken: TimedSetup, limit: int, most: int, worth: RowsWorth, watch: Stopwatch
 ) -> Steps[dict[int, float]]:
     """Seconds of batches of one row, two, four, …, as far as larger ones are worth their time."""
-    found = Timed(taken.setup, {})
+    found = TimedSetup(taken.setup, {})
     for rows in sorted({1, *batch_sizes(most, worth.least)}):
         if found.seconds and not _goes_on(found.seconds, rows, limit, worth):
             break
-        yield from watch.time(*[Job(engine, rows, found)] * _RUNS)
+        yield from watch.time(*[BatchToTime(engine, rows, found)] * _RUNS)
         for seconds in found.runs[rows]:
             taken.add(rows, seconds)
     return found.seconds
 
 
-def _goes_on(seconds: Mapping[int, float], rows: int, limit: int, worth: Worth) -> bool:
+def _goes_on(seconds: Mapping[int, float], rows: int, limit: int, worth: RowsWorth) -> bool:
     """Whether a batch of ``rows``, more than were measured, is worth its time, which callers wait for."""
     last, *before = sorted(seconds, reverse=True)
     about_s = seconds[last] * rows / last

@@ -5,6 +5,7 @@ more than those that serve is loaded at a time, on the calling thread, and close
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,22 +17,61 @@ from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.spec import ModelSpec
+from ....models.usable_cores import usable_cores
+from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
-from ..loading.candidate_forms import NEAR, batch_of
-from ..loading.cpu_choice import CROWDED, MUST_GAIN, Timed, mean
+from ..loading.candidate_forms import NEAR, batch_of, invariance_of
+from ..loading.cpu_choice import CROWDED, MUST_GAIN, Parts, TimedSetup, batch_seconds, mean
 from ..loading.kept_setups import keep_setup, kept_setup
-from ..loading.ready import invariance_of
+from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
-from .budget import Budget
-from .decided import Decided
+from .budget import MeasuringBudget
 from .live_trial import LiveTrial
-from .machine import Machine
 from .rivals import CHANGES, gain_needed, setup_rivals, wins
 from .rounds import SHORT_S, Side, Steps, Stopwatch, Verdict, contest, round_gains
 from .rows_per_batch import right_rows, useful_rows_of
 from .what_serves import Gone, Record, WhatServes
+
+_CLEARLY_SLOWER = 0.8  # times as fast as what serves: no other change makes up for it
+
+
+@dataclass(slots=True, eq=False)
+class Decided:
+    """What was decided since the last sweep that changed nothing.
+
+    ``ways`` that served do not come back. ``keys`` are the changes and forms that won, or were clearly slower: they are
+    not tried again.
+    """
+
+    ways: set[Way] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+
+    def note(self, key: str, gain: float, taken: bool) -> None:
+        if taken and key not in CHANGES:  # another form: its passes are its own
+            self.keys -= {*CHANGES}
+        if taken or gain < _CLEARLY_SLOWER:
+            self.keys.add(key)
+
+    def clear(self) -> None:
+        self.ways.clear()
+        self.keys.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What measuring asks of this machine; tests give other facts. ``idle``: whether the device has nothing to do."""
+
+    idle: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+    cores: Callable[[], int] = usable_cores
+    crowding: Callable[[], Crowding] = Crowding
+    batch_seconds: Callable[[Engine, Parts], float] = batch_seconds
+    loading_clock: Callable[[], float] = time.thread_time
+    free_bytes: Callable[[], int] = free_bytes
+    tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
+
 
 logger = logging.getLogger("halfeven.roster")
 _WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest
@@ -41,11 +81,11 @@ _HOPELESS = 0.25  # times as fast between live batches: callers do not try it
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedRival:
     """A rival: what its batches took, how many times as fast it was (0: it was not run), the passes that it allows, and
     whether it serves now."""
 
-    measured: Timed
+    measured: TimedSetup
     gain: float = 0.0
     possible: frozenset[str] = frozenset()
     taken: bool = False
@@ -68,7 +108,7 @@ class Sweep:
     loaded: LoadedVersion
     place: Place
     machine: Machine
-    budget: Budget
+    budget: MeasuringBudget
     record: Record
     exchanged: Callable[[LoadedVersion], None]
     decided: Decided = field(default_factory=Decided)
@@ -101,7 +141,7 @@ class Sweep:
         return self._now.way
 
     @property
-    def measured(self) -> Timed:
+    def measured(self) -> TimedSetup:
         """What the batches of the engine that serves took in this sweep."""
         return self._now.taken
 
@@ -111,10 +151,10 @@ class Sweep:
         """Every choice once, unless it was decided since the last sweep that changed nothing; whether anything was
         replaced. Raises Gone."""
         changed = yield from right_rows(self._now, self._watch, self._trial)
-        tried: list[tuple[ServableForm, Tried, float]] = []
+        tried: list[tuple[ServableForm, TriedRival, float]] = []
         for form in sorted(self._now.prepared.forms, key=lambda one: one.precision == "fp32"):
             if (setup := self._setup_in(form)) is not None and self._key(form) not in self.decided.keys:
-                served, was = self._now.form, Tried(self.measured, possible=self._now.possible)
+                served, was = self._now.form, TriedRival(self.measured, possible=self._now.possible)
                 found = yield from self._challenge(form, setup, "form")
                 changed |= found.taken
                 if found.taken:  # the form that served may be the better one with other passes
@@ -164,7 +204,7 @@ class Sweep:
             return None
         return CpuSetup(setup.threads, setup.passes | own)
 
-    def _climb(self, form: ServableForm, best: Tried, gain: float) -> Steps[bool]:
+    def _climb(self, form: ServableForm, best: TriedRival, gain: float) -> Steps[bool]:
         """Change one pass of another form at a time, as long as that brings it nearer to what serves, unless its setup
         was confirmed before. ``gain``: how many times as fast as what serves it is now."""
         kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
@@ -180,15 +220,15 @@ class Sweep:
         self._keep_other(form, best)
         return False
 
-    def _keep_other(self, form: ServableForm, best: Tried) -> None:
+    def _keep_other(self, form: ServableForm, best: TriedRival) -> None:
         version, device = self.loaded.version, self.place.device
         keep_setup(version, form.form, form.precision, device, best.setup, [best.measured], rounds=2)
 
     # Engines.
 
-    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[Tried]:
+    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[TriedRival]:
         """Let a form in a setup run beside what serves, and take its place where it wins."""
-        nothing, asked = Tried(Timed(setup, {})), Way(form.form, form.precision, setup)
+        nothing, asked = TriedRival(TimedSetup(setup, {})), Way(form.form, form.precision, setup)
         if asked in self.decided.ways or asked == self.way:
             return nothing
         while wait_s := self.budget.wait_s(self._load_s):
@@ -201,13 +241,13 @@ class Sweep:
                 way = replace(asked, setup=engine.setup)
                 if way == self.way or way in self.decided.ways:
                     return nothing
-                rival = Side(way, engine, Timed(way.setup, {}))
+                rival = Side(way, engine, TimedSetup(way.setup, {}))
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
                 possible = frozenset(engine.possible)
                 taken = verdict.wins and self._take(new, rival, verdict, what, keep)
                 self.decided.note(self._key(form) if what == "form" else what, verdict.gain, taken)
-                return Tried(rival.taken, verdict.gain, possible, taken)
+                return TriedRival(rival.taken, verdict.gain, possible, taken)
         except (Gone, NotReady):
             raise
         except Exception:

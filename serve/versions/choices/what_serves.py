@@ -9,7 +9,7 @@ from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import Engine
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
-from ..loading.cpu_choice import Timed
+from ..loading.cpu_choice import TimedSetup
 from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
 from ..traffic.loaded_version import LoadedVersion
 from .live import Batches
@@ -31,13 +31,13 @@ class WhatServes:
     place: Place
     record: Record
     engine: Engine = field(init=False)
-    taken: Timed = field(init=False)
+    taken: TimedSetup = field(init=False)
 
     def __post_init__(self) -> None:
         self.begin()
 
-    def begin(self, taken: Timed | None = None) -> None:
-        self.engine, self.taken = self.prepared.engine, taken or Timed(self.way.setup, {})
+    def begin(self, taken: TimedSetup | None = None) -> None:
+        self.engine, self.taken = self.prepared.engine, taken or TimedSetup(self.way.setup, {})
 
     @property
     def prepared(self) -> PreparedVersion:
@@ -102,7 +102,7 @@ class WhatServes:
 
     def exchange(
         self, new: PreparedVersion, what: str, change: tuple[str, str], verdict: Verdict,
-        taken: Timed | None = None, keep: Callable[[], None] = lambda: None,
+        taken: TimedSetup | None = None, keep: Callable[[], None] = lambda: None,
     ) -> bool:  # fmt: skip
         """Swap, correct a tuning that said otherwise, and tell. ``keep`` is called once the new engine serves, whose
         batches took ``taken``. Raises Gone."""

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from ....exporters.inputs.samples import Samples
+from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.errors import EngineFailed, NotReady
@@ -19,10 +20,11 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.core_wait import seconds_on_core
+from ...batching.invariance import batch_invariance
 from ...batching.place import Place
 from ...batching.warming import warm
 from .release import free_bytes, give_back, give_back_tried
-from .useful_rows import shortest_seconds
+from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 HALF_MUST_GAIN = 1.1  # times as fast as the best original, or the original serves
@@ -32,7 +34,7 @@ NEAR = 10.0  # times the shortest measurement: no disturbance makes more of it
 
 
 @dataclass(slots=True)
-class Candidate:
+class CandidateForm:
     engine: Engine
     file: str
     seconds: float = 0.0  # for the batch that all candidates were measured with
@@ -46,10 +48,10 @@ class Candidate:
 def fastest(
     spec: ModelSpec,
     samples: Samples,
-    candidates: Iterable[Candidate],
+    candidates: Iterable[CandidateForm],
     place: Place,
     several: bool = True,
-) -> tuple[Candidate, str]:
+) -> tuple[CandidateForm, str]:
     """Measure every candidate on this device, where there are ``several``; a half must be faster by a clear margin.
 
     The largest batch is measured; on a CPU, where one lasts long, fewer rows of it (`_measured_rows`). Raises
@@ -73,11 +75,14 @@ def fastest(
 
 
 def _running(
-    spec: ModelSpec, candidates: Iterable[Candidate], place: Place, attempt: Callable[[Candidate], None]
-) -> list[Candidate]:
+    spec: ModelSpec,
+    candidates: Iterable[CandidateForm],
+    place: Place,
+    attempt: Callable[[CandidateForm], None],
+) -> list[CandidateForm]:
     """The candidates with which ``attempt`` succeeds. One that fails is closed; where all fail, EngineFailed is
     raised, and NotReady where the server is stopping."""
-    running: list[Candidate] = []
+    running: list[CandidateForm] = []
     fault: Exception | None = None
     for candidate in candidates:
         try:
@@ -97,7 +102,9 @@ def _running(
     return running
 
 
-def _try_alone(spec: ModelSpec, samples: Samples, place: Place, several: bool, candidate: Candidate) -> None:
+def _try_alone(
+    spec: ModelSpec, samples: Samples, place: Place, several: bool, candidate: CandidateForm
+) -> None:
     """Warm the candidate up; where there are ``several``, measure it and put it away before the next is loaded."""
     if candidate.away:
         load_again(candidate, place)
@@ -109,8 +116,8 @@ def _try_alone(spec: ModelSpec, samples: Samples, place: Place, several: bool, c
 
 
 def _measured_on_cpu(
-    spec: ModelSpec, samples: Samples, candidates: Sequence[Candidate], place: Place
-) -> tuple[list[Candidate], int]:
+    spec: ModelSpec, samples: Samples, candidates: Sequence[CandidateForm], place: Place
+) -> tuple[list[CandidateForm], int]:
     """The candidates that run, each measured with the same number of rows, and that number. They all stay loaded.
 
     Only those that are near the fastest are measured again: a disturbance of the first measurement may be over.
@@ -118,7 +125,7 @@ def _measured_on_cpu(
     one_row = spec.with_max_batch_size(1) if spec.batched else spec
     rows = 0
 
-    def attempt(candidate: Candidate) -> None:
+    def attempt(candidate: CandidateForm) -> None:
         nonlocal rows
         warm_candidate(one_row, samples, candidate, place)
         rows = rows or _measured_rows(spec, samples, candidate, place)
@@ -132,7 +139,7 @@ def _measured_on_cpu(
     return running, rows
 
 
-def _measured_rows(spec: ModelSpec, samples: Samples, candidate: Candidate, place: Place) -> int:
+def _measured_rows(spec: ModelSpec, samples: Samples, candidate: CandidateForm, place: Place) -> int:
     """The largest power of two of rows that should end within `LONG_SECONDS`, or all rows of a batch.
 
     A longer batch tells nothing more: its time is that of its rows.
@@ -145,7 +152,9 @@ def _measured_rows(spec: ModelSpec, samples: Samples, candidate: Candidate, plac
     return min(spec.max_batch_size, 1 << (fitting.bit_length() - 1))
 
 
-def _warm_best(spec: ModelSpec, samples: Samples, running: list[Candidate], place: Place) -> Candidate:
+def _warm_best(
+    spec: ModelSpec, samples: Samples, running: list[CandidateForm], place: Place
+) -> CandidateForm:
     """The fastest of the candidates that runs the largest batch, or as much of it as there is memory for. One that
     does not is closed and taken out of ``running``; the error of the last one is raised."""
     for best in sorted(running, key=_handicapped):
@@ -161,26 +170,26 @@ def _warm_best(spec: ModelSpec, samples: Samples, running: list[Candidate], plac
     raise AssertionError("there is a candidate")
 
 
-def _look(spec: ModelSpec, samples: Samples, candidate: Candidate, place: Place, rows: int) -> None:
+def _look(spec: ModelSpec, samples: Samples, candidate: CandidateForm, place: Place, rows: int) -> None:
     """Measure the candidate with a batch of so many rows, and keep the shortest of this time and those before."""
     run = partial(candidate.engine.run, batch_of(spec, samples, rows))
     seconds = place.call(partial(shortest_seconds, run))
     candidate.seconds = min(candidate.seconds or seconds, seconds)
 
 
-def _handicapped(candidate: Candidate) -> float:
+def _handicapped(candidate: CandidateForm) -> float:
     """The candidate's seconds, a half's raised by `HALF_MUST_GAIN`: a difference within the noise is no gain."""
     return candidate.seconds * (1.0 if candidate.engine.precision == "fp32" else HALF_MUST_GAIN)
 
 
-def warm_candidate(spec: ModelSpec, samples: Samples, candidate: Candidate, place: Place) -> None:
+def warm_candidate(spec: ModelSpec, samples: Samples, candidate: CandidateForm, place: Place) -> None:
     batches = partial(batch_of, spec, samples)
     candidate.most_rows = warm(candidate.engine, spec, batches, candidate.ceiling, place.call)
 
 
 def anew(
-    spec: ModelSpec, samples: Samples, chosen: Candidate, load: Callable[[], Engine], place: Place
-) -> Candidate:
+    spec: ModelSpec, samples: Samples, chosen: CandidateForm, load: Callable[[], Engine], place: Place
+) -> CandidateForm:
     """Load the chosen engine again, as if it were the only one: memory that the other engines left behind, and its own
     for batches larger than the useful one, can be half of its memory."""
     place.call(chosen.engine.close)
@@ -190,7 +199,7 @@ def anew(
     return chosen
 
 
-def warm_useful(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place) -> None:
+def warm_useful(spec: ModelSpec, samples: Samples, chosen: CandidateForm, place: Place) -> None:
     """Warm the engine up again, with no more rows than are useful."""
     rows = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     few, batches = spec.with_max_batch_size(rows), partial(batch_of, spec, samples)
@@ -217,7 +226,7 @@ def free_memory() -> None:
     give_back_cached_memory()
 
 
-def put_away(candidate: Candidate, place: Place) -> None:
+def put_away(candidate: CandidateForm, place: Place) -> None:
     """Close the engine until it is needed, where another one is to have its memory."""
     if place.apart and candidate.load is not None and not candidate.away:
         place.call(candidate.engine.close)
@@ -225,14 +234,14 @@ def put_away(candidate: Candidate, place: Place) -> None:
         candidate.away = True
 
 
-def load_again(candidate: Candidate, place: Place) -> None:
+def load_again(candidate: CandidateForm, place: Place) -> None:
     """Load the engine of a candidate that was put away."""
     assert candidate.load is not None, "only what can be loaded again is put away"
     candidate.engine = place.call(candidate.load)
     candidate.away = False
 
 
-def close(candidate: Candidate, place: Place) -> None:
+def close(candidate: CandidateForm, place: Place) -> None:
     if not candidate.away:
         place.call(candidate.engine.close)
 
@@ -240,3 +249,37 @@ def close(candidate: Candidate, place: Place) -> None:
 def batch_of(spec: ModelSpec, samples: Samples, rows: int) -> list[list[np.ndarray]]:
     _, arrays = next(iter(samples.batches(max(rows, 1) if spec.batched else 0, 1)))
     return [[arrays[tensor.name]] for tensor in spec.inputs]
+
+
+def useful_rows_of(spec: ModelSpec, samples: Samples, chosen: CandidateForm, place: Place) -> int:
+    """`PreparedVersion.useful_rows`, measured in less than a second. 0, not measured, after an error: only speed
+    depends on it."""
+
+    def run_seconds(rows: int) -> float:
+        run = partial(chosen.engine.run, batch_of(spec, samples, rows))
+        return place.call(partial(shortest_seconds, run))
+
+    engine = chosen.engine
+    ahead = engine.device == "cpu" and engine.in_flight > 1
+    try:
+        return measure_useful_rows(run_seconds, chosen.most_rows, worth=AHEAD if ahead else ONE_BY_ONE)
+    except Exception:
+        logger.exception("the useful batch of '%s' could not be measured", spec.name)
+        return 0
+
+
+def invariance_of(spec: ModelSpec, samples: Samples, engine: Engine, most: int, place: Place) -> str:
+    """`PreparedVersion.invariance` for batches of up to ``most`` rows, measured in a fraction of a second; empty after
+    an error: no answer depends on it."""
+    sizes = buckets_of(spec, engine.device) or batch_sizes(max(most, 1))
+    try:
+        return batch_invariance(
+            spec,
+            lambda parts: place.call(partial(engine.run, parts)),
+            partial(batch_of, spec, samples),
+            [rows for rows in sizes if rows <= most],
+            engine.precision,
+        )
+    except Exception:
+        logger.exception("the batch invariance of '%s' could not be measured", spec.name)
+        return ""

@@ -52,7 +52,7 @@ CROWDED = 0.1  # of the time waited for a core: then other programs disturb, and
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedSetup:
     """A setup, and the seconds of one batch by its rows (0 rows: not batched): the shortest, and of all ``runs``."""
 
     setup: CpuSetup
@@ -60,14 +60,14 @@ class Timed:
     runs: dict[int, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, setup: CpuSetup, runs: dict[int, list[float]]) -> "Timed":
+    def of(cls, setup: CpuSetup, runs: dict[int, list[float]]) -> "TimedSetup":
         return cls(setup, {rows: min(taken) for rows, taken in runs.items()}, runs)
 
     def add(self, rows: int, taken: float) -> None:
         self.runs.setdefault(rows, []).append(taken)
         self.seconds[rows] = min(self.runs[rows])
 
-    def gains_over(self, other: "Timed") -> list[float]:
+    def gains_over(self, other: "TimedSetup") -> list[float]:
         """How many times as fast at each size."""
         return [other.seconds[rows] / taken for rows, taken in self.seconds.items()]
 
@@ -77,7 +77,7 @@ class CpuChoice:
     """The setup to serve with, all measurements, and whether other programs disturbed them too much to be kept."""
 
     setup: CpuSetup
-    measured: tuple[Timed, ...]
+    measured: tuple[TimedSetup, ...]
     crowded: bool = False
 
 
@@ -89,7 +89,7 @@ def choose_setup(
     Raises what loading or running the plain program raises. A setup that fails is logged and not taken.
     """
     crowding = Crowding()
-    search = _Search(load, batch_of, most_rows, call)
+    search = _SetupSearch(load, batch_of, most_rows, call)
     try:
         search.settle_threads()
         for name in MUST_GAIN:
@@ -99,7 +99,7 @@ def choose_setup(
     return CpuChoice(search.best.setup, tuple(search.measured), crowding.disturbance() > CROWDED)
 
 
-class _Search:
+class _SetupSearch:
     """The best engine so far, warm, and every measurement."""
 
     def __init__(
@@ -109,7 +109,7 @@ class _Search:
         sizes = sorted({1, min(FEWEST_SHARED, most_rows), most_rows}) if most_rows else [0]
         self._engine = load(CpuSetup(threads=1))
         try:
-            self.best = Timed.of(CpuSetup(threads=1), self._first_runs(sizes))
+            self.best = TimedSetup.of(CpuSetup(threads=1), self._first_runs(sizes))
         except BaseException:
             self.close()
             raise
@@ -174,9 +174,9 @@ class _Search:
             row_s = taken / max(rows, 1)
         return runs
 
-    def _beside_best(self, engine: Engine, setup: CpuSetup) -> Timed:
+    def _beside_best(self, engine: Engine, setup: CpuSetup) -> TimedSetup:
         """Some runs, alternating with the best engine's, so that a disturbance meets both."""
-        found = Timed(setup, {})
+        found = TimedSetup(setup, {})
         for rows, best_s in list(self.best.seconds.items()):
             found.add(rows, self._seconds(engine, rows))  # fills caches
             for _ in range(_rounds(best_s)):

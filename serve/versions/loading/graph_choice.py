@@ -14,14 +14,14 @@ from ....models.engines.wire_widening import as_sent
 from ....models.errors import BadRequest
 from ....models.spec import ModelSpec
 from ...batching.place import Place
-from .candidate_forms import Candidate, batch_of, free_memory, warm_useful
+from .candidate_forms import CandidateForm, batch_of, free_memory, warm_useful
 from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 MUST_GAIN = 1.05  # times as fast over all sizes: less is noise, and recordings take memory
 
 
-def choose_graphs(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place) -> list[str]:
+def choose_graphs(spec: ModelSpec, samples: Samples, chosen: CandidateForm, place: Place) -> list[str]:
     """Record every batch size of a warm engine on CUDA and keep the recordings where they are faster. Gives a sentence
     about it; none for other engines."""
     engine = chosen.engine

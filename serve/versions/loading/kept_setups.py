@@ -26,7 +26,7 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ....models.stored_json import stored_json
 from ...batching.place import Place
-from .cpu_choice import Parts, Timed, choose_setup
+from .cpu_choice import Parts, TimedSetup, choose_setup
 from .tuned import conditions, tuned_path
 
 logger = logging.getLogger("halfeven.roster")
@@ -104,7 +104,7 @@ def keep_setup(
     precision: str,
     device: torch.device,
     setup: CpuSetup,
-    measured: Iterable[Timed],
+    measured: Iterable[TimedSetup],
     crowded: bool = False,
     rounds: int = 0,
 ) -> None:

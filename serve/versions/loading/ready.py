@@ -6,16 +6,16 @@ forms that are compared are loaded one at a time.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from ....exporters.device_proofs import keep_proof, kept_proof
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....exporters.reprove import holds_here, reprove
 from ....exporters.selftest_record import obey_selftest
-from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
 from ....models.engines.faults import no_half_kernel, out_of_memory
 from ....models.engines.load import load_half, load_original
@@ -25,19 +25,20 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.interface import PreparedVersion, ServableForm
-from ...batching.invariance import batch_invariance
 from ...batching.place import Place
 from ..orders import drifted
 from .candidate_forms import (
-    Candidate,
+    CandidateForm,
     anew,
     batch_of,
     close,
     fastest,
     free_memory,
+    invariance_of,
     is_scarce,
     load_again,
     put_away,
+    useful_rows_of,
     warm_candidate,
 )
 from .graph_choice import choose_graphs
@@ -45,11 +46,19 @@ from .kept_setups import measured_setup
 from .off_here import form_off, halves_off, off_sentences, refuse_where_off
 from .planned_again import plan_again
 from .tuned import tuned_for
-from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 HALVES = {"torch": "half.pt2", "onnx": "half.onnx", "live": "live.json"}
 ORIGINALS = {"torch": "original.pt2", "onnx": "original.onnx", "live": "live.json"}
+
+
+class Halves(NamedTuple):
+    """The halves that may serve, and why the others may not. ``damaged``: a sentence about each damaged file, where
+    another half is proven all the same; ``refusals`` are empty then."""
+
+    proven: list[CandidateForm]
+    refusals: list[str]
+    damaged: Sequence[str] = ()
 
 
 class NoMemory(NotReady):
@@ -72,21 +81,15 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     place = replace(place, scarce=is_scarce(version, place))
     spec = version.spec()
     samples = stored_samples(version)
-    drift = drifted(version, str(place.device)) or halves_off(version, spec, place.device)
-    damaged: list[str] = []
-    halves, refusals = ([], [drift]) if drift else proven_halves(version, spec, samples, place, damaged)
-    reason = "; ".join(refusals)
-    if refusals and not drift and replaces is not None:
-        raise NotReady(f"{version}: {reason}; version {replaces.version} stays active")
-    if refusals and not place.fallback:
-        raise NotReady(f"{version}: {reason}; serving its FP32 original is forbidden by --fallback none")
+    found, reason = _judged(version, spec, samples, place, replaces)
+    halves = found.proven
     forms = _servable(version, spec, halves, place)
-    chosen, why = _chosen(version, spec, samples, halves, place, damaged)
+    chosen, why, damaged = _chosen(version, spec, samples, halves, place)
     if alone := chosen.away:
         load_again(chosen, place)
         warm_candidate(spec, samples, chosen, place)
     if not chosen.useful_rows and spec.batched:
-        chosen.useful_rows = _useful_rows(spec, samples, chosen, place)
+        chosen.useful_rows = useful_rows_of(spec, samples, chosen, place)
     if chosen.seconds and chosen.load is not None and not alone:
         chosen = anew(spec, samples, chosen, chosen.load, place)
     graphs = choose_graphs(spec, samples, chosen, place)
@@ -100,6 +103,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         reason="; ".join(
             [
                 (reason or why) + beside,
+                *found.damaged,
                 *damaged,
                 *graphs,
                 *_placed(chosen.engine),
@@ -117,7 +121,24 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     )
 
 
-def _servable(version: Version, spec: ModelSpec, halves: list[Candidate], place: Place) -> list[ServableForm]:
+def _judged(
+    version: Version, spec: ModelSpec, samples: Samples, place: Place, replaces: PreparedVersion | None
+) -> tuple[Halves, str]:
+    """The halves that may serve, and why none may, where that is so. Raises NotReady where the original may not serve
+    instead: it would replace an active version, or the fall-back is forbidden."""
+    drift = drifted(version, str(place.device)) or halves_off(version, spec, place.device)
+    found = Halves([], [drift]) if drift else proven_halves(version, spec, samples, place)
+    reason = "; ".join(found.refusals)
+    if reason and not drift and replaces is not None:
+        raise NotReady(f"{version}: {reason}; version {replaces.version} stays active")
+    if reason and not place.fallback:
+        raise NotReady(f"{version}: {reason}; serving its FP32 original is forbidden by --fallback none")
+    return found, reason
+
+
+def _servable(
+    version: Version, spec: ModelSpec, halves: list[CandidateForm], place: Place
+) -> list[ServableForm]:
     """The forms among which measurement chooses, on a CPU: `PreparedVersion.forms`."""
     if place.device.type != "cpu":
         return []
@@ -146,16 +167,19 @@ def _placed(engine: Engine) -> list[str]:
 
 
 def _chosen(
-    version: Version, spec: ModelSpec, samples: Samples, halves: list[Candidate], place: Place, damaged: list[str]
-) -> tuple[Candidate, str]:  # fmt: skip
-    """The candidate that serves, and why: the form asked for, the winner of a tuning, or the fastest here."""
+    version: Version, spec: ModelSpec, samples: Samples, halves: list[CandidateForm], place: Place
+) -> tuple[CandidateForm, str, list[str]]:
+    """The candidate that serves, and why: the form asked for, the winner of a tuning, or the fastest here. Then a
+    sentence about each original that is left out because its file is damaged."""
     if halves and spec.form in HALVES:
         warm_candidate(spec, samples, halves[0], place)
-        return halves[0], f"form = {spec.form!r} asks for it"
+        return halves[0], f"form = {spec.form!r} asks for it", []
     several = len(_original_forms(version, spec)) + len(halves) > 1
-    every = chain(_originals(version, spec, samples, place, damaged), halves)
-    tuned = _as_tuned(version, spec, samples, halves, place)
-    return tuned or fastest(spec, samples, every, place, several=several)
+    if tuned := _as_tuned(version, spec, samples, halves, place):
+        return *tuned, []
+    originals = _Originals(version, spec, samples, place)
+    chosen, why = fastest(spec, samples, chain(originals, halves), place, several=several)
+    return chosen, why, originals.damaged
 
 
 def _ceiling(version: Version, place: Place) -> Ceiling:
@@ -165,7 +189,7 @@ def _ceiling(version: Version, place: Place) -> Ceiling:
 
 
 def _original_beside(
-    version: Version, spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place
+    version: Version, spec: ModelSpec, samples: Samples, chosen: CandidateForm, place: Place
 ) -> tuple[Engine | None, str]:
     """The FP32 original that stays loaded beside a half, warm, and a sentence about it. Of several forms the program,
     as in the gate."""
@@ -175,7 +199,7 @@ def _original_beside(
     form = next(form for form in ORIGINALS if ORIGINALS[form] == file)
     try:
         load = _loading(version, spec, samples, form, "fp32", place)
-        original = Candidate(place.call(load), file, ceiling=_ceiling(version, place))
+        original = CandidateForm(place.call(load), file, ceiling=_ceiling(version, place))
         warm_candidate(spec, samples, original, place)
     except DamagedFile as error:
         logger.error("the FP32 original of %s cannot stand by: %s", version, error)
@@ -188,15 +212,10 @@ def _original_beside(
     return original.engine, "; its FP32 original stands by" + (f" ({size / 2**20:.3g} MiB)" if size else "")
 
 
-def proven_halves(
-    version: Version, spec: ModelSpec, samples: Samples, place: Place, damaged: list[str] | None = None
-) -> tuple[list[Candidate], list[str]]:
-    """The halves that may serve here (the form that the spec asks for alone, where it does), and refusals.
-
-    Where one half is proven although the file of another is damaged, ``damaged`` gets the sentence about that file.
-    """
+def proven_halves(version: Version, spec: ModelSpec, samples: Samples, place: Place) -> Halves:
+    """The halves that may serve here: of the form that the spec asks for alone, where it does."""
     if version.manifest["half"] is None:
-        return [], []
+        return Halves([], [])
     forms = [spec.form] if spec.form in HALVES else ["torch", "onnx"]
     proven, refusals = [], []
     faults: list[str] = []
@@ -228,14 +247,12 @@ def proven_halves(
             refusals.append(
                 f"the {form} form: {error}" + ("; it is planned again for this device" if again else "")
             )
-    if proven and damaged is not None:
-        damaged += faults
-    return proven, [] if proven else refusals
+    return Halves(proven, [], faults) if proven else Halves([], refusals)
 
 
 def _proven_with_memory(
     version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place
-) -> Candidate:
+) -> CandidateForm:
     """Raises NoMemory where the device has too little to prove the half, which says nothing about the half."""
     try:
         return _proven(version, spec, samples, form, place)
@@ -254,7 +271,7 @@ def _proven_with_memory(
         ) from error
 
 
-def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place) -> Candidate:
+def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place) -> CandidateForm:
     load = _loading(version, spec, samples, form, version.manifest["half"], place)
     engine = place.call(load)
     try:
@@ -265,7 +282,7 @@ def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, plac
     except BaseException:
         place.call(engine.close)
         raise
-    return Candidate(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
+    return CandidateForm(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
 
 
 def _proven_here(
@@ -292,29 +309,35 @@ def _loading(
     return lambda: widened(fetch(), spec)
 
 
-def _originals(
-    version: Version, spec: ModelSpec, samples: Samples, place: Place, damaged: list[str]
-) -> Iterator[Candidate]:
-    """The FP32 forms that may serve: the one that the spec asks for, or every one there is.
+@dataclass
+class _Originals:
+    """The FP32 forms that may serve, each loaded when its turn comes: the one that the spec asks for, or every one
+    there is. ``damaged``: a sentence about each that was left out because its file is damaged."""
 
-    ``damaged`` gets a sentence about each form that is left out because its file is damaged.
-    """
-    for form in _original_forms(version, spec):
-        try:
-            load = _loading(version, spec, samples, form, "fp32", place)
-            engine = place.call(load)
-        except Exception as error:
-            if out_of_memory(error):
-                logger.warning("%s: %s has no memory for its %s original", version, place.device, form)
-                place.call(free_memory)
-                continue  # a half needs less
-            if not isinstance(error, HalfevenError) or form in (spec.form, next(iter(ORIGINALS))):
-                raise
-            if isinstance(error, DamagedFile):
-                logger.error("%s: %s", version, error)
-                damaged.append(str(error))
-            continue  # there is another original; `doctor` names the missing provider
-        yield Candidate(engine, ORIGINALS[form], ceiling=_ceiling(version, place), load=load)
+    version: Version
+    spec: ModelSpec
+    samples: Samples
+    place: Place
+    damaged: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[CandidateForm]:
+        version, place = self.version, self.place
+        for form in _original_forms(version, self.spec):
+            try:
+                load = _loading(version, self.spec, self.samples, form, "fp32", place)
+                engine = place.call(load)
+            except Exception as error:
+                if out_of_memory(error):
+                    logger.warning("%s: %s has no memory for its %s original", version, place.device, form)
+                    place.call(free_memory)
+                    continue  # a half needs less
+                if not isinstance(error, HalfevenError) or form in (self.spec.form, next(iter(ORIGINALS))):
+                    raise
+                if isinstance(error, DamagedFile):
+                    logger.error("%s: %s", version, error)
+                    self.damaged.append(str(error))
+                continue  # there is another original; `doctor` names the missing provider
+            yield CandidateForm(engine, ORIGINALS[form], ceiling=_ceiling(version, place), load=load)
 
 
 def _original_forms(version: Version, spec: ModelSpec) -> list[str]:
@@ -324,8 +347,8 @@ def _original_forms(version: Version, spec: ModelSpec) -> list[str]:
 
 
 def _as_tuned(
-    version: Version, spec: ModelSpec, samples: Samples, halves: list[Candidate], place: Place
-) -> tuple[Candidate, str] | None:
+    version: Version, spec: ModelSpec, samples: Samples, halves: list[CandidateForm], place: Place
+) -> tuple[CandidateForm, str] | None:
     """The winner of `halfeven tune` here, where it is still valid, a half only if it is proven; else None."""
     tuned = tuned_for(version, place.device) if spec.form == "auto" else None
     if tuned is None:
@@ -339,7 +362,7 @@ def _as_tuned(
     try:
         loaded = place.call(partial(fetch, version, winner.form, place.device, winner.setup))
         engine = widened(loaded, spec)
-        chosen = Candidate(
+        chosen = CandidateForm(
             engine, files[winner.form], useful_rows=winner.useful_rows, ceiling=_ceiling(version, place)
         )
         warm_candidate(spec, samples, chosen, place)
@@ -351,37 +374,3 @@ def _as_tuned(
     for other in halves:
         close(other, place)
     return chosen, str(tuned)
-
-
-def _useful_rows(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place) -> int:
-    """`PreparedVersion.useful_rows`, measured in less than a second. 0, not measured, after an error: only speed
-    depends on it."""
-
-    def run_seconds(rows: int) -> float:
-        run = partial(chosen.engine.run, batch_of(spec, samples, rows))
-        return place.call(partial(shortest_seconds, run))
-
-    engine = chosen.engine
-    ahead = engine.device == "cpu" and engine.in_flight > 1
-    try:
-        return measure_useful_rows(run_seconds, chosen.most_rows, worth=AHEAD if ahead else ONE_BY_ONE)
-    except Exception:
-        logger.exception("the useful batch of '%s' could not be measured", spec.name)
-        return 0
-
-
-def invariance_of(spec: ModelSpec, samples: Samples, engine: Engine, most: int, place: Place) -> str:
-    """`PreparedVersion.invariance` for batches of up to ``most`` rows, measured in a fraction of a second; empty after
-    an error: no answer depends on it."""
-    sizes = buckets_of(spec, engine.device) or batch_sizes(max(most, 1))
-    try:
-        return batch_invariance(
-            spec,
-            lambda parts: place.call(partial(engine.run, parts)),
-            partial(batch_of, spec, samples),
-            [rows for rows in sizes if rows <= most],
-            engine.precision,
-        )
-    except Exception:
-        logger.exception("the batch invariance of '%s' could not be measured", spec.name)
-        return ""

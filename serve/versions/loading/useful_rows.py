@@ -17,7 +17,7 @@ _RUNS, _ENOUGH_S = 3, 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class RowsWorth:
     """When a batch size is as good as the best: ``within`` of its throughput, and a run of ``long_enough_s`` seconds.
 
     A longer run is seldom interrupted, and no caller waits long for its end. No fewer rows than ``least``.
@@ -28,13 +28,13 @@ class Worth:
     least: int = 1
 
 
-ONE_BY_ONE = Worth()
+ONE_BY_ONE = RowsWorth()
 # Where idle cores go on with the next batch, the end of a batch costs no time, unlike in a measurement of single
 # batches; and an admitted request waits for two batches, not for one. Fewer rows are not shared among the cores.
-AHEAD = Worth(within=0.2, long_enough_s=0.035, least=FEWEST_SHARED)
+AHEAD = RowsWorth(within=0.2, long_enough_s=0.035, least=FEWEST_SHARED)
 
 
-def useful_rows(seconds: Mapping[int, float], worth: Worth = ONE_BY_ONE) -> int:
+def useful_rows(seconds: Mapping[int, float], worth: RowsWorth = ONE_BY_ONE) -> int:
     """Of the batch sizes as good as the best the smallest one that runs long enough, or the largest.
 
     ``seconds``: of a run, by its rows.
@@ -54,7 +54,7 @@ def measure_useful_rows(
     most: int,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
-    worth: Worth = ONE_BY_ONE,
+    worth: RowsWorth = ONE_BY_ONE,
 ) -> int:
     """`useful_rows` of batches up to ``most``, measured smallest first and, while there is time, again.
 

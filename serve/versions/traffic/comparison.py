@@ -87,7 +87,7 @@ class Gap:
         }
 
 
-class Comparison:
+class AnswerComparison:
     """Gathers gaps. `take` is called from one thread, the reading from any."""
 
     def __init__(self, spec: ModelSpec, scale: Scale) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 
 from ....models.spec import ModelSpec
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
-from .comparison import Comparison, Scale
-from .rules import Rules
+from .comparison import AnswerComparison, Scale
+from .rules import TrialRules
 from .shadow_comparator import ShadowComparator
 from .split import Spread
 
@@ -27,10 +27,10 @@ class Drift:
     """Stands in front of a half's batcher. ``on_drift`` is called once, with the numbers, on ``judge``."""
 
     def __init__(
-        self, spec: ModelSpec, foreground: Submit, original: Submit, scale: Scale, rules: Rules, judge: Executor,
+        self, spec: ModelSpec, foreground: Submit, original: Submit, scale: Scale, rules: TrialRules, judge: Executor,
         on_drift: OnDrift,
     ) -> None:  # fmt: skip
-        self.comparison = Comparison(spec, scale)
+        self.comparison = AnswerComparison(spec, scale)
         self._foreground = foreground
         self._rules = rules
         self._spread = Spread(rules.parity_sample)

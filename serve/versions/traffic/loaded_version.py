@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
@@ -20,9 +20,11 @@ from ...batching.batcher import Batcher
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
 from ...batching.place import Place
+from ..loading.ready import ORIGINALS
+from ..loading.release import give_back
 from .comparison import Scale
 from .drift import Drift
-from .rules import Rules
+from .rules import TrialRules
 
 logger = logging.getLogger("halfeven.versions")
 DRAIN_SECONDS = 60.0
@@ -90,7 +92,7 @@ class LoadedVersion:
     # Live parity and background queues.
 
     def check(
-        self, scale: Scale, rules: Rules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
+        self, scale: Scale, rules: TrialRules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
     ) -> None:
         """From now on the original answers a share of the requests too. Without effect where no original is loaded."""
         prepared = self.prepared
@@ -120,7 +122,7 @@ class LoadedVersion:
             half = self.prepared
             if half.original is None or self._closed:
                 return False
-            file = _ORIGINAL.get(half.original.form, "")
+            file = ORIGINALS.get(half.original.form, "")
             digest = self.version.sha256(file) if self.version.has(file) else half.digest
             setup = None if half.setup is None else getattr(half.original, "setup", None)
             original = replace(
@@ -219,9 +221,6 @@ class LoadedVersion:
                     logger.exception("an engine of %s could not be closed", self)
 
 
-_ORIGINAL = {"torch": "original.pt2", "onnx": "original.onnx", "live": "live.json"}
-
-
 class _Gone:
     """Takes the place of a queue that is closed: refuses every request."""
 
@@ -232,3 +231,44 @@ class _Gone:
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:
         raise NotReady(self._message)
+
+
+def retire(loaded_versions: Iterable[LoadedVersion], loop: asyncio.AbstractEventLoop | None) -> None:
+    """Answer the waiting requests, close the versions and free the memory. The caller must keep no reference."""
+    retired = False
+    for loaded in loaded_versions:
+        if _drained(loaded, loop):
+            loaded.close()
+            logger.info("%s is closed", loaded)
+        retired = True
+    del loaded_versions
+    if retired:
+        give_back()
+
+
+async def drain(loaded_versions: Iterable[LoadedVersion], timeout_s: float) -> None:
+    """Refuse new requests and answer those that wait: at the end of the server, on its event loop."""
+    for loaded in loaded_versions:
+        try:
+            await asyncio.wait_for(loaded.drain("the server is shutting down; ask another one"), timeout_s)
+        except TimeoutError:
+            logger.error("%s did not answer its waiting requests within %g s", loaded, timeout_s)
+
+
+def _drained(loaded: LoadedVersion, loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Answer the waiting requests, on the event loop. False where that takes too long: the version is closed later."""
+    if loop is None or loop.is_closed():
+        asyncio.run(loaded.drain())
+        return True
+    done = asyncio.run_coroutine_threadsafe(loaded.drain(), loop)
+    try:
+        done.result(DRAIN_SECONDS)
+    except TimeoutError:
+        logger.error(
+            "%s has not answered its waiting requests within %g s; it stays until it has",
+            loaded,
+            DRAIN_SECONDS,
+        )
+        done.add_done_callback(lambda _: threading.Thread(target=loaded.close, daemon=True).start())
+        return False
+    return True

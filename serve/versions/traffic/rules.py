@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class TrialRules:
     """``keep_previous_s``: seconds that the replaced version stays loaded and the new one is on trial (0: neither).
 
     A version on trial is rejected when at least ``faults`` of its answers, and at least the share ``fault_share`` of

@@ -1,7 +1,7 @@
 """One name and its loaded versions: the stable one, the canary, the shadow and the previous one.
 
-`Traffic` says which version has which role. It is replaced as one object, so a request sees one state of it. A version
-that has no role any more is closed by the roster.
+`TrafficState` says which version has which role. It is replaced as one object, so a request sees one state of it. A
+version that has no role any more is closed by the roster.
 
 `submit` goes through a chain of objects that all have `submit` (`batching.interface.Submit`): a traffic split, a shadow
 and a version trial where there are any, then the loaded version.
@@ -26,7 +26,7 @@ from .automatic_decisions import AutomaticDecisions
 from .comparison import scale_of
 from .loaded_version import LoadedVersion
 from .recent import Recent
-from .rules import Rules
+from .rules import TrialRules
 from .shadow import Shadow
 from .split import Sticky
 from .version_trial import VersionTrial
@@ -36,7 +36,7 @@ SHORTEST_DIGEST = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficState:
     """``on_trial``: the stable version is watched against the previous one, which is kept until ``until``."""
 
     stable: LoadedVersion
@@ -62,11 +62,11 @@ class ServedModel:
     """``judge`` compares answers and makes decisions durable; ``clock`` gives seconds."""
 
     def __init__(
-        self, stable: LoadedVersion, rules: Rules, decisions: AutomaticDecisions, judge: Executor,
+        self, stable: LoadedVersion, rules: TrialRules, decisions: AutomaticDecisions, judge: Executor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = stable.name
-        self.traffic = Traffic(stable)
+        self.traffic = TrafficState(stable)
         self.shadow: Shadow | None = None
         self.leaving: list[LoadedVersion] = []
         self.recent = Recent(clock)
@@ -270,7 +270,7 @@ class ServedModel:
         before = dict.fromkeys([*self.leaving, *old.loaded_versions(), *asked.loaded_versions()])
         self.leaving = [loaded for loaded in before if loaded not in used]
 
-    def _fitting(self, traffic: Traffic) -> Traffic:
+    def _fitting(self, traffic: TrafficState) -> TrafficState:
         """The traffic without a canary, a shadow or a trial whose version has other inputs or outputs than the active
         version: it cannot answer the same requests."""
         stable, canary, shadow, previous = traffic.stable, traffic.canary, traffic.shadow, traffic.previous
@@ -287,7 +287,7 @@ class ServedModel:
             changes["on_trial"] = False
         return replace(traffic, **changes)
 
-    def _shadow_for(self, traffic: Traffic) -> None:
+    def _shadow_for(self, traffic: TrafficState) -> None:
         old, loaded = self.shadow, traffic.shadow
         if old is not None and (old.loaded is not loaded or old.percent != traffic.shadow_percent):
             old.end()
@@ -296,7 +296,7 @@ class ServedModel:
             scale = scale_of(traffic.stable.version)
             self.shadow = Shadow(loaded, traffic.shadow_percent, scale, self._judge)
 
-    def _route(self, traffic: Traffic) -> Submit:
+    def _route(self, traffic: TrafficState) -> Submit:
         trials = dict(self._trials_of(traffic))
         for pair, trial in self._trials.items():
             if pair not in trials:
@@ -314,7 +314,7 @@ class ServedModel:
         return _Split(front, trials[canary, stable], share, canary.spec.max_request_rows)
 
     def _trials_of(
-        self, traffic: Traffic
+        self, traffic: TrafficState
     ) -> Iterator[tuple[tuple[LoadedVersion, LoadedVersion], VersionTrial]]:
         """The trials of this traffic: those under way, and new ones."""
         pairs: list[tuple[LoadedVersion, LoadedVersion, bool]] = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
-from .comparison import Comparison, Scale
+from .comparison import AnswerComparison, Scale
 from .loaded_version import LoadedVersion
 from .shadow_comparator import ShadowComparator
 from .split import Spread
@@ -21,7 +21,7 @@ class Shadow:
     def __init__(self, loaded: LoadedVersion, percent: float, scale: Scale, judge: Executor) -> None:
         self.loaded = loaded
         self.percent = percent
-        self.comparison = Comparison(loaded.spec, scale)
+        self.comparison = AnswerComparison(loaded.spec, scale)
         self._batcher = loaded.behind(loaded.prepared)
         self._comparator = ShadowComparator(self._batcher, judge, self._compare)
 

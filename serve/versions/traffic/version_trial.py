@@ -28,7 +28,7 @@ from ....models.errors import (
 from ....models.spec import ModelSpec
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
-from .rules import Rules
+from .rules import TrialRules
 
 Future = asyncio.Future[Answer]
 Reject = Callable[[str, dict[str, Any]], None]
@@ -51,7 +51,7 @@ class VersionTrial:
         spec: ModelSpec,
         own: Submit,
         other: Submit,
-        rules: Rules,
+        rules: TrialRules,
         reject: Reject,
         spills: bool,
         clock: Callable[[], int] = time.monotonic_ns,

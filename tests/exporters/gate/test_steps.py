@@ -14,13 +14,13 @@ from halfeven.exporters.gate.rejudge import rejudge
 from halfeven.exporters.gate.steppers import find_stepped, steps_of
 from halfeven.exporters.gate.steps import Step, Steps, distance_of
 from halfeven.exporters.gate.trial import Trial
-from halfeven.exporters.onnx.precision.steps import FileSteps
-from halfeven.exporters.onnx.precision.steps import find_stepped as find_in_file
+from halfeven.exporters.onnx.precision.ties import FileSteps
+from halfeven.exporters.onnx.precision.ties import find_stepped as find_in_file
 from halfeven.models.spec import ModelSpec, ParityLimits
 from torch import nn
 
 from tests.command_line import run
-from tests.exporters.inputs.test_samples import tensor
+from tests.exporters.inputs.tensors import tensor
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 

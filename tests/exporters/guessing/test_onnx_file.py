@@ -21,7 +21,7 @@ from onnx import ModelProto
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
-from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.small_files import mlp
 from tests.exporters.onnx.traps import normal
 
 
@@ -214,37 +214,13 @@ def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> No
     assert shapes(guessed(tmp_path, least)) == [[-1, "t=40.."], [-1, -1]]
 
 
-@pytest.mark.parametrize(
-    ("text", "constants", "sizes"),
-    [
-        ("g (float[n,t] x) => (float[n,4] y) { h = Relu(x) y = MatMul(h, w) }", {"w": (1575, 4)}, [-1, 1575]),
-        ("g (float[n,t] x) => (float[n,4] y) { y = Gemm<transB=1>(x, w) }", {"w": (4, 333)}, [-1, 333]),
-        ("g (float[n,a,b] x) => (float[n,77,3] y) { y = Mul(x, w) }", {"w": (77, 3)}, [-1, 77, 3]),
-        (
-            "g (float[s,t] x) => (float[s,d,5] y) { i = Constant<value_ints=[1]>() u = Unsqueeze(x, i)"
-            " a = LSTM<hidden_size=5>(u, w, r) y = Squeeze(a, i) }",
-            {"w": (1, 20, 138), "r": (1, 20, 5)},
-            ["s", 138],
-        ),
-    ],
-    ids=["product", "gemm", "factors", "recurrent"],
-)
-def test_the_size_that_a_constant_asks_for_is_read_from_it(
-    text: str, constants: dict[str, tuple[int, ...]], sizes: list[Any], tmp_path: Path
-) -> None:
-    weights = {name: normal(np.random.default_rng(), *shape, scale=0.1) for name, shape in constants.items()}
-    assert shapes(guessed(tmp_path, parsed(text, weights)))[0] == sizes
-
-
-def test_a_size_that_no_constant_states_is_found_by_trying_all(tmp_path: Path) -> None:
-    """A spectrum of 105 bins: the convolution leaves 103 of them in two channels, which a product takes flat."""
-    text = """g (float[steps,bins] x) => (float[1,u,4] y) {
-        i = Constant<value_ints=[0,1]>() c = Unsqueeze(x, i) d = Conv<kernel_shape=[3,3]>(c, k)
-        t = Transpose<perm=[0,2,1,3]>(d) f = Reshape(t, flat) y = MatMul(f, w) }"""
-    random = np.random.default_rng()
-    weights = {"k": normal(random, 2, 1, 3, 3), "flat": np.array([0, 0, -1]), "w": normal(random, 206, 4)}
-    spec = guessed(tmp_path, parsed(text, weights))
-    assert not spec.batched and [dim.to_json() for dim in spec.inputs[0].shape] == ["steps=3..", 105]
+def test_a_size_that_is_none_of_the_usual_ones_is_asked_for(tmp_path: Path) -> None:
+    weights = {"w": normal(np.random.default_rng(), 1575, 4)}
+    model = parsed("g (float[n,t] x) => (float[n,4] y) { h = Relu(x) y = MatMul(h, w) }", weights)
+    with pytest.raises(BadFolder, match=r"did not run with any sizes .*x \[n,t\].*--samples INPUTS"):
+        guessed(tmp_path, model)
+    x = np.random.default_rng().standard_normal((3, 1575)).astype(np.float32)
+    assert shapes(guess_onnx(tmp_path / "net.onnx", samples={"x": x}).spec)[0] == [-1, 1575]
 
 
 GRAPH_NET = """g (float[atoms,8] x, int64[2,bonds] ends) => (float[atoms,4] y) {
@@ -285,12 +261,6 @@ def test_a_size_with_which_an_output_loses_an_axis_is_too_small(tmp_path: Path) 
         t = Transpose<perm=[0,2,1,3]>(d) y = Squeeze(t) }"""
     model = parsed(text, {"k": normal(np.random.default_rng(), 4, 1, 3, 8)})
     assert shapes(guessed(tmp_path, model)) == [["steps=4..", 8], [-1, 4]]
-    wide = parsed(
-        text.replace("steps,8", "steps,bins").replace("u,4", "u,v,4").replace("[3,8]", "[3,64]")
-        .replace("perm=[0,2,1,3]", "perm=[0,2,3,1]"),
-        {"k": normal(np.random.default_rng(), 4, 1, 3, 64)},
-    )  # fmt: skip
-    assert shapes(guessed(tmp_path, wide))[0] == ["steps=4..", "bins=65.."], "the first size that runs is 64"
 
 
 def test_pictures_of_which_no_size_is_stated_have_the_channels_and_sizes_that_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from halfeven.models.zoo import hf_bert
 from safetensors.numpy import load_file
 
 from tests.command_line import run
-from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.small_files import mlp
 from tests.model_folders import LINEAR
 
 CONFIRM = "# confirm: "

@@ -16,7 +16,7 @@ from halfeven.models.manifest import LIVE, write_manifest
 from onnx import TensorProto, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
-from tests.exporters.half_files.test_independent_verifier import verified
+from tests.exporters.half_files.verifier import verified
 
 pytestmark = pytest.mark.slow  # conversions and children
 

@@ -17,17 +17,9 @@ from halfeven.exporters.half_files.half_file import proof_folder
 from halfeven.models.manifest import sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from tests.exporters.half_files.verifier import VERIFIER, verified
+
 pytestmark = pytest.mark.slow  # a conversion, and a process for each proof
-
-VERIFIER = Path(__file__).parents[3] / "docs" / "verify_proof.py"
-
-
-def verified(half: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-I", str(VERIFIER), str(half)], capture_output=True, text=True, check=False
-    )
-    assert not done.stderr, done.stderr
-    return done.returncode, done.stdout
 
 
 def test_it_imports_neither_halfeven_nor_torch_nor_a_runtime() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.importing import mar_archive
-from halfeven.exporters.importing.mar_archive import unpack
+from halfeven.exporters.importing import torchserve
+from halfeven.exporters.importing.torchserve import unpack
 from halfeven.models.errors import BadFolder, TooLarge
 
 
@@ -69,7 +69,7 @@ def test_two_members_in_one_place_are_refused(tmp_path: Path) -> None:
 def test_what_unpacks_to_far_more_than_it_is_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mar_archive, "FREE_BYTES", 1 << 16)
+    monkeypatch.setattr(torchserve, "FREE_BYTES", 1 << 16)
     path = packed(tmp_path / "a.mar", ("zeros", bytes(1 << 22)))
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -88,7 +88,7 @@ def test_a_member_that_is_larger_than_it_is_said_to_be_is_refused(tmp_path: Path
 
 
 def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mar_archive, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(torchserve, "MAX_MEMBERS", 3)
     with pytest.raises(TooLarge, match="4 members"):
         unpacked(packed(tmp_path / "a.mar", *((str(number), b"") for number in range(4))), tmp_path)
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from tests.command_line import run
 from tests.exporters.importing.server_files import MODEL_FILE, archive, saved
-from tests.exporters.onnx.test_foreign_road import mlp
-from tests.real.test_real_files import CLOSE, asked_over_http
+from tests.exporters.onnx.small_files import mlp
+from tests.real.asking import CLOSE, asked_over_http
 
 SAMPLES = {"x": np.random.default_rng(3).standard_normal((16, 4)).astype(np.float32)}
 

@@ -18,9 +18,9 @@ from halfeven.models.store import Store
 from tests.command_line import run
 from tests.exporters.importing.server_files import triton_model
 from tests.exporters.onnx.onnx_files import parsed
-from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.small_files import mlp
 from tests.exporters.onnx.traps import normal
-from tests.real.test_real_files import CLOSE, asked_over_http
+from tests.real.asking import CLOSE, asked_over_http
 
 X = 'input { name: "x" data_type: TYPE_FP32 dims: 8 }'
 Y = 'output { name: "y" data_type: TYPE_FP32 dims: 4 }'

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.onnx.as_given import difference
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.reading.normalise import normalise
-from halfeven.exporters.onnx.runtime import runtime_answers
+from halfeven.exporters.onnx.runtime import difference, runtime_answers
 from halfeven.models.store import Store
 from onnx import ModelProto
 

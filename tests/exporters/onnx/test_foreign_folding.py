@@ -13,16 +13,12 @@ from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.onnx.runtime import runtime_answers
 from onnx import ModelProto, TensorProto
 
+from tests.exporters.onnx.foldable import MODELS, inputs_of
 from tests.exporters.onnx.onnx_files import convert, element_types, errors_u, parsed
-from tests.exporters.onnx.test_foreign_exported import NETS, exported
-from tests.exporters.onnx.traps import EVERY_RUN, FOREIGN, f32, normal
+from tests.exporters.onnx.traps import EVERY_RUN, f32, normal
 from tests.slow import slow_but
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
-MODELS = {
-    **{name: trap.model for name, trap in FOREIGN.items()},
-    **{name: lambda n=name: exported(n) for name in NETS},
-}
 CHAINS = parsed(
     "g (float[n,8] x) => (float[n,16] y) { t = Transpose<perm=[1,0]>(w) s = Shape(w) two = Gather(s, last) m = Mul(t, c)"
     " like = CastLike(c, x) z = Expand(like, two) b = Concat<axis=0>(z, z) u = Identity(b) h = MatMul(x, m) y = Add(h, u) }",
@@ -32,14 +28,6 @@ CHAINS = parsed(
         "last": np.asarray([1]),
     },
 )
-
-
-def inputs_of(name: str) -> dict[str, np.ndarray]:
-    random = np.random.default_rng()
-    if name in NETS:
-        return NETS[name].inputs(random, 3)
-    inputs = FOREIGN[name].inputs(random, 3)
-    return {k: array[0] for k, array in inputs.items()} if FOREIGN[name].max_batch_size == 0 else inputs
 
 
 def read(model: ModelProto) -> ForeignProgram:

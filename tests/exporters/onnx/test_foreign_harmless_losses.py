@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.onnx.precision.harmless_losses import narrow_casts
+from halfeven.exporters.onnx.precision.file_rules import narrow_casts
 from halfeven.exporters.onnx.precision.op_lists import rules
 from halfeven.exporters.onnx.precision.profile import profile
 from halfeven.exporters.onnx.reading.graph import ForeignProgram

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
-from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.small_files import classifier, mlp
 from tests.exporters.onnx.traps import normal
 
 
@@ -27,27 +27,6 @@ def original(tmp_path: Path, model: ModelProto) -> tuple[dict[str, Any], str]:
     files = {file.name for file in Store(tmp_path / "store").version("net", 1).folder.iterdir()}
     assert "original.onnx" in files and "half.onnx" not in files
     return facts, facts["reason"]
-
-
-def classifier() -> ModelProto:
-    """As scikit-learn's converter writes one: string labels, and a map of probabilities for each row."""
-    attributes = {"classlabels_strings": ["a", "b", "c"], "coefficients": [0.5, -1.0, 0.25, 1.0, -0.5, 0.75]}
-    nodes = [
-        helper.make_node("LinearClassifier", ["x"], ["label", "p"], domain="ai.onnx.ml", intercepts=[0.0, 0.1, 0.2],
-                         post_transform="SOFTMAX", **attributes),
-        helper.make_node("ZipMap", ["p"], ["probabilities"], domain="ai.onnx.ml", classlabels_strings=["a", "b", "c"]),
-    ]  # fmt: skip
-    table = helper.make_sequence_type_proto(
-        helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
-    )
-    outputs = [
-        helper.make_tensor_value_info("label", TensorProto.STRING, [None]),
-        helper.make_value_info("probabilities", table),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 2])], outputs
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=3)
 
 
 def test_operators_of_ai_onnx_ml_are_served_in_fp32_with_their_probabilities_as_a_tensor(

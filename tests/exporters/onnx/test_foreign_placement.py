@@ -10,9 +10,9 @@ from halfeven.exporters.onnx.precision import file_rules
 from halfeven.exporters.plan.rehearsal import Rehearsal
 from onnx import ModelProto
 
+from tests.exporters.onnx.exported_nets import NETS
+from tests.exporters.onnx.foldable import MODELS, inputs_of
 from tests.exporters.onnx.onnx_files import ConvertedFile, convert, errors_u, parsed
-from tests.exporters.onnx.test_foreign_exported import NETS
-from tests.exporters.onnx.test_foreign_folding import MODELS, inputs_of
 from tests.exporters.onnx.traps import EVERY_RUN, FOREIGN, normal, square
 from tests.slow import slow_but
 

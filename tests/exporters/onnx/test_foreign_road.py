@@ -22,16 +22,9 @@ from safetensors.numpy import save_file
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import element_types, nodes_of, parsed
+from tests.exporters.onnx.small_files import MLP, mlp
 from tests.exporters.onnx.traps import f32, normal
 from tests.model_folders import samples_of, tensor, write_folder
-
-MLP = "g (float[n,8] x) => (float[n,4] y) { t = Transpose<perm=[1,0]>(w) h = MatMul(x, t) r = Relu(h) y = MatMul(r, v) }"
-
-
-def mlp(text: str = MLP, seed: int = 7, more: str = "") -> ModelProto:
-    random = np.random.default_rng(seed)
-    weights = {"w": normal(random, 16, 8, scale=0.35), "v": normal(random, 16, 4, scale=0.25)}
-    return parsed(text, weights, more=more)
 
 
 def folder_with(path: Path, model: ModelProto, outputs: int = 4, **settings: Any) -> Path:

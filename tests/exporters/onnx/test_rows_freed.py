@@ -11,7 +11,7 @@ import pytest
 import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.inputs.synthetic import generate
-from halfeven.exporters.onnx.freed import read_freed
+from halfeven.exporters.onnx.conversion import read_freed
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
@@ -20,6 +20,7 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
 from torch import Tensor, nn
 
+from tests.exporters.onnx.free_rows import Attention, Convolutional
 from tests.exporters.onnx.onnx_files import convert_file, errors_u, parsed, saved
 
 FREED = "its batch was made free"
@@ -152,24 +153,6 @@ def test_the_half_of_a_freed_file_is_planned_and_equal_on_batches(tmp_path: Path
     assert errors_u(converted, dict(generate(folder.spec, 5, seed=1).arrays))["y"] <= 4
 
 
-class Convolutional(nn.Module):
-    """Group norm, a skip connection, bilinear resizing, and a flattening that names one row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = (
-            nn.Conv2d(3, 8, 3, 1, 1),
-            nn.GroupNorm(4, 8),
-            nn.Conv2d(8, 8, 3, 2, 1),
-        )
-        self.last = nn.Linear(16 * 8 * 8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = nn.functional.silu(self.norm(self.first(x)))
-        deep = nn.functional.interpolate(self.second(wide), size=wide.shape[2:], mode="bilinear")
-        return self.last(torch.cat([wide, deep], 1).reshape(1, -1))
-
-
 class Recogniser(nn.Module):
     """Convolution, a bidirectional LSTM over columns, a linear layer over rows merged with columns."""
 
@@ -185,23 +168,6 @@ class Recogniser(nn.Module):
         columns, _ = self.text(self.image(x).squeeze(2).permute(2, 0, 1))
         steps, rows, width = columns.shape
         return self.score(columns.view(steps * rows, width)).view(steps, rows, -1).permute(1, 0, 2)
-
-
-class Attention(nn.Module):
-    """A class token and torch's own encoder layers, whose heads are merged with the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.randn(1, 1, 24))
-        layer = nn.TransformerEncoderLayer(24, 4, 32, batch_first=True, norm_first=True)
-        self.layers, self.score = (
-            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-            nn.Linear(24, 5),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        steps = torch.cat([self.token.expand(len(x), -1, -1), x.flatten(2)], 1)
-        return self.score(self.layers(steps)[:, 0])
 
 
 NETS = {"convolutional": (Convolutional, (3, 8, 8)), "recogniser": (Recogniser, (3, 8, 12)), "attention": (Attention, (3, 6, 4))}  # fmt: skip

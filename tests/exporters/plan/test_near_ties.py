@@ -2,7 +2,7 @@
 
 import numpy as np
 from halfeven.exporters.plan.batched import Batch
-from halfeven.exporters.plan.near_ties import without_near_ties
+from halfeven.exporters.plan.rehearsal import without_near_ties
 from halfeven.exporters.question import Answers, Arrays, Question
 
 

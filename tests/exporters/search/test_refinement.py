@@ -4,8 +4,15 @@ import itertools
 import math
 from collections.abc import Collection
 
-from halfeven.exporters.search.delta_debugging import Budget, Found, Score, smallest_set
-from halfeven.exporters.search.refinement import NOT_ALL, ROUNDS, refined
+from halfeven.exporters.search.delta_debugging import (
+    NOT_ALL,
+    ROUNDS,
+    Budget,
+    Found,
+    Score,
+    refined,
+    smallest_set,
+)
 
 AMPLE = Budget(evaluations=100_000, operations=1 << 60)
 NODES = [f"n{index}" for index in range(20)]

@@ -13,7 +13,7 @@ from halfeven.models.package import read_folder
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 
-from tests.exporters.onnx.test_rows_freed import Attention, Convolutional
+from tests.exporters.onnx.free_rows import Attention, Convolutional
 from tests.model_folders import samples_of, tensor, write_folder
 from tests.recurrent import HIDDEN, LAYERS, STEPS, WIDTH, state
 

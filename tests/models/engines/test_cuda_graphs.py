@@ -18,7 +18,8 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 
-from tests.models.engines.test_on_simulated_gpu import PACES, SEEDS, Net, Parts, differs, rows, trial
+from tests.models.engines.adding_nets import ADDS, Added
+from tests.models.engines.simulated_runs import PACES, SEEDS, Net, Parts, differs, rows, trial
 from tests.programs import Original, original
 from tests.simulated_gpu import SimulatedGpu
 
@@ -181,24 +182,6 @@ def test_without_a_stream_of_its_own_nothing_is_recorded(net: Original) -> None:
             streams.take()
         streams.give_back(lent[0])
         assert streams.take() is lent[0]
-
-
-class Added(nn.Module):
-    def __init__(self, add: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.add = add
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.add(x, (x[:, 0] * 0).long().clamp(0, 3)) * 3.0
-
-
-ADDS = {
-    "scatter_add": lambda x, at: torch.zeros_like(x).scatter_add(1, at[:, None].expand_as(x), x),
-    "index_add": lambda x, at: torch.zeros_like(x).index_add(0, at.clamp(0, 0), x),
-    "index_put": lambda x, at: torch.zeros_like(x).index_put((at,), x, accumulate=True),
-    "scatter_reduce": lambda x, at: torch.zeros_like(x).scatter_reduce(1, at[:, None].expand_as(x), x, "sum"),
-    "scatter": lambda x, at: torch.zeros_like(x).scatter(1, at[:, None].expand_as(x), x, reduce="add"),
-}
 
 
 @pytest.mark.parametrize("operation", ADDS)

@@ -1,70 +1,35 @@
 """The real staging and engine on a device that is late on purpose; every rule of order has a mutant that is caught."""
 
-import inspect
 import random
-import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines import staging, torch_engine
-from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.faults import device_lost, out_of_memory
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.serve.selftest.comparing import answers_in_flight
-from torch import Tensor, nn
 
 from tests.corpus import captured
+from tests.models.engines.simulated_runs import (
+    MUTANTS,
+    PACES,
+    SEEDS,
+    WIDTH,
+    Net,
+    differs,
+    mutant,
+    rows,
+    trial,
+)
 from tests.programs import Original, exported_as_it_is
 from tests.simulated_gpu import SimulatedGpu
 from tests.slow import slow_but
 
-WIDTH = 24
 CPU = torch.device("cpu")
-PACES = (0.0, 0.3, 0.8)
-Parts = list[list[np.ndarray]]
-
-
-class Net(nn.Module):
-    """Writes over its input; gives floats, integers and a tensor that is not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x.mul_(2.0)
-        y = self.second(self.first(x).relu())
-        return y, y.argmax(dim=1), y.t()[:3].t()
 
 
 @pytest.fixture(scope="module")
 def net() -> Original:
     return exported_as_it_is(Net(), {"x": torch.randn(8, WIDTH)})
-
-
-def rows(*counts: int) -> Parts:
-    draw = np.random.default_rng()
-    return [[draw.standard_normal((n, WIDTH)).astype(np.float32) for n in counts]]
-
-
-def differs(came: list[np.ndarray], expected: list[np.ndarray]) -> bool:
-    return not all(
-        a.shape == b.shape and np.allclose(a, b, atol=1e-4) for a, b in zip(came, expected, strict=True)
-    )
-
-
-def trial(gpu: SimulatedGpu, there: Engine, here: Engine, batches: list[Parts]) -> list[str]:
-    """What goes wrong while the batches pass, two in flight; answers are looked at when all have come."""
-    waits = len(gpu.operations.waits)
-    taken = answers_in_flight(there, batches)
-    wrong = [
-        f"batch {n} is wrong"
-        for n, (came, parts) in enumerate(zip(taken, batches, strict=True))
-        if differs(came, here.run(parts))
-    ]
-    return wrong + [f"the host waited in {name}" for name in gpu.operations.waits[waits:]]
 
 
 def problems(net: Original, seed: int) -> list[str]:
@@ -85,65 +50,10 @@ def problems(net: Original, seed: int) -> list[str]:
             return [f"{type(error).__name__}: {error}"]
 
 
-SEEDS = range(9)
-
-
 def test_in_whatever_order_streams_work_answers_are_right_and_the_host_waits_for_nothing_else(
     net: Original,
 ) -> None:
     assert [fault for seed in SEEDS for fault in problems(net, seed)] == []
-
-
-MUTANTS = {
-    "streams do not wait for each other": ("stream.wait_event(after)", "pass"),
-    "computing does not wait for the copy in": ("self._run(slot, devices), copied)", "self._run(slot, devices))"),
-    "the copy out does not wait for computing": ("self._take(slot), computed)", "self._take(slot))"),
-    "nobody waits for the copy out": ("self.arrived.synchronize()", "pass"),
-    "an event is recorded before its work": (
-        "            work()\n        reached = torch.cuda.Event(blocking=True)",
-        "            reached = torch.cuda.Event(blocking=True); reached.record(stream); work(); return reached\n"
-        "        reached = torch.cuda.Event(blocking=True)",
-    ),
-    "an event is recorded in the current stream": ("reached.record(stream)", "reached.record()"),
-    "an event is never recorded": ("reached.record(stream)", "pass"),
-    "work is put into the default stream": ("with torch.cuda.stream(stream):\n            work()", "work()"),
-    "two batches have one slot": ("deque(_Slot(number) for number in range(slots))", "deque([_Slot(0)] * slots)"),
-    "slots share memory on the host": (
-        "self._streams.on_host((nbytes,), torch.uint8)",
-        "self.__dict__.setdefault(index, self._streams.on_host((1 << 16,), torch.uint8))",
-    ),
-    "slots share memory on the device": (
-        "self._streams.on_device(nbytes)",
-        "self.__dict__.setdefault(('device', index), self._streams.on_device(1 << 16))",
-    ),
-    "answers are let go before they are copied": (
-        "slot.taken.append(host.copy_(answer, non_blocking=True))",
-        "slot.taken.append(host.copy_(answer, non_blocking=True)); slot.answers = ()",
-    ),
-    "answers come into the memory of the batch before": (
-        "host = self._streams.on_host(answer.shape, answer.dtype)",
-        "host = self.__dict__.setdefault((answer.shape, answer.dtype), "
-        "self._streams.on_host(answer.shape, answer.dtype))",
-    ),
-    "memory is allocated on another stream than writes it first": (
-        'with torch.cuda.stream(self._streams["in"]):\n            return', "return"
-    ),
-    "memory on the host is pageable": ("pin_memory=True", "pin_memory=False"),
-    "the copy in blocks": ("device.copy_(host, non_blocking=True)", "device.copy_(host)"),
-    "the copy out blocks": ("host.copy_(answer, non_blocking=True)", "host.copy_(answer)"),
-}  # fmt: skip
-
-
-def mutant(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    """Let engines use the staging with one place of its source changed."""
-    source = inspect.getsource(staging)
-    assert source.count(old) == 1, f"the mutant no longer fits the source: {old}"
-    changed = ModuleType(staging.__name__ + "_mutant")
-    changed.__package__ = staging.__package__
-    monkeypatch.setitem(sys.modules, changed.__name__, changed)
-    exec(compile(source.replace(old, new), staging.__file__, "exec"), changed.__dict__)
-    for name in ("Staging", "cuda_streams"):
-        monkeypatch.setattr(torch_engine, name, changed.__dict__[name])
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.wire import Wire
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.models.engines.test_on_simulated_gpu import PACES, SEEDS, WIDTH, differs, rows, trial
+from tests.models.engines.simulated_onnx import placed
+from tests.models.engines.simulated_runs import PACES, SEEDS, WIDTH, differs, rows, trial
 from tests.simulated_gpu import SimulatedGpu
 from tests.simulated_gpu.onnx_session import Session, onnx_runtime_on
 
@@ -110,18 +110,6 @@ def test_a_smaller_wire_datatype_is_widened_on_the_device(file: Path, gpu: Simul
     pixels = np.random.default_rng().integers(0, 9, (3, WIDTH), np.uint8)
     expected = here.run([[pixels.astype(np.float32) * 0.5 + 1]])
     assert not differs(there.run([[pixels]]), expected) and isinstance(there, OnnxEngine)
-
-
-def placed(monkeypatch: pytest.MonkeyPatch, **providers: list[tuple[str, str]]) -> None:
-    """Let sessions say that each of these nodes (operator, name) belongs to the provider."""
-    info = [
-        SimpleNamespace(
-            ep_name=f"{provider}ExecutionProvider",
-            get_nodes=lambda nodes=nodes: [SimpleNamespace(op_type=kind, name=name) for kind, name in nodes],
-        )
-        for provider, nodes in providers.items()
-    ]
-    monkeypatch.setattr(Session, "get_provider_graph_assignment_info", lambda self: info)
 
 
 def test_nodes_on_the_cpu_are_named_those_with_halves_apart_and_sizes_are_none_of_them(

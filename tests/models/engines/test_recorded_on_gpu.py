@@ -7,9 +7,9 @@ import torch
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.engines.true_fp32 import use_true_fp32
 
-from tests.models.engines.test_cuda_graphs import ADDS, Added
-from tests.models.engines.test_on_simulated_gpu import rows
-from tests.models.engines.test_recorded_races import DEPTHS, IN_FLIGHT, SIZES, net, recorded_on, wrong_of
+from tests.models.engines.adding_nets import ADDS, Added
+from tests.models.engines.recorded_runs import DEPTHS, IN_FLIGHT, SIZES, net, recorded_on, wrong_of
+from tests.models.engines.simulated_runs import rows
 from tests.programs import original
 
 pytestmark = pytest.mark.gpu

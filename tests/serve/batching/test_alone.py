@@ -15,8 +15,8 @@ from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.request_queue import Request, RequestQueue
 
+from tests.serve.batching.brief import Brief, here
 from tests.serve.batching.stage import POISON, TOY, Clock, asleep, async_test, rows_of, serving, spec
-from tests.serve.batching.test_brief import Brief, here
 
 
 @asynccontextmanager

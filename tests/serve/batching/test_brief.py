@@ -2,15 +2,14 @@
 
 import asyncio
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from halfeven.models.errors import EngineFailed
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 
 from tests.patience import PATIENCE_S
+from tests.serve.batching.brief import Brief, here
 from tests.serve.batching.stage import (
     POISON,
     Clock,
@@ -23,26 +22,6 @@ from tests.serve.batching.stage import (
     serving,
     spec,
 )
-
-
-@dataclass(eq=False)
-class Brief(Fake):
-    """Says that it is brief, and remembers the thread of each batch; ``costs_ns`` moves the clock."""
-
-    brief: bool = True
-    clock: Clock | None = None
-    costs_ns: int = 0
-    threads: list[int] = field(default_factory=list)
-
-    def run(self, parts: Any) -> list[np.ndarray]:
-        self.threads.append(threading.get_ident())
-        if self.clock is not None:
-            self.clock.now_ns += self.costs_ns
-        return super().run(parts)
-
-
-def here() -> int:
-    return threading.get_ident()
 
 
 @async_test

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from halfeven.serve.batching.brief_polling import LOOK_NS, BriefPolling
+from halfeven.serve.batching.batcher import LOOK_NS, BriefPolling
 
 
 class Loop:

@@ -1,6 +1,6 @@
 """The share of the time in which batches ran."""
 
-from halfeven.serve.batching.utilisation import Utilisation
+from halfeven.serve.http.server_load import Utilisation
 
 SECOND = 1_000_000_000
 

@@ -13,7 +13,7 @@ from halfeven.serve.cli.client import predict_file
 from PIL import Image
 from safetensors.numpy import save_file
 
-from tests.serve.cli.test_v2_engine import odd
+from tests.serve.cli.odd_server import odd
 from tests.serve.conftest import FakeRoster, FakeServed, tensor
 
 ENTRY = {"size": [4, 4], "color": "L"}

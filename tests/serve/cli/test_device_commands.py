@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.corpus import captured
 from tests.planting import plant
-from tests.serve.selftest.test_selftest import one_bit_off
+from tests.serve.selftest.planted import one_bit_off
 
 
 @pytest.fixture

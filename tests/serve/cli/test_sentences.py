@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 
 from tests.model_folders import LINEAR, tensor, write_folder
 from tests.patience import PATIENCE_S
+from tests.server_process import serve_command, server_environment
 
 pytestmark = pytest.mark.slow  # each starts the command in a process
 
@@ -33,9 +33,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
     """A store that was empty when its server started, the address, and what the server said then."""
     where = tmp_path_factory.mktemp("serving")
     store, log = where / "store", where / "log"
-    command = [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(store), "--port", "0"]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
+        process = subprocess.Popen(serve_command(store), stdout=file, stderr=file, env=server_environment())
     try:
         url = f"http://127.0.0.1:{await_port(process, log)}"
         code, _, reply = halfeven(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from halfeven.models.spec import ModelSpec, TensorSpec
 from halfeven.models.value_range import ValueRange
-from halfeven.serve.dashboard.examples import curl, example, python
-from halfeven.serve.dashboard.typed_request import read_typed
+from halfeven.serve.dashboard.examples import curl, example, python, read_typed
 from halfeven.serve.http.codecs.predict import read_predict
 from halfeven.serve.http.codecs.predict_bodies import read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited

@@ -19,9 +19,9 @@ from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobReques
 from halfeven.serve.finetune.web.job_page import render_job
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.exporters.report.test_page import FINDINGS, facts, report
+from tests.exporters.report.page_facts import FINDINGS, facts, report
 from tests.serve.dashboard.conftest import busy
-from tests.serve.finetune.web.test_job_page import a_job, the_gate, the_steps
+from tests.serve.finetune.web.shown_job import a_job, the_gate, the_steps
 from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

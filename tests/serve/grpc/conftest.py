@@ -10,7 +10,7 @@ from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.grpc.grpc_server import GrpcServer
 from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.inference import Inference
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.request_limits import DEFAULTS, RequestLimits
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
@@ -39,7 +39,7 @@ Start = Callable[..., Both]
 def serving(
     access: AccessControl | None = None,
     certificates: Certificates | None = None,
-    bounds: Bounds | None = None,
+    bounds: ServerBounds | None = None,
     seconds: int = 1,
     load: ServerLoad | None = None,
     limits: RequestLimits = DEFAULTS,

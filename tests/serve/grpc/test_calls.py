@@ -14,9 +14,9 @@ from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer
-from halfeven.serve.grpc import unread
+from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.grpc_server import AHEAD
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.limits.request_limits import DEFAULTS
 from tritonclient.utils import InferenceServerException
@@ -298,7 +298,7 @@ def test_a_message_beyond_the_limit_is_refused(stub: Any) -> None:
 
 def test_messages_count_in_the_memory_of_all_requests_until_they_are_answered(start: Start) -> None:
     budget = MemoryBudget(100_000)
-    both = start(bounds=Bounds(budget=budget))
+    both = start(bounds=ServerBounds(budget=budget))
     spec = ModelSpec("long", (tensor("x", "FP32", -1, "n=1..100000"),), (tensor("y", "FP32", -1, 1),), 8)
     served = FakeServed(spec, lambda x: [x[:, :1]], both.roster.models["double"].prepared, holding=True)
     both.roster.models["long"] = served
@@ -359,7 +359,7 @@ def test_more_parts_than_a_body_may_have_pieces_are_refused_before_protobuf_read
 
 def test_very_many_parameters_are_read_in_a_thread_and_counted(start: Start) -> None:
     budget = MemoryBudget(1_000_000)
-    with grpc.insecure_channel(start(bounds=Bounds(budget=budget)).grpc) as channel:
+    with grpc.insecure_channel(start(bounds=ServerBounds(budget=budget)).grpc) as channel:
         infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
         few = {str(number): {"bool_param": True} for number in range(100)}
         assert infer(request(parameters=few), timeout=SECONDS).outputs[0].name == "y"
@@ -455,7 +455,7 @@ def budget() -> MemoryBudget:
 @pytest.fixture
 def wide(start: Start, budget: MemoryBudget) -> Iterator[Any]:
     """The stub of a server with this budget and a model `wide`, whose answers have a megabyte each."""
-    both = start(bounds=Bounds(budget=budget))
+    both = start(bounds=ServerBounds(budget=budget))
     spec = ModelSpec("wide", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 2**18),), 8)
     answer = np.zeros((1, 2**18), np.float32)
     both.roster.models["wide"] = FakeServed(spec, lambda _: [answer], both.roster.models["double"].prepared)
@@ -486,7 +486,7 @@ def test_a_stream_whose_answers_are_not_read_ends(
     wide: Any, budget: MemoryBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = replace(DEFAULTS, answer_stall_seconds=1.0, answer_bytes_per_second=10**9)
-    monkeypatch.setattr(unread, "DEFAULTS", slow)
+    monkeypatch.setattr(open_stream, "DEFAULTS", slow)
     answers = unread_stream(wide, budget)
     until(lambda: budget.used == 0)  # while nothing is read
     with pytest.raises(grpc.RpcError) as ended:

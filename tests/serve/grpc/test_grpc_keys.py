@@ -19,7 +19,7 @@ from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES
 from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.calls import CALLS, NOT_OFFERED
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.route_scopes import need_of
 from tritonclient.utils import InferenceServerException
@@ -161,7 +161,7 @@ def test_calls_without_their_message_end_and_leave_room_for_others(
 ) -> None:
     """These calls need no key. If they waited without end, one connection without a key could hold every call."""
     access = AccessControl(KeyFile(tmp_path / "keys.json"), needed=True)
-    both = start(access=access, bounds=Bounds(seconds=0.5, connections=Connections(4)))
+    both = start(access=access, bounds=ServerBounds(seconds=0.5, connections=Connections(4)))
     ended = threading.Event()
 
     def never() -> Any:
@@ -184,7 +184,7 @@ def test_idle_streams_leave_room_for_unary_calls_and_end_for_new_streams(
 ) -> None:
     """Streams wait between their messages as long as they like: one caller could otherwise hold every call."""
     monkeypatch.setattr(open_stream, "IDLE_SECONDS", 0.0)
-    both = start(bounds=Bounds(connections=Connections(4)))
+    both = start(bounds=ServerBounds(connections=Connections(4)))
     ended = threading.Event()
 
     def asked(requests: int) -> Iterator[Any]:
@@ -371,7 +371,7 @@ def test_a_renewed_certificate_that_cannot_be_read_once_is_read_for_the_next_con
 
 def test_connections_above_the_limit_are_ended_before_they_cost_a_call(start: Start) -> None:
     """A connection that is taken gets the server's HTTP/2 settings, one that is too many gets its end."""
-    both = start(bounds=Bounds(connections=Connections(3)))
+    both = start(bounds=ServerBounds(connections=Connections(3)))
     host, _, port = both.grpc.rpartition(":")
     with ExitStack() as stack:
         first = []

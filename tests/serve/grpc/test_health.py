@@ -13,8 +13,8 @@ import pytest
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.grpc import open_stream
-from halfeven.serve.http.limits.bounds import Bounds
-from halfeven.serve.http.limits.connections import Connection, Connections
+from halfeven.serve.http.limits.bounds import ServerBounds
+from halfeven.serve.http.limits.connections import Connections, OpenConnection
 
 from tests.patience import PATIENCE_S
 from tests.serve.grpc.conftest import Start
@@ -117,7 +117,7 @@ def test_watchers_are_bounded_apart_from_streams_with_keys(
 ) -> None:
     """Watching needs no key: whoever watches may end another watcher that is idle, and nothing else."""
     monkeypatch.setattr(open_stream, "IDLE_SECONDS", 0.0)
-    both = start(bounds=Bounds(connections=Connections(8)))  # six streams, one watcher
+    both = start(bounds=ServerBounds(connections=Connections(8)))  # six streams, one watcher
     never: queue.Queue[Any] = queue.Queue()
     with grpc.insecure_channel(both.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -141,7 +141,7 @@ def test_watchers_are_bounded_apart_from_streams_with_keys(
 
 
 def test_a_watch_whose_message_does_not_come_or_is_none_ends(start: Start) -> None:
-    both = start(bounds=Bounds(seconds=0.5, connections=Connections(8)))
+    both = start(bounds=ServerBounds(seconds=0.5, connections=Connections(8)))
     never: queue.Queue[Any] = queue.Queue()
     with grpc.insecure_channel(both.grpc) as channel:
         call = channel.stream_stream("/grpc.health.v1.Health/Watch")
@@ -154,10 +154,10 @@ def test_a_watch_whose_message_does_not_come_or_is_none_ends(start: Start) -> No
 
 
 def test_a_watcher_that_leaves_gives_its_place_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    both, left = start(bounds=Bounds(connections=Connections(8))), threading.Semaphore(0)
+    both, left = start(bounds=ServerBounds(connections=Connections(8))), threading.Semaphore(0)
     leave = Connections.leave
 
-    def leaving(self: Connections, connection: Connection) -> None:
+    def leaving(self: Connections, connection: OpenConnection) -> None:
         leave(self, connection)
         left.release()
 

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
@@ -52,6 +53,14 @@ def test_both_versions_answer(start: Start, package: str) -> None:
             error = asked(channel, package, **unknown).error_response
             assert error.error_code == 5 and len(error.error_message) < 300
         assert asked(channel, package).error_response.error_code == 12
+
+
+def test_the_messages_are_those_of_the_client() -> None:
+    for theirs in reflection_pb2.DESCRIPTOR.message_types_by_name.values():
+        ours = pool().FindMessageTypeByName(theirs.full_name)
+        assert [(one.name, one.number, one.type) for one in ours.fields] == [
+            (one.name, one.number, one.type) for one in theirs.fields
+        ]
 
 
 def test_a_caller_without_a_key_learns_nothing(start: Start, tmp_path: Path) -> None:

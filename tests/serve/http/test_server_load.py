@@ -7,7 +7,7 @@ import httpx
 import pytest
 from halfeven.models.errors import Overloaded
 from halfeven.serve.batching.counters import Counters
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.routes.app import build_app
@@ -80,7 +80,7 @@ def test_a_refusal_says_the_load_too(server: tuple[FakeRoster, httpx.Client]) ->
 
 
 def test_the_gauges_of_metrics() -> None:
-    bounds = Bounds(budget=MemoryBudget(1000), connections=Connections(7))
+    bounds = ServerBounds(budget=MemoryBudget(1000), connections=Connections(7))
     bounds.budget.take(40)
     registry = CollectorRegistry()
     load = ServerLoad(lambda: [Waiting()])

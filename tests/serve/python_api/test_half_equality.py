@@ -11,7 +11,7 @@ import torch
 from halfeven.models.errors import BadSetting
 from torch import nn
 
-from tests.serve.python_api.test_python_page import BLOCKS
+from tests.serve.python_api.page_blocks import BLOCKS
 
 PLUGIN = "halfeven.serve.python_api.pytest_plugin"
 pytest_plugins = ["pytester"]

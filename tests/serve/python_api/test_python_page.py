@@ -17,9 +17,8 @@ from halfeven.models.errors import BadInput
 from torch import nn
 
 from tests.patience import PATIENCE_S
+from tests.serve.python_api.page_blocks import BLOCKS
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/python.md"
-BLOCKS = [part.partition("```")[0] for part in PAGE.read_text().split("```python\n")[1:]]
 BY_A_SERVER = "he.prove("
 pytestmark = pytest.mark.usefixtures("plain_setup")
 

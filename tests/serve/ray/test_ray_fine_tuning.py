@@ -27,8 +27,8 @@ from halfeven.serve.finetune.jobs.concluding import FINE_TUNING
 from safetensors.numpy import save_file
 
 from tests.patience import PATIENCE_S
-from tests.serve.ray.test_replica import Handle
-from tests.serve.ray.test_two_nodes import two_nodes, until
+from tests.serve.ray.handle import Handle
+from tests.serve.ray.nodes import two_nodes, until
 
 pytestmark = [
     pytest.mark.slow(seconds=10),

@@ -17,6 +17,7 @@ from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
 from halfeven.serve.server import alone_with
 
 from tests.serve.conftest import running
+from tests.serve.ray.handle import Handle
 from tests.serve.versions.traffic.conftest import call, until
 
 pytestmark = [
@@ -30,25 +31,6 @@ X = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2
 @pytest.fixture
 def source(converted: Path, tmp_path: Path) -> Store:
     return Store(shutil.copytree(converted, tmp_path / "store"))
-
-
-class Handle:
-    """A deployment's handle, whose calls run here; the first ``lost`` of them are lost."""
-
-    def __init__(self, writer: Any, lost: int = 0) -> None:
-        self._writer, self._lost = writer, lost
-        self.write = SimpleNamespace(remote=self._remote)
-
-    def _remote(self, *given: Any) -> Any:
-        from ray.exceptions import ActorDiedError
-
-        def result(timeout_s: float) -> Any:
-            if self._lost:
-                self._lost -= 1
-                raise ActorDiedError()
-            return self._writer.write(*given)
-
-        return SimpleNamespace(result=result)
 
 
 @contextmanager

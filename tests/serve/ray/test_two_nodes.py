@@ -8,14 +8,7 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +18,9 @@ from halfeven.serve.cli import asking
 from halfeven.serve.cli.asking import ask
 
 from tests.model_folders import LINEAR
-from tests.patience import PATIENCE_S
 from tests.serve.ray.callers import Callers, Expected
 from tests.serve.ray.conftest import SEEDS
+from tests.serve.ray.nodes import SECONDS, two_nodes, until
 
 pytestmark = [
     pytest.mark.slow(seconds=10),
@@ -35,7 +28,6 @@ pytestmark = [
 ]
 ASKED = int(os.environ.get("HALFEVEN_RAY", "0"))
 CALLERS = 8
-SECONDS = PATIENCE_S
 KILLS = (
     (3 * (3 * ["kill_replica"] + ["kill_node"]) + ["kill_replica"])
     if ASKED
@@ -49,58 +41,6 @@ DEPLOYMENT = {
         "downscale_delay_s": 2, "metrics_interval_s": 0.5, "look_back_period_s": 1,
     },
 }  # fmt: skip
-
-
-class Cluster:
-    """The process of `cluster.py`."""
-
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self._process, self.url = process, url
-        assert self._said() == "up"
-
-    def do(self, order: str) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return self._said()
-
-    def _said(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the cluster's process ended"
-        return json.loads(line)
-
-
-@contextmanager
-def two_nodes(options: dict[str, Any], log: Path) -> Iterator[Cluster]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.serve.ray.cluster", str(port), json.dumps(options)]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-            cwd=Path(__file__).parents[3], start_new_session=True,
-        ) as process,
-    ):  # fmt: skip
-        try:
-            yield Cluster(process, f"http://127.0.0.1:{port}")
-        except BaseException:
-            sys.stderr.write(log.read_text()[-8000:])
-            raise
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-
-
-def until(holds: Callable[[], bool], what: str, seconds: float = SECONDS) -> float:
-    """Seconds until it holds."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < seconds, what
-        threading.Event().wait(0.1)
-    return time.monotonic() - began
 
 
 def expected(store: Path) -> dict[str, Expected]:

@@ -34,9 +34,10 @@ from halfeven.serve.selftest.outcome import FAILED, NOT_APPLICABLE, PASSED, Outc
 from halfeven.serve.selftest.selftest import CHECKS, reasons_of, run_checks
 
 from tests.corpus import captured
-from tests.models.engines.test_on_simulated_gpu import MUTANTS, mutant
-from tests.models.engines.test_onnx_on_simulated_gpu import placed
+from tests.models.engines.simulated_onnx import placed
+from tests.models.engines.simulated_runs import MUTANTS, mutant
 from tests.planting import plant
+from tests.serve.selftest.planted import one_bit_off
 from tests.simulated_gpu import SimulatedGpu
 from tests.simulated_gpu.onnx_session import onnx_runtime_on
 
@@ -110,12 +111,6 @@ def test_a_rewrite_that_differs_from_autocast_by_one_bit_switches_the_torch_half
     outcomes = on_cpu(nets)
     assert outcomes[BITS].status == FAILED and outcomes[BITS].off == (TORCH_HALF,)
     assert "mlp: output" in outcomes[BITS].evidence
-
-
-def one_bit_off(weight: torch.Tensor) -> torch.Tensor:
-    changed = weight.clone()
-    changed.view(torch.int16)[0] ^= 1
-    return changed
 
 
 ANY_ORDER = {

@@ -16,8 +16,7 @@ from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.tracing.otel_environment import provider_from, traces_wanted
 from halfeven.serve.tracing.request_spans import RequestSpans
-from halfeven.serve.tracing.traced_front import NOT_TRACED, TracedFront
-from halfeven.serve.tracing.traced_roster import TracedRoster
+from halfeven.serve.tracing.traced_front import NOT_TRACED, TracedFront, TracedInference
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -50,8 +49,9 @@ class Traced:
 
 def front_of(roster: FakeRoster, provider: TracerProvider) -> TracedFront:
     spans = RequestSpans(provider.get_tracer("test"))
-    shown = TracedRoster(roster, spans)
-    return TracedFront(spans, build_app(shown, lambda: b"", HISTORY), shown)
+    inference = TracedInference(spans, roster)
+    app = build_app(roster, lambda: b"", HISTORY, inference=inference)
+    return TracedFront(spans, app, roster, inference=inference)
 
 
 @pytest.fixture(scope="module")

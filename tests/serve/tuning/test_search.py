@@ -18,7 +18,7 @@ from halfeven.models.store import Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.tuning.delay import DELAYS_US, Simulated, best_delay, simulate
-from halfeven.serve.tuning.search import Measured, Way, choose, load_way, quartile_seconds, thread_counts
+from halfeven.serve.tuning.search import MeasuredWay, Way, choose, load_way, quartile_seconds, thread_counts
 from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_for, tuned_path
 
@@ -230,8 +230,8 @@ def test_an_engine_runs_with_the_threads_that_were_tuned(store: Store, place: Pl
 # Choosing, on made-up measurements.
 
 
-def way(form: str, precision: str, threads: int, rows_per_second: float) -> Measured:
-    return Measured(Way(form, precision, CpuSetup(threads)), {1: 1 / rows_per_second})
+def way(form: str, precision: str, threads: int, rows_per_second: float) -> MeasuredWay:
+    return MeasuredWay(Way(form, precision, CpuSetup(threads)), {1: 1 / rows_per_second})
 
 
 @pytest.mark.parametrize(
@@ -245,15 +245,17 @@ def way(form: str, precision: str, threads: int, rows_per_second: float) -> Meas
     ],
 )
 def test_a_half_and_a_second_thread_must_each_gain_a_tenth(
-    measured: list[Measured], winner: tuple[str, str, int]
+    measured: list[MeasuredWay], winner: tuple[str, str, int]
 ) -> None:
     best = choose(measured).way
     assert (best.form, best.precision, best.threads) == winner
 
 
 def test_throughput_is_compared_at_each_ones_useful_batch() -> None:
-    peaks = Measured(Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0})  # 4 rows/s at 8, 2 at 64
-    rises = Measured(Way("torch", "fp32", CpuSetup(1)), {1: 1.0, 8: 4.0, 64: 18.0})  # 3.6 rows/s at 64
+    peaks = MeasuredWay(
+        Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0}
+    )  # 4 rows/s at 8, 2 at 64
+    rises = MeasuredWay(Way("torch", "fp32", CpuSetup(1)), {1: 1.0, 8: 4.0, 64: 18.0})  # 3.6 rows/s at 64
     assert choose([peaks, rises]) is peaks
     assert (peaks.useful_rows, rises.useful_rows) == (8, 64)
 

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 from halfeven.models.engines.cpu.setup import CpuSetup
-from halfeven.serve.tuning.search import Measured, choose
+from halfeven.serve.tuning.search import MeasuredWay, choose
 from halfeven.serve.tuning.shown import described
 from halfeven.serve.versions.loading.tuned import Way, Winner
 from rich.console import Console
 
 
-def way(form: str, precision: str, threads: int, rate: float) -> Measured:
+def way(form: str, precision: str, threads: int, rate: float) -> MeasuredWay:
     rows = {1 << power: 2.0 / rate * (1 << power) / (2 if power == 10 else 1) for power in range(11)}
-    return Measured(Way(form, precision, CpuSetup(threads, frozenset({"fold"}))), rows)
+    return MeasuredWay(Way(form, precision, CpuSetup(threads, frozenset({"fold"}))), rows)
 
 
-def shown(measured: list[Measured]) -> str:
+def shown(measured: list[MeasuredWay]) -> str:
     best = choose(measured)
     winner: dict[str, Any] = {
         "form": best.way.form,
@@ -60,7 +60,7 @@ def shown(measured: list[Measured]) -> str:
         ),
     ],
 )
-def test_each_way_has_a_line_and_the_winner_a_reason(measured: list[Measured], words: str) -> None:
+def test_each_way_has_a_line_and_the_winner_a_reason(measured: list[MeasuredWay], words: str) -> None:
     text = shown(measured)
     assert words in " ".join(text.split())
     for one in measured:

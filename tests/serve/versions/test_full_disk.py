@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from halfeven.models.store import Store
 
-from tests.models.test_reserve import fill_the_disk
+from tests.models.full_disk import fill_the_disk
 from tests.serve.versions.traffic.conftest import Versions, call, infer, serving, until
 from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store

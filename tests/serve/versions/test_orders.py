@@ -10,7 +10,7 @@ from halfeven.models.errors import DamagedFile
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.versions import orders
 from halfeven.serve.versions.orders import (
-    Orders,
+    TrafficOrders,
     drifted,
     events,
     newest_events,
@@ -52,7 +52,7 @@ def test_a_half_whose_note_of_drift_is_damaged_does_not_serve(text: str, version
     ],
 )
 def test_damaged_orders_are_named(text: str, version: Version, tmp_path: Path) -> None:
-    assert read_orders(Store(tmp_path), "net") == Orders()
+    assert read_orders(Store(tmp_path), "net") == TrafficOrders()
     (version.folder.parent / "rollout.json").write_text(text)
     with pytest.raises(DamagedFile, match=r"rollout\.json cannot be read.*remove it"):
         read_orders(Store(tmp_path), "net")

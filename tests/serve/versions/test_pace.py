@@ -1,7 +1,7 @@
 """Looks at a store with many models take a small share of a core, and still come every few seconds."""
 
 import pytest
-from halfeven.serve.versions.pace import LONGEST_PAUSE_S, LOOK_EVERY_S, SHARE, Pace
+from halfeven.serve.versions.pace import LONGEST_PAUSE_S, LOOK_EVERY_S, SHARE, LookingPace
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ def test_the_pause_follows_what_looks_cost(spent_s: list[float], pause_s: float)
         now_s += spent_s[looked]
         looked += 1
 
-    pace = Pace(lambda: now_s)
+    pace = LookingPace(lambda: now_s)
     pace.pause_after(look)
     assert pace.pause_after(look) == pytest.approx(pause_s) and looked == 2

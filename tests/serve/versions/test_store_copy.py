@@ -11,18 +11,12 @@ import fsspec
 import pytest
 from halfeven.models.errors import BadSetting, Conflict, StoreUnusable
 from halfeven.models.manifest import digest_of
-from halfeven.models.store import LIVE, Store
+from halfeven.models.store import Store
 from halfeven.serve.versions.orders import drifted, read_orders
 from halfeven.serve.versions.store_copy import StoreCopy
 from halfeven.serve.versions.store_writer import OwnStore
 
-
-def publish(store: Store, text: str) -> int:
-    with store.draft("net") as draft:
-        (draft.folder / "original.pt2").write_text(text)
-        (draft.folder / "source").mkdir()
-        (draft.folder / "source" / "model.py").write_text("# " + text)
-        return draft.publish(LIVE, {}).number
+from tests.serve.versions.publishing import publish
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ HEAD, LORA = "head", "lora"  # of `trainable`, beside patterns
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SettingRange:
     """``low`` to ``high``, both allowed, finite. ``whole``: no fractions. ``auto``: the word is allowed too."""
 
     low: float
@@ -36,35 +36,35 @@ class Range:
         return f"{kind} from {self.low:g} to {self.high:g}" + (' or "auto"' if self.auto else "")
 
 
-RANGES: Mapping[str, Range] = {
-    "n_epochs": Range(1, 1000, AUTO, whole=True, auto=True),
-    "batch_size": Range(1, 65536, AUTO, whole=True, auto=True),
-    "accumulation": Range(1, 65536, 1, whole=True),
-    "learning_rate_multiplier": Range(1e-6, 1e6, AUTO, auto=True),
-    "learning_rate": Range(1e-10, 10, AUTO, auto=True),
-    "warmup_ratio": Range(0, 0.9, AUTO, auto=True),
-    "warmup_steps": Range(0, 1_000_000, AUTO, whole=True, auto=True),
-    "schedule_power": Range(0.1, 10, 2.0),
-    "schedule_period": Range(0.001, 1, 1 / 3),
-    "schedule_gamma": Range(1e-6, 1, 0.1),
-    "weight_decay": Range(0, 1, 0.01),
-    "label_smoothing": Range(0, 0.99, 0.0),
-    "ignore_index": Range(-(2**31), 2**31, IGNORED, whole=True),
-    "ema_decay": Range(0, 0.99999, 0.0),
-    "lora_rank": Range(1, 1024, 8, whole=True),
-    "lora_alpha": Range(1e-3, 1e4, 16.0),
-    "lora_dropout": Range(0, 0.9, 0.0),
-    "clip_norm": Range(1e-6, 1e6, 1.0),
-    "init_scale": Range(2**-24, 2**32, 2**16),
-    "growth_factor": Range(1.0001, 65536, 2.0),
-    "backoff_factor": Range(0.0001, 0.9999, 0.5),
-    "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
-    "scale_floor": Range(2**-24, 2**16, 2**-16),
-    "max_floor_hits": Range(1, 1000, 8, whole=True),
-    "checkpoint_every": Range(1, 1_000_000, AUTO, whole=True, auto=True),
-    "early_stopping_patience": Range(0, 1000, 0, whole=True),
-    "validation_split": Range(0.001, 0.5, AUTO, auto=True),
-    "forgetting_tolerance": Range(0, 1, 0.02),
+RANGES: Mapping[str, SettingRange] = {
+    "n_epochs": SettingRange(1, 1000, AUTO, whole=True, auto=True),
+    "batch_size": SettingRange(1, 65536, AUTO, whole=True, auto=True),
+    "accumulation": SettingRange(1, 65536, 1, whole=True),
+    "learning_rate_multiplier": SettingRange(1e-6, 1e6, AUTO, auto=True),
+    "learning_rate": SettingRange(1e-10, 10, AUTO, auto=True),
+    "warmup_ratio": SettingRange(0, 0.9, AUTO, auto=True),
+    "warmup_steps": SettingRange(0, 1_000_000, AUTO, whole=True, auto=True),
+    "schedule_power": SettingRange(0.1, 10, 2.0),
+    "schedule_period": SettingRange(0.001, 1, 1 / 3),
+    "schedule_gamma": SettingRange(1e-6, 1, 0.1),
+    "weight_decay": SettingRange(0, 1, 0.01),
+    "label_smoothing": SettingRange(0, 0.99, 0.0),
+    "ignore_index": SettingRange(-(2**31), 2**31, IGNORED, whole=True),
+    "ema_decay": SettingRange(0, 0.99999, 0.0),
+    "lora_rank": SettingRange(1, 1024, 8, whole=True),
+    "lora_alpha": SettingRange(1e-3, 1e4, 16.0),
+    "lora_dropout": SettingRange(0, 0.9, 0.0),
+    "clip_norm": SettingRange(1e-6, 1e6, 1.0),
+    "init_scale": SettingRange(2**-24, 2**32, 2**16),
+    "growth_factor": SettingRange(1.0001, 65536, 2.0),
+    "backoff_factor": SettingRange(0.0001, 0.9999, 0.5),
+    "growth_interval": SettingRange(1, 1_000_000, AUTO, whole=True, auto=True),
+    "scale_floor": SettingRange(2**-24, 2**16, 2**-16),
+    "max_floor_hits": SettingRange(1, 1000, 8, whole=True),
+    "checkpoint_every": SettingRange(1, 1_000_000, AUTO, whole=True, auto=True),
+    "early_stopping_patience": SettingRange(0, 1000, 0, whole=True),
+    "validation_split": SettingRange(0.001, 0.5, AUTO, auto=True),
+    "forgetting_tolerance": SettingRange(0, 1, 0.02),
 }
 # A setting that only some words of another one read; with other words it would be ignored, so it is refused.
 READ_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {

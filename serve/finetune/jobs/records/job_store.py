@@ -24,26 +24,30 @@ from .file_store import UNFINISHED, FileStore, chosen
 from .job_types import (
     CANCELLED,
     FAILED,
+    FINAL,
     LEVELS,
     PAUSED,
     QUEUED,
     RUNNING,
     SUCCEEDED,
     Evaluation,
-    Event,
     IllegalMove,
-    Job,
+    JobEvent,
     JobRequest,
+    JobRow,
     check_move,
     entering,
     number_of,
 )
-from .old_jobs import forget_old
 
-_JOB = ", ".join(field.name for field in fields(Job))
-_EVENT = ", ".join(field.name for field in fields(Event))
+_JOB = ", ".join(field.name for field in fields(JobRow))
+_EVENT = ", ".join(field.name for field in fields(JobEvent))
 MOST_UNFINISHED = DEFAULTS.unfinished_jobs
 _RETRY_AFTER_S = 60.0
+KEPT_JOBS = 1000  # that have ended, the newest
+KEPT_STEPS = 2_000_000  # records of steps of all jobs together, about 500 MB
+_ENDED = f"status IN ({', '.join(repr(status) for status in sorted(FINAL))})"
+_OF_A_JOB = ("idempotency_keys", "events", "steps", "evaluations")
 
 
 class JobStore(FileStore):
@@ -60,7 +64,7 @@ class JobStore(FileStore):
     def close(self) -> None:
         self._db.close()
 
-    def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[Job, bool]:
+    def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[JobRow, bool]:
         """(the job, queued; whether it is new). A key that was used gives the job it made then.
 
         Raises UnknownName for a file that is gone, BadInput for a key that came with another request, Overloaded and
@@ -99,7 +103,7 @@ class JobStore(FileStore):
                 _RETRY_AFTER_S,
             )
 
-    def replayed(self, idempotency_key: str, asked: Mapping[str, Any], owner: str = "") -> Job | None:
+    def replayed(self, idempotency_key: str, asked: Mapping[str, Any], owner: str = "") -> JobRow | None:
         """The job that this key of the owner made, or None. Raises BadInput where it came with another request."""
         row = self._db.one("job, asked", "idempotency_keys", "owner = ? AND key = ?", owner, idempotency_key)
         if row is None:
@@ -111,7 +115,7 @@ class JobStore(FileStore):
             )
         return self.job(row["job"])
 
-    def job(self, id: str, owners: Owners = None) -> Job:
+    def job(self, id: str, owners: Owners = None) -> JobRow:
         """Raises UnknownName."""
         row = self._db.one(_JOB, "jobs", "id = ?", id)
         if row is None or not (owners is None or row["owner"] in owners):
@@ -121,7 +125,7 @@ class JobStore(FileStore):
     def jobs(
         self, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None,
         owners: Owners = None,
-    ) -> list[Job]:  # fmt: skip
+    ) -> list[JobRow]:  # fmt: skip
         """Jobs, the newest first, from the one after job ``after``; only those that have all of ``metadata``."""
         where, values = map(list[Any], chosen(owners))
         if after is not None:
@@ -140,10 +144,10 @@ class JobStore(FileStore):
         return {row["status"]: row["count"] for row in rows}
 
     def forget_old(self) -> None:
-        """Delete what is kept of the oldest jobs that have ended (`old_jobs.py`)."""
+        """Delete what is kept of the oldest jobs that have ended (`forget_old`)."""
         forget_old(self._db)
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[JobRow]:
         """The oldest first."""
         return [_job(row) for row in self._db.all(_JOB, "jobs", f"{UNFINISHED} ORDER BY number")]
 
@@ -155,22 +159,19 @@ class JobStore(FileStore):
         stage: str | None = None,
         code: str | None = None,
         message: str | None = None,
-        param: str | None = None,
         fine_tuned_model: str | None = None,
         version: int | None = None,
         progress: Mapping[str, Any] | None = None,
         summary: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
-        revision: int | None = None,
-    ) -> Job:
+    ) -> JobRow:
         """Change the state and record an event of it, in one transaction.
 
-        An argument that is None leaves the job's value. With ``revision`` only where the job still has that one. A
-        final state never changes. Raises IllegalMove, UnknownName, ValueError for a failure without its reason.
-        """
+        An argument that is None leaves the job's value. A final state never changes. Raises IllegalMove, UnknownName,
+        ValueError for a failure without its reason."""
         if to == FAILED and not (code and message):
             raise ValueError("a failed job needs a code and a message")
-        given = {"stage": stage, "code": code, "message": message, "param": param, "summary": summary}
+        given = {"stage": stage, "code": code, "message": message, "summary": summary}
         given |= {
             "fine_tuned_model": fine_tuned_model,
             "version": version,
@@ -180,10 +181,6 @@ class JobStore(FileStore):
         with self._db.transaction():
             job = self.job(id)
             check_move(job, to)
-            if revision is not None and revision != job.revision:
-                raise IllegalMove(
-                    f"job {id} moved meanwhile: expected revision {revision}, it is {job.revision}"
-                )
             changes = {key: value for key, value in given.items() if value is not None}
             self._set(id, changes | entering(job, to, int(self._now())))
             event = {"status": to} | ({"code": code} if code else {})
@@ -212,7 +209,7 @@ class JobStore(FileStore):
             changes = {key: value for key, value in given.items() if value is not None}
             self._set(id, changes | ({"progress": {**job.progress, **progress}} if progress else {}))
 
-    def request_cancel(self, id: str) -> Job:
+    def request_cancel(self, id: str) -> JobRow:
         """Queued: cancelled at once. Running: ``cancel_requested`` is set. Finished: its state, no error."""
         with self._db.transaction():
             job = self.job(id)
@@ -224,7 +221,7 @@ class JobStore(FileStore):
                 return self.move(id, CANCELLED, code="CANCELLED", message=f"cancelled {when}")
             return self.job(id)
 
-    def request_pause(self, id: str) -> Job:
+    def request_pause(self, id: str) -> JobRow:
         """Queued: paused at once. Running: ``pause_requested`` is set. Paused: its state. Finished: raises Conflict."""
         with self._db.transaction():
             job = self.job(id)
@@ -237,7 +234,7 @@ class JobStore(FileStore):
                 return self.move(id, PAUSED, stage=PAUSED, message="paused before it began or went on")
             return self.job(id)
 
-    def request_resume(self, id: str) -> Job:
+    def request_resume(self, id: str) -> JobRow:
         """Paused: queued again. Running, and to be paused: it goes on. Else its state. Finished: raises Conflict."""
         with self._db.transaction():
             job = self.job(id)
@@ -252,7 +249,7 @@ class JobStore(FileStore):
                 self.record(id, "info", "resumed before it was paused")
             return self.job(id)
 
-    def has_stopped(self, id: str) -> Job:
+    def has_stopped(self, id: str) -> JobRow:
         """The process of a running job has ended for a pause: the job is paused, or queued again where it was resumed
         meanwhile. Where it is to be cancelled too it stays running, for its caller to end."""
         with self._db.transaction():
@@ -278,21 +275,21 @@ class JobStore(FileStore):
         message: str,
         data: Mapping[str, Any] | None = None,
         kind: str = "message",
-    ) -> Event:
+    ) -> JobEvent:
         """Append an event; its number is the next one."""
         if level not in LEVELS:
             raise ValueError(f"level {level!r}: expected one of {', '.join(LEVELS)}")
         with self._db.transaction() as db:
             self.job(id)
             last = db.execute("SELECT MAX(number) FROM events WHERE job = ?", [id]).fetchone()[0] or 0
-            event = Event(id, last + 1, int(self._now()), level, message, kind, data)
-            row = {field.name: getattr(event, field.name) for field in fields(Event)}
+            event = JobEvent(id, last + 1, int(self._now()), level, message, kind, data)
+            row = {field.name: getattr(event, field.name) for field in fields(JobEvent)}
             db.execute(f"INSERT INTO events ({_EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?)", encoded(row))
             return event
 
     def events(
         self, id: str, after: str | None = None, limit: int = 20, oldest_first: bool = False
-    ) -> list[Event]:
+    ) -> list[JobEvent]:
         """The newest first (OpenAI's order), from the one behind event ``after`` in that order.
 
         Raises UnknownName for the job, and for an ``after`` that is no event of it.
@@ -302,7 +299,7 @@ class JobStore(FileStore):
         if after is not None:
             where += " AND number > ?" if oldest_first else " AND number < ?"
         order = f"{where} ORDER BY number {'ASC' if oldest_first else 'DESC'} LIMIT ?"
-        return [Event(**decoded(row)) for row in self._db.all(_EVENT, "events", order, *values, limit)]
+        return [JobEvent(**decoded(row)) for row in self._db.all(_EVENT, "events", order, *values, limit)]
 
     def record_steps(self, id: str, steps: Sequence[Mapping[str, Any]]) -> None:
         """Append training steps, rising by their ``step``. Rows from the first one on are replaced, so that
@@ -347,12 +344,36 @@ class JobStore(FileStore):
         return [orjson.loads(row["record"]) for row in rows]
 
 
-def _job(row: Mapping[str, Any] | sqlite3.Row) -> Job:
+def _job(row: Mapping[str, Any] | sqlite3.Row) -> JobRow:
     values = decoded(row)
     for name in ("cancel_requested", "pause_requested"):
         values[name] = bool(values[name])
-    return Job(**values)
+    return JobRow(**values)
 
 
 def _digest(asked: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def forget_old(db: Database, kept_jobs: int = KEPT_JOBS, kept_steps: int = KEPT_STEPS) -> None:
+    """Delete the oldest jobs that have ended, with their events, steps and idempotency keys, and what is left of
+    deleted files that no job names; where there are too many steps, those of the oldest of the others too."""
+    old = f"{_ENDED} ORDER BY number DESC LIMIT -1 OFFSET ?"
+    if ids := [row["id"] for row in db.all("id", "jobs", old, kept_jobs)]:
+        with db.transaction() as connection:
+            for table in _OF_A_JOB:
+                connection.executemany(f"DELETE FROM {table} WHERE job = ?", [(id,) for id in ids])
+            connection.executemany("DELETE FROM jobs WHERE id = ?", [(id,) for id in ids])
+    with db.transaction() as connection:
+        connection.execute(
+            "DELETE FROM files WHERE deleted AND id NOT IN (SELECT training_file FROM jobs) AND id NOT IN "
+            "(SELECT validation_file FROM jobs WHERE validation_file IS NOT NULL)"
+        )
+    last = "id, (SELECT MAX(step) FROM steps WHERE job = id) AS last"  # counting them would read all records
+    steps = {row["id"]: row["last"] or 0 for row in db.all(last, "jobs", f"{_ENDED} ORDER BY number")}
+    over = sum(steps.values()) - kept_steps
+    for id, count in steps.items():
+        if over > 0 and count:
+            with db.transaction() as connection:
+                connection.execute("DELETE FROM steps WHERE job = ?", [id])
+            over -= count

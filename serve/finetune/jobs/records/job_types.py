@@ -1,7 +1,7 @@
 """The types of the job store: files, jobs, events, and the one state machine.
 
-    validating_files ─▶ queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
-                        queued ⇄ paused ◀─ running
+    queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
+    queued ⇄ paused ◀─ running
 
 The states are OpenAI's; our finer stages (training, converting, gating…) stand beside them in ``stage``.
 """
@@ -13,12 +13,11 @@ from typing import Any
 
 from .....models.errors import StoreError, UnknownName
 
-VALIDATING, QUEUED, RUNNING, PAUSED = "validating_files", "queued", "running", "paused"
+QUEUED, RUNNING, PAUSED = "queued", "running", "paused"
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 FINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
 # Running goes back to queued when the server that ran it is gone.
 NEXT: Mapping[str, frozenset[str]] = {
-    VALIDATING: frozenset((QUEUED, FAILED, CANCELLED)),
     QUEUED: frozenset((RUNNING, PAUSED, FAILED, CANCELLED)),
     RUNNING: frozenset((QUEUED, PAUSED, *FINAL)),
     PAUSED: frozenset((QUEUED, FAILED, CANCELLED)),
@@ -72,7 +71,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobRow:
     """One row of the job store. ``revision`` rises with every change of state; ``attempts`` counts the starts.
 
     ``code`` and ``message`` say why a job failed, was cancelled or succeeded with a version that is held, ``param``
@@ -116,7 +115,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JobEvent:
     """What happened to a job; ``number`` counts from 1 without gaps."""
 
     job: str
@@ -146,7 +145,7 @@ class Evaluation:
         return f"ftckpt-{self.job.removeprefix('ftjob-')}-{self.step}"
 
 
-def check_move(job: Job, to: str) -> None:
+def check_move(job: JobRow, to: str) -> None:
     """Raises IllegalMove where the state machine has no such move."""
     if to not in NEXT:
         raise IllegalMove(f"'{to}' is not a state of a job: expected one of {', '.join(NEXT)}")
@@ -157,7 +156,7 @@ def check_move(job: Job, to: str) -> None:
         )
 
 
-def entering(job: Job, to: str, now: int) -> dict[str, Any]:
+def entering(job: JobRow, to: str, now: int) -> dict[str, Any]:
     """The columns of the job's row that entering a state sets by itself."""
     entered: dict[str, Any] = {"status": to, "revision": job.revision + 1}
     if to == RUNNING:

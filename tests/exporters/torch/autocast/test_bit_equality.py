@@ -17,16 +17,8 @@ from halfeven.models.program import on_device
 from torch.export import ExportedProgram
 
 from tests.corpus import CORPUS, captured, cases, fresh
+from tests.exporters.torch.autocast.half_programs import KEPT
 
-# Where the plan keeps more in FP32 than live autocast would.
-KEPT = {
-    "autocast off": "an autocast(enabled=False) region is a true FP32 island: its inputs are upcast",
-    "autocast off for CUDA": "the same",
-    "zoo llama": "its rotary embedding is such an island",
-    "lstm": "recurrent ops stay FP32",
-    "gru": "recurrent ops stay FP32",
-    "zoo lstm": "recurrent ops stay FP32",
-}
 ADDS = ("island", "several outputs", "scatter add", "index put")  # with atomics, on CUDA
 NAMES = [name for name in CORPUS if name not in KEPT]
 

@@ -4,19 +4,16 @@ Names, datatypes and devices of operations, without a device and without values 
 """
 
 from collections.abc import Callable
-from functools import cache
 
 import pytest
 import torch
-from halfeven.exporters.torch.autocast.bit_equality import half_by_rules
 from halfeven.models.engines.cuda_graphs import host_reads
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.export import ExportedProgram
 
-from tests.corpus import CORPUS, captured, cases, fresh
-from tests.exporters.torch.autocast.test_bit_equality import KEPT
+from tests.corpus import CORPUS, captured, cases
+from tests.exporters.torch.autocast.half_programs import KEPT, half_program, inputs_of
 from tests.fake_cuda import CUDA, OperationLog, on_fake_cuda
 
 NOT_TRACED = {
@@ -37,16 +34,6 @@ SYNCHRONISES = {
     "while loop": ["while_loop"],
     "zoo switch": ["cond"],
 }
-
-
-@cache
-def half_program(name: str) -> ExportedProgram:
-    model = captured(name)
-    return half_by_rules(model.program, model.spec, model.example, half_loops=True).program
-
-
-def inputs_of(name: str) -> list[Tensor]:
-    return list(fresh(name, min(CORPUS[name].max_batch_size, 3), seed=5).values())
 
 
 @pytest.mark.parametrize("name", cases(name for name in TRACED if name not in KEPT or name in LOOPS))

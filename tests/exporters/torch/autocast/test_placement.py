@@ -11,11 +11,15 @@ from halfeven.exporters.graph.actions import Action
 from halfeven.exporters.graph.mincut import BYTES_PER_CAST, Flow
 from halfeven.exporters.graph.traffic import Worth, worth
 from halfeven.exporters.policy.classes import CLASSES, Trait, has
-from halfeven.exporters.torch.autocast.placement import Placed, place
+from halfeven.exporters.torch.autocast.placement import (
+    Placed,
+    distinguishes_signs_of_zero,
+    is_transparent,
+    place,
+)
 from halfeven.exporters.torch.autocast.plan import PrecisionPlan, make_plan
 from halfeven.exporters.torch.autocast.rewrite import HalfProgram, rewrite
-from halfeven.exporters.torch.autocast.traffic import cast_map, saved_bytes
-from halfeven.exporters.torch.autocast.transparent import distinguishes_signs_of_zero, is_transparent
+from halfeven.exporters.torch.forms import cast_map, saved_bytes
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from hypothesis import given, settings

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadSetting, CannotServe
 from halfeven.serve.cli.main import app
-from halfeven.serve.finetune.client import tensorboard_files
-from halfeven.serve.finetune.client.job_record import JobRecord, job_record
-from halfeven.serve.finetune.client.mlflow_folder import write_mlflow
+from halfeven.serve.finetune.client.job_record import JobRecord, job_record, write_mlflow, write_tensorboard
 from halfeven.serve.finetune.client.remote import Remote
-from halfeven.serve.finetune.client.tensorboard_files import write_tensorboard
 from typer.testing import CliRunner
 
 STEPS = [
@@ -126,7 +123,7 @@ def test_without_its_library_the_export_names_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(BadSetting, match=r"pip install 'halfeven\[tensorboard\]'"):
-        tensorboard_files.write_tensorboard(record, tmp_path / "runs")
+        write_tensorboard(record, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 

@@ -11,7 +11,7 @@ from halfeven.serve.finetune.client.remote import JOBS
 from halfeven.serve.finetune.client.sweep import grid_of, summary_of, sweep, sweep_exit_code
 from rich.console import Console
 
-from tests.serve.finetune.client.test_job_command import Answer, Clock, Script, speaking, state, succeeded
+from tests.serve.finetune.client.scripted import Answer, Clock, Script, speaking, state, succeeded
 
 
 def created(id: str) -> Answer:

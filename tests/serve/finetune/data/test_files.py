@@ -88,9 +88,9 @@ def test_the_parser_is_fed_in_blocks_so_that_a_long_body_is_never_whole_in_memor
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK", 8192)
     written: list[int] = []
-    write = module._Form.write
+    write = module._UploadForm.write
     monkeypatch.setattr(
-        module._Form, "write", lambda self, block: (written.append(len(block)), write(self, block))[1]
+        module._UploadForm, "write", lambda self, block: (written.append(len(block)), write(self, block))[1]
     )
     body = form(content)
     upload = send(files, [body[i : i + 1000] for i in range(0, len(body), 1000)])

@@ -1,9 +1,6 @@
 """A server in a process of its own with a client of its fine-tuning routes, and the processes of its jobs."""
 
-import itertools
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,31 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import torch
-from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.cli.demo_stage import await_port
-from halfeven.serve.versions.loading.kept_setups import keep_setup
 
 from tests.patience import PATIENCE_S
+from tests.server_process import serve_command, server_environment, settle
 
 
 @contextmanager
 def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A server process of its own: it can be killed like any other."""
     log = store.root / "server.log"
-    command = [sys.executable, "-PB", "-m", "halfeven.serve.cli.main", "serve", "--store", str(store.root)]
-    settings = ["--port", "0", "--drain-seconds", "0"]
     settle(store)
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": "0",
-    }  # as of its jobs: their processes can be forked (preloaded.py)
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command + settings, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment
-        )
+            serve_command(store.root), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            env=server_environment(),
+        )  # fmt: skip
     try:
         yield process, await_port(process, log)
     finally:
@@ -44,16 +34,6 @@ def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
             process.wait(PATIENCE_S)
         finally:
             process.kill()
-
-
-def settle(store: Store) -> None:
-    """Every version of the store runs on one thread without optional passes: what measures that is tested elsewhere,
-    and takes seconds of each server that loads one."""
-    device, setup = torch.device("cpu"), CpuSetup(threads=1)
-    for name in store.names():
-        for number in store.numbers(name):
-            for form, precision in itertools.product(("torch", "onnx"), ("fp32", "fp16", "bf16")):
-                keep_setup(store.version(name, number), form, precision, device, setup, ())
 
 
 @contextmanager

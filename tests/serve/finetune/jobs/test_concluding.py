@@ -11,7 +11,7 @@ from halfeven.models.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.finetune.jobs import concluding
 from halfeven.serve.finetune.jobs.concluding import Cancelled, Conclusion, JobFailed
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
-from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
 from halfeven.serve.finetune.web.openai_shapes import job_body
 
 Gate = dict[str, Any]
@@ -55,7 +55,7 @@ class Place:
         self.job_store.move(self.id, "running", stage="gating")
         self.conclusion = Conclusion(self.job_store, self.store, self.roster, threading.Event())
 
-    def conclude(self, version: Version) -> Job:
+    def conclude(self, version: Version) -> JobRow:
         self.conclusion.conclude(self.id, version)
         return self.job_store.job(self.id)
 

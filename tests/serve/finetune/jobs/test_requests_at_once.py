@@ -13,7 +13,7 @@ from halfeven.models.store import Store
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.concluding import Paused
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
-from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
 from halfeven.serve.finetune.jobs.trainer_bounds import jobs_at_once
 from halfeven.serve.settings import read_settings
@@ -34,11 +34,11 @@ class Place:
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
         self.job = self.create("net")
 
-    def create(self, name: str, **hyperparameters: Any) -> Job:
+    def create(self, name: str, **hyperparameters: Any) -> JobRow:
         return self.job_store.create_job(JobRequest(name, name, 1, "file-1", hyperparameters, 3))[0]
 
     @property
-    def now(self) -> Job:
+    def now(self) -> JobRow:
         return self.job_store.job(self.job.id)
 
     def take(self) -> None:
@@ -109,7 +109,7 @@ def test_a_job_whose_pause_could_not_be_written_is_paused_later(
 ) -> None:
     move, failing = place.job_store.move, [StoreError("the disk failed")]
 
-    def moved(id: str, to: str, **more: Any) -> Job:
+    def moved(id: str, to: str, **more: Any) -> JobRow:
         if to == "paused" and failing:
             raise failing.pop()
         return move(id, to, **more)
@@ -152,7 +152,7 @@ def test_as_many_jobs_run_at_once_as_asked_for_but_none_that_would_end_stale(
     place.supervisor._at_once, going, ends = at_once, list[str](), threading.Event()
     all_there = threading.Semaphore(0)
 
-    def go(job: Job) -> None:
+    def go(job: JobRow) -> None:
         going.append(job.name)
         all_there.release()
         assert ends.wait(PATIENCE_S)

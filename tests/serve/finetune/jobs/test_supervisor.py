@@ -17,16 +17,16 @@ from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
-from halfeven.serve.cli.demo_digits import shifted, write_training_file
+from halfeven.serve.cli.demo import shifted, write_training_file
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
-from halfeven.serve.finetune.jobs.records.job_types import Job
+from halfeven.serve.finetune.jobs.records.job_types import JobRow
 from safetensors.numpy import load_file, save_file
 
 from tests.kept import kept_store
 from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
-from tests.serve.finetune.jobs.test_job_runner import Loading, Runner, always, supervisor_of
-from tests.serve.finetune.jobs.test_job_runner import runner as runner
+from tests.serve.finetune.jobs.runner_stage import Loading, Runner, always, supervisor_of
+from tests.serve.finetune.jobs.runner_stage import runner as runner
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
 LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}
@@ -323,7 +323,7 @@ def test_a_job_whose_thread_ends_while_the_jobs_are_read_is_not_taken_up(
     runner.job_store.move(job.id, "running", stage="training")
     supervisor._running[job.id] = threading.Thread()
 
-    def then_paused() -> list[Job]:
+    def then_paused() -> list[JobRow]:
         found = read()
         if supervisor._running.pop(job.id, None):
             runner.job_store.move(job.id, "paused")

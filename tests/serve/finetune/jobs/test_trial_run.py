@@ -18,10 +18,9 @@ from halfeven.serve.finetune.client.dry_run import comparison_of
 from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.concluding import JobFailed
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
-from halfeven.serve.finetune.jobs.precision_comparison import compared
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord
-from halfeven.serve.finetune.jobs.trial_run import TrialRuns
+from halfeven.serve.finetune.jobs.trial_run import TrialRuns, compared
 from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST, NEARLY
 from rich.console import Console
 from safetensors.numpy import save_file

@@ -7,7 +7,7 @@ import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.subject import FurtherVerdict
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.finetune.judging.gate import Terms, judge, predictions
+from halfeven.serve.finetune.judging.gate import GateTerms, judge, predictions
 from halfeven.serve.finetune.judging.judging_sets import HELD_OUT, JUDGING
 
 LOGITS = ModelSpec(
@@ -40,7 +40,7 @@ def judged(forms: dict[str, tuple[int, int]], active: tuple[int, int], **terms: 
         {HELD_OUT: samples, JUDGING: samples},
         found,
         before,
-        Terms(**{"margin": 0.02, "against": 1, **terms}),
+        GateTerms(**{"margin": 0.02, "against": 1, **terms}),
     )
 
 
@@ -112,7 +112,7 @@ def test_a_growing_squared_error_is_a_loss_and_a_target_that_is_nan_is_not_grade
     active = {HELD_OUT: off(1.0), JUDGING: off(1.0)}
     for grown, passes in ((1.0, True), (1.01, True), (1.1, False)):
         found = {"torch": {HELD_OUT: off(0.5), JUDGING: off(grown)}}
-        verdict = judge(VALUES, samples, found, active, Terms(0.02, 1, ["mae", "mse"]))
+        verdict = judge(VALUES, samples, found, active, GateTerms(0.02, 1, ["mae", "mse"]))
         assert verdict.passed is passes
         facts = verdict.numbers["forms"]["torch"][JUDGING]["y"]
         assert (facts["metric"], facts["rows"]) == ("mae", 150)
@@ -123,7 +123,7 @@ def test_an_answer_that_is_not_finite_is_refused() -> None:
     x = np.ones((30, 3), np.float32)
     samples = {HELD_OUT: Samples({"x": x}, {"y": x})}
     found = {"torch": {HELD_OUT: {"y": x * np.nan}}}
-    verdict = judge(VALUES, samples, found, {HELD_OUT: {"y": x + 1}}, Terms(1.0, 1))
+    verdict = judge(VALUES, samples, found, {HELD_OUT: {"y": x + 1}}, GateTerms(1.0, 1))
     assert not verdict.passed and verdict.numbers["not_learnt"]
 
 
@@ -135,7 +135,7 @@ def test_a_class_of_few_rows_or_none_refuses_no_version_by_its_ranking(positives
     samples = {name: Samples({"x": np.zeros((60, 3))}, {"y": each}) for name, each in targets.items()}
     before = {name: {"y": random.random((60, 3)).astype(np.float32)} for name in targets}
     after = {**before, HELD_OUT: {"y": np.eye(3, dtype=np.float32)[targets[HELD_OUT]]}}
-    verdict = judge(LOGITS, samples, {"torch": after}, before, Terms(0.02, 1, ["auroc"]))
+    verdict = judge(LOGITS, samples, {"torch": after}, before, GateTerms(0.02, 1, ["auroc"]))
     assert verdict.passed and verdict.numbers["not_learnt"] is None, verdict.reason
     judged_by = verdict.numbers["forms"]["torch"][JUDGING]["y"]["metric"]
     assert judged_by == ("auroc" if positives else "accuracy")
@@ -151,6 +151,8 @@ def test_a_ranking_depends_neither_on_the_level_of_logits_nor_on_their_size() ->
     flat = 0.5 * (logits - logits.min(1, keepdims=True)) / np.ptp(logits) + level  # between 0 and 1
     for before, after in ((flat, flat + 1), (logits, 1000 * logits)):
         answers = [{HELD_OUT: {"y": one.astype(np.float32)}} for one in (before, after)]
-        numbers = judge(LOGITS, samples, {"torch": answers[1]}, answers[0], Terms(0.02, 1, ["auroc"])).numbers
+        numbers = judge(
+            LOGITS, samples, {"torch": answers[1]}, answers[0], GateTerms(0.02, 1, ["auroc"])
+        ).numbers
         found = [one[HELD_OUT]["y"]["value"] for one in (numbers["active"], numbers["forms"]["torch"])]
         assert found[0] == pytest.approx(found[1], abs=1e-4)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from tests.serve.finetune.training.test_resuming import hard_job
+from tests.serve.finetune.training.hard_training import hard_job
 from tests.serve.finetune.training.trainer_runs import run
 
 ASKED = {"rank": 2, "alpha": 3.0, "dropout": 0.0, "targets": None}

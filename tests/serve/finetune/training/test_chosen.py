@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.finetune.training.test_resuming import HARD, elsewhere, hard_job
+from tests.serve.finetune.training.hard_training import HARD, elsewhere, hard_job
 from tests.serve.finetune.training.trainer_runs import Line, run
 
 

@@ -8,10 +8,8 @@ import torch
 from halfeven.serve.finetune.training.evaluation import BestStep
 from halfeven.serve.finetune.training.training_job import NO_BEST_STEP
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.nn.functional import mse_loss
 
-from tests.serve.finetune.training.test_resuming import elsewhere, hard_job
+from tests.serve.finetune.training.hard_training import elsewhere, evaluations, hard_job, held_out_loss_of
 from tests.serve.finetune.training.trainer_runs import Line, run
 
 OVERFITS = {"n_epochs": 200, "batch_size": 16, "learning_rate": 0.05, "schedule": "constant"}
@@ -27,20 +25,6 @@ def overfitting(folder: Path, **more: object) -> Line:
         "checkpoint_every": 1,
         **more,
     }
-
-
-def evaluations(lines: list[Line]) -> dict[int, float]:
-    return {line["step"]: line["held_out_loss"] for line in lines if line["type"] == "evaluation"}
-
-
-def held_out_loss_of(job: Line, weights: Path) -> float:
-    net = nn.ModuleDict(
-        {"first": nn.Linear(4, 16), "norm": nn.BatchNorm1d(16), "last": nn.Linear(16, 3)}
-    ).eval()
-    net.load_state_dict(load_file(weights))
-    rows = load_file(job["held_out"])
-    with torch.no_grad():
-        return mse_loss(net["last"](net["norm"](net["first"](rows["x"])).relu()), rows["target:y"]).item()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.patience import PATIENCE_S
-from tests.serve.finetune.training.test_resuming import (
+from tests.serve.finetune.training.hard_training import (
     EVERY,
     HARD,
     STEPS,

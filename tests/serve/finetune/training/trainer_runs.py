@@ -36,7 +36,7 @@ def started(request: Line) -> Iterator[subprocess.Popen[str]]:
     file = Path(request["out"]).parent / "request.json"
     file.write_text(json.dumps(request))
     pipe = subprocess.PIPE
-    command = [sys.executable, "-P", "-m", TRAINER, str(file)]
+    command = [sys.executable, "-PB", "-m", TRAINER, str(file)]
     with subprocess.Popen(
         command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     ) as process:

@@ -15,7 +15,7 @@ from halfeven.serve.http.codecs.predict_answers import write_answer
 from halfeven.serve.http.codecs.predict_bodies import read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited
 
-from tests.serve.http.codecs.test_infer import asked, read_by_client
+from tests.serve.http.codecs.infer_requests import asked, read_by_client
 
 ROWS = TensorSpec("x", "FP32", (Dim(), Dim(4, 4)))
 STATE = TensorSpec("h", "FP32", (Dim(), Dim(2, 2), Dim(3, 3)), batch_axis=1)  # callers: [2, batch, 3]

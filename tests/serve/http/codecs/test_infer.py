@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.serve.http.codecs.infer_requests import asked, read_by_client
+
 PARAMETERS = {"halfeven_precision": "fp16", "halfeven_digest": "0123456789ab"}
 FREE = Dim(0, None)
 
@@ -32,20 +34,6 @@ def tensor(name: str, datatype: str, *shape: int | str) -> TensorSpec:
 
 X = tensor("x", "FP32", -1, 4)
 CODEC = model(X)
-
-
-def asked(
-    array: np.ndarray, datatype: str, binary: bool, outputs: Any = None, id: str = ""
-) -> tuple[bytes, str | None]:
-    """A request for one input named x, as tritonclient makes it."""
-    given = triton.InferInput("x", list(array.shape), datatype)
-    given.set_data_from_numpy(array, binary_data=binary)
-    body, head = triton.InferenceServerClient.generate_request_body([given], outputs=outputs, request_id=id)
-    return body, None if head is None else str(head)
-
-
-def read_by_client(body: bytes, head: int | None) -> Any:
-    return triton.InferenceServerClient.parse_response_body(body, header_length=head)
 
 
 def body_of(data: Any = None, **changes: Any) -> bytes:

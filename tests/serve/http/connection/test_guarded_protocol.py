@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from halfeven.serve.batching.interface import Answer
 from halfeven.serve.http.connection.guarded_protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_QUEUED
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.limits.repeated_warnings import RepeatedWarning
@@ -30,7 +30,9 @@ CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nhost: localhost\r\ntransfer-en
 
 
 def on_a_wire(
-    steps: Callable[[Wire], Awaitable[Any]], bounds: Bounds | None = None, roster: FakeRoster | None = None
+    steps: Callable[[Wire], Awaitable[Any]],
+    bounds: ServerBounds | None = None,
+    roster: FakeRoster | None = None,
 ) -> Any:
     """Run the steps on a connection to the application as it is served: 10 seconds for heads and bodies."""
 
@@ -45,10 +47,10 @@ def on_a_wire(
     return asyncio.run(run())
 
 
-def wires(bounds: Bounds | None = None, roster: FakeRoster | None = None) -> Callable[[], Wire]:
+def wires(bounds: ServerBounds | None = None, roster: FakeRoster | None = None) -> Callable[[], Wire]:
     """Each call is one more connection to one server."""
     found = roster or make_roster()
-    shared = bounds or Bounds(10.0)
+    shared = bounds or ServerBounds(10.0)
     front = InferFront(build_app(found, lambda: b"", HISTORY, body_timeout_s=10.0), found, bounds=shared)
     return lambda: Wire(front)
 
@@ -192,7 +194,7 @@ def test_what_follows_a_request_for_another_protocol_is_read() -> None:
 
 
 def test_malformed_requests_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    bounds = Bounds(10.0, malformed=RepeatedWarning(logging.getLogger("x"), "malformed"))
+    bounds = ServerBounds(10.0, malformed=RepeatedWarning(logging.getLogger("x"), "malformed"))
 
     async def all_of_them() -> None:
         connect = wires(bounds)
@@ -315,7 +317,7 @@ def test_a_caller_that_does_not_take_its_answer_is_cut_off_and_counted_until_the
         wire.after(10)
         assert wire.aborted and budget.used == 0
 
-    on_a_wire(steps, Bounds(100.0, budget))
+    on_a_wire(steps, ServerBounds(100.0, budget))
 
 
 def test_a_caller_that_takes_its_answer_is_left_alone() -> None:
@@ -331,7 +333,7 @@ def test_a_caller_that_takes_its_answer_is_left_alone() -> None:
             assert budget.used == 0
         assert not wire.closed
 
-    on_a_wire(steps, Bounds(100.0, budget))
+    on_a_wire(steps, ServerBounds(100.0, budget))
 
 
 def test_the_last_answer_of_a_connection_that_closes_is_waited_for_and_not_for_ever() -> None:
@@ -350,7 +352,7 @@ def test_the_last_answer_of_a_connection_that_closes_is_waited_for_and_not_for_e
 
 def test_one_connection_too_many_is_refused_while_the_others_are_busy() -> None:
     async def run() -> tuple[Wire, int]:
-        bounds = Bounds(10.0, connections=Connections(3))
+        bounds = ServerBounds(10.0, connections=Connections(3))
         connect = wires(bounds)
         for _ in range(3):
             connect()
@@ -365,7 +367,7 @@ def test_one_connection_too_many_is_refused_while_the_others_are_busy() -> None:
 
 def test_a_connection_without_a_request_makes_room_for_a_newcomer() -> None:
     async def run() -> list[Wire]:
-        connect = wires(Bounds(10.0, connections=Connections(3)), held_back())
+        connect = wires(ServerBounds(10.0, connections=Connections(3)), held_back())
         found = [connect() for _ in range(3)]
         await found[0].send(INFER % len(GOOD) + GOOD)
         for wire in found:

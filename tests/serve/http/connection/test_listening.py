@@ -19,7 +19,7 @@ import pytest
 import uvloop
 from halfeven.serve.http.connection import listening as listening_module
 from halfeven.serve.http.connection.listening import Listening, listeners_at
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.repeated_warnings import WarningEachSecond
 
@@ -101,7 +101,7 @@ def in_time(test: Callable[[], Awaitable[None]], loop: Callable[[], asyncio.Abst
 
 def new_listening(most: int, now_s: Callable[[], float] = lambda: 0.0) -> Listening:
     refused = WarningEachSecond(logging.getLogger("halfeven"), "a connection was refused", now_s)
-    bounds = Bounds(connections=Connections(most), refused=refused)
+    bounds = ServerBounds(connections=Connections(most), refused=refused)
     (listener,) = listeners_at("127.0.0.1", 0, 64)
     return Listening(listener, Greeting, None, bounds)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.serve.batching.interface import Answer
-from halfeven.serve.http.connection import accept_queue
+from halfeven.serve.http.connection import polite_server
 from halfeven.serve.http.connection.hot_protocol import HotProtocol
 from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.routes.app import build_app
@@ -275,8 +275,8 @@ def test_who_connected_before_the_port_closed_is_answered_though_nobody_had_acce
 def test_nobody_new_gets_through_to_a_port_that_is_held_off_and_who_waits_is_still_accepted() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
         waiting = [socket.create_connection(listener.getsockname()) for _ in range(3)]
-        assert accept_queue.waiting_in(listener) == 3
-        if not accept_queue.hold_off(listener):
+        assert polite_server.waiting_in(listener) == 3
+        if not polite_server.hold_off(listener):
             pytest.skip("this system has no socket filter")
         with socket.socket() as late:
             late.settimeout(0.2)
@@ -288,7 +288,7 @@ def test_nobody_new_gets_through_to_a_port_that_is_held_off_and_who_waits_is_sti
             assert accepted.recv(4) == b"here"
             accepted.close()
             one.close()
-        assert accept_queue.waiting_in(listener) == 0
+        assert polite_server.waiting_in(listener) == 0
 
 
 def test_what_is_still_computed_when_the_time_is_over_is_refused_with_words(leaving: Leaving) -> None:

@@ -17,7 +17,7 @@ from halfeven.models.errors import HalfevenError, Overloaded, TooLarge
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.http.caller import lend, read_body
 from halfeven.serve.http.content_coding import decoded
-from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.memory_budget import (
     FREE_BYTES,
     Lease,
@@ -252,7 +252,7 @@ def test_every_way_a_request_ends_gives_its_bytes_back(end: str, way: str) -> No
     sent = message(**WAYS[way])
 
     async def run() -> None:
-        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, bounds=Bounds(10.0, budget))
+        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, bounds=ServerBounds(10.0, budget))
         wire, wide = Wire(front), roster.models["wide"]
         if way == "known head":
             await wire.send(sent, sent)
@@ -279,7 +279,7 @@ def test_a_full_budget_is_said_with_the_time_to_come_again() -> None:
     async def run() -> bytes:
         roster, budget = wide_roster(), MemoryBudget(MIB)
         budget.take_anyway(MIB)
-        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, bounds=Bounds(10.0, budget))
+        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, bounds=ServerBounds(10.0, budget))
         written = b""
         for way in ({}, {"expect": ""}):
             wire = Wire(front)

@@ -2,12 +2,12 @@
 
 import pytest
 from halfeven.models.errors import KeyLimitReached, Overloaded
-from halfeven.serve.http.limits.shared_places import Place, SharedPlaces, may_hold
+from halfeven.serve.http.limits.shared_places import SharedPlaces, TakenPlace, may_hold
 
 
-def filled(places: SharedPlaces, owner: str) -> list[Place]:
+def filled(places: SharedPlaces, owner: str) -> list[TakenPlace]:
     """As many places as the owner gets."""
-    taken = list[Place]()
+    taken = list[TakenPlace]()
     try:
         while True:
             taken.append(places.take(owner))

@@ -18,9 +18,8 @@ from halfeven.models.store import Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
-from halfeven.serve.versions.choices.budget import Budget
-from halfeven.serve.versions.choices.machine import Machine
-from halfeven.serve.versions.choices.sweep import Sweep
+from halfeven.serve.versions.choices.budget import MeasuringBudget
+from halfeven.serve.versions.choices.sweep import Machine, Sweep
 from halfeven.serve.versions.choices.what_serves import way_of
 from halfeven.serve.versions.loading.kept_setups import keep_setup
 from halfeven.serve.versions.loading.ready import make_ready
@@ -100,7 +99,7 @@ def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
     reference = place.call(lambda: loaded.prepared.engine.run([[x]]))[0]
     for kind in (("onnx", "fp16"), ("torch", "fp32"), ("torch", "fp16"), ("onnx", "fp32")):
         favourite[:] = kind
-        budget = Budget(allowance_s=1e9)
+        budget = MeasuringBudget(allowance_s=1e9)
         sweep = Sweep(
             loaded,
             place,

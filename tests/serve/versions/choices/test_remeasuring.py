@@ -12,11 +12,10 @@ from halfeven.models.errors import NotReady
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.versions.choices import remeasuring
-from halfeven.serve.versions.choices.machine import Machine
 from halfeven.serve.versions.choices.remeasuring import FIRST_S, LONGEST_S, Remeasuring
-from halfeven.serve.versions.choices.sweep import Gone
+from halfeven.serve.versions.choices.sweep import Gone, Machine
 from halfeven.serve.versions.loading import tuned
-from halfeven.serve.versions.loading.cpu_choice import Timed
+from halfeven.serve.versions.loading.cpu_choice import TimedSetup
 from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup
 from halfeven.serve.versions.loading.tuned import Way
 
@@ -87,7 +86,7 @@ def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
     class Swept:
         def __init__(self, loaded: Any, *given: Any) -> None:
             self.crowded = made.crowded
-            self.way, self.measured = SERVES, Timed.of(SERVES.setup, {1: [0.006, 0.007], 8: [0.02]})
+            self.way, self.measured = SERVES, TimedSetup.of(SERVES.setup, {1: [0.006, 0.007], 8: [0.02]})
             made.sweeps.append(loaded)
 
         def steps(self) -> Any:
@@ -141,7 +140,9 @@ def test_after_a_change_it_is_measured_again_as_soon_as_it_has_served(stage: Sta
 
 
 def test_what_was_settled_before_this_start_is_trusted_for_longer(version: Version, stage: Stage) -> None:
-    keep_setup(version, "torch", "fp32", CPU, SERVES.setup, [Timed.of(SERVES.setup, {8: [0.02]})], rounds=6)
+    keep_setup(
+        version, "torch", "fp32", CPU, SERVES.setup, [TimedSetup.of(SERVES.setup, {8: [0.02]})], rounds=6
+    )
     assert stage.after(4 * FIRST_S - 20, serve=100) == 0
     assert stage.after(40, serve=10) == 1
 
@@ -150,7 +151,9 @@ def test_what_was_settled_before_this_start_is_trusted_for_longer(version: Versi
 def test_live_batches_that_disagree_twice_have_it_measured_at_once(
     version: Version, stage: Stage, each_s: float
 ) -> None:
-    keep_setup(version, "torch", "fp32", CPU, SERVES.setup, [Timed.of(SERVES.setup, {8: [0.02]})], rounds=6)
+    keep_setup(
+        version, "torch", "fp32", CPU, SERVES.setup, [TimedSetup.of(SERVES.setup, {8: [0.02]})], rounds=6
+    )
     assert stage.after(20, serve=20) == 0
     assert stage.after(1, serve=1, each_s=each_s) == 0, "one look may be chance"
     assert stage.after(4, serve=4, each_s=each_s) == 1

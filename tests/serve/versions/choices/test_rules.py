@@ -12,13 +12,13 @@ from halfeven.models.engines.cpu.setup import (
     WITHOUT_LOCK,
     CpuSetup,
 )
-from halfeven.serve.versions.choices.budget import Budget
+from halfeven.serve.versions.choices.budget import MeasuringBudget
 from halfeven.serve.versions.choices.live import expected_seconds, off_by, seconds_by_rows, since
 from halfeven.serve.versions.choices.live_trial import LiveTrial, Window, live_gain
 from halfeven.serve.versions.choices.rivals import HYSTERESIS, THREADS, gain_needed, setup_rivals, wins
-from halfeven.serve.versions.choices.rounds import MOST_ROUNDS, Job, Side, Stopwatch, Verdict, contest
+from halfeven.serve.versions.choices.rounds import MOST_ROUNDS, BatchToTime, Side, Stopwatch, Verdict, contest
 from halfeven.serve.versions.choices.rows_per_batch import better_rows
-from halfeven.serve.versions.loading.cpu_choice import MUST_GAIN, Timed, mean
+from halfeven.serve.versions.loading.cpu_choice import MUST_GAIN, TimedSetup, mean
 from halfeven.serve.versions.loading.tuned import Way
 from halfeven.serve.versions.loading.useful_rows import AHEAD, ONE_BY_ONE
 
@@ -105,7 +105,7 @@ def fought_live(*gains: float, idle: bool = False) -> tuple[Verdict | None, list
             count, spent_ns = batches.get(8, (0, 0))
             batches[8] = count + round(50 * gain), spent_ns + int(pause * 1e9)
 
-    trial = LiveTrial(lambda: dict(batches), lambda: now[0], Budget(lambda: now[0]))
+    trial = LiveTrial(lambda: dict(batches), lambda: now[0], MeasuringBudget(lambda: now[0]))
     before = Window(400, 0.5, 0.5)
     steps = trial.verdict(before, served.append, lambda gain: gain >= 1.1)
     while True:
@@ -162,7 +162,7 @@ class Timing:
         return taken
 
     def stopwatch(self, idle: bool = True, allowance_s: float = 15.0) -> Stopwatch:
-        budget = Budget(lambda: self.now, allowance_s=allowance_s)
+        budget = MeasuringBudget(lambda: self.now, allowance_s=allowance_s)
         rows: Any = lambda rows: rows  # noqa: E731
         return Stopwatch(lambda run: run(), rows, self.batch_seconds, budget, lambda: idle, lambda: self.now)
 
@@ -189,7 +189,7 @@ def fought(gains: list[float], crowded: float = 0.0) -> Verdict:
     timing = Timing(active=mine, rival=theirs)
     engines = named("active"), named("rival")
     sides = [
-        Side(one, engine, Timed(one.setup, {}))
+        Side(one, engine, TimedSetup(one.setup, {}))
         for one, engine in zip((way(4), way(4, PACKED_PRODUCTS)), engines, strict=True)
     ]
 
@@ -225,26 +225,26 @@ def test_a_verdict_says_whether_it_was_crowded() -> None:
 def test_a_short_batch_is_run_twice_and_the_second_run_counts() -> None:
     """The first finds another engine's weights in the caches."""
     timing = Timing(a=[0.02, 0.01, 0.06])
-    watch, taken = timing.stopwatch(), Timed(CpuSetup(2), {})
-    ended(watch.time(Job(named("a"), 1, taken)))
-    ended(watch.time(Job(named("a"), 8, taken)))
+    watch, taken = timing.stopwatch(), TimedSetup(CpuSetup(2), {})
+    ended(watch.time(BatchToTime(named("a"), 1, taken)))
+    ended(watch.time(BatchToTime(named("a"), 8, taken)))
     assert taken.seconds == {1: 0.01, 8: 0.06}
     assert watch.budget.spent_s == pytest.approx(2 * (0.02 + 0.01 + 0.06)), "two threads, all runs"
 
 
 def test_a_brief_batch_is_run_until_a_difference_can_be_seen() -> None:
     timing = Timing(a=[0.0009, 0.0003, 0.0002, 0.0004, 0.0003])
-    taken = Timed(CpuSetup(1), {})
-    ended(timing.stopwatch().time(Job(named("a"), 1, taken)))
+    taken = TimedSetup(CpuSetup(1), {})
+    ended(timing.stopwatch().time(BatchToTime(named("a"), 1, taken)))
     assert taken.seconds == {1: 0.0002} and len(timing.runs) == 5
     briefest = Timing(a=[1e-5] * 10)
-    ended(briefest.stopwatch().time(Job(named("a"), 1, taken)))
+    ended(briefest.stopwatch().time(BatchToTime(named("a"), 1, taken)))
     assert len(briefest.runs) == 10
 
 
 def test_under_load_callers_get_three_times_what_was_taken_from_them() -> None:
     pauses: list[float] = []
-    job = Job(named("a"), 8, Timed(CpuSetup(1), {}))
+    job = BatchToTime(named("a"), 8, TimedSetup(CpuSetup(1), {}))
     ended(Timing(a=[0.04]).stopwatch(idle=False).time(job), pauses)
     ended(Timing(a=[0.04]).stopwatch(idle=True).time(job), pauses)
     assert pauses == [pytest.approx(0.12), 0.005]
@@ -261,32 +261,35 @@ def test_what_a_crowded_machine_took_from_callers_counts_not_what_the_run_took_o
         return on_core(engine, parts)
 
     watch.batch_seconds = waiting
-    taken = Timed(CpuSetup(2), {})
-    ended(watch.time(Job(named("a"), 8, taken)), pauses)
+    taken = TimedSetup(CpuSetup(2), {})
+    ended(watch.time(BatchToTime(named("a"), 8, taken)), pauses)
     assert pauses == [pytest.approx(3 * 1.04)] and taken.seconds == {8: 0.04}
     assert watch.budget.spent_s == pytest.approx(1.04)
 
 
 def test_a_step_runs_as_many_short_batches_as_one_batch_may_last() -> None:
     pauses: list[float] = []
-    job = Job(named("a"), 1, Timed(CpuSetup(1), {}))
+    job = BatchToTime(named("a"), 1, TimedSetup(CpuSetup(1), {}))
     timing = Timing(a=[0.005] * 12)
     ended(timing.stopwatch().time(*[job] * 6), pauses)
     assert len(pauses) == 2 and len(timing.runs) == 12, "five in the first step, one in the second"
     pauses.clear()
-    ended(Timing(a=[0.04] * 3).stopwatch().time(*[Job(named("a"), 8, Timed(CpuSetup(1), {}))] * 3), pauses)
+    ended(
+        Timing(a=[0.04] * 3).stopwatch().time(*[BatchToTime(named("a"), 8, TimedSetup(CpuSetup(1), {}))] * 3),
+        pauses,
+    )
     assert len(pauses) == 3
 
 
 def test_threads_of_onnx_runtime_stop_spinning_before_another_engine_runs() -> None:
     pauses: list[float] = []
-    job = Job(named("a", "onnx"), 1, Timed(CpuSetup(1), {}))
+    job = BatchToTime(named("a", "onnx"), 1, TimedSetup(CpuSetup(1), {}))
     ended(Timing(a=[0.001] * 6).stopwatch().time(job, job, job), pauses)
     assert pauses == [0.005] * 3
 
 
 def test_nothing_is_run_before_the_budget_allows_it() -> None:
-    timing, job = Timing(a=[1.0, 1.0]), Job(named("a"), 8, Timed(CpuSetup(1), {}))
+    timing, job = Timing(a=[1.0, 1.0]), BatchToTime(named("a"), 8, TimedSetup(CpuSetup(1), {}))
     watch = timing.stopwatch(allowance_s=0.5)
     ended(watch.time(job))
     steps = watch.time(job)
@@ -299,7 +302,7 @@ def test_nothing_is_run_before_the_budget_allows_it() -> None:
 
 def test_the_budget_is_two_percent_and_an_allowance() -> None:
     now = [100.0]
-    budget = Budget(lambda: now[0], share=0.02, allowance_s=15.0)
+    budget = MeasuringBudget(lambda: now[0], share=0.02, allowance_s=15.0)
     assert budget.wait_s() == budget.wait_s(15.0) == 0.0
     budget.spend(15.0)
     assert budget.wait_s() == 0.0 and budget.wait_s(1.0) == pytest.approx(50.0)

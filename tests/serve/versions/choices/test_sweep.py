@@ -21,15 +21,13 @@ from halfeven.models.engines.cpu.setup import (
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
 from halfeven.serve.versions.choices import sweep as sweep_file
-from halfeven.serve.versions.choices.budget import Budget
-from halfeven.serve.versions.choices.decided import Decided
-from halfeven.serve.versions.choices.machine import Machine
+from halfeven.serve.versions.choices.budget import MeasuringBudget
 from halfeven.serve.versions.choices.rounds import SHORT_S
-from halfeven.serve.versions.choices.sweep import Sweep
+from halfeven.serve.versions.choices.sweep import Decided, Machine, Sweep
 from halfeven.serve.versions.choices.what_serves import Gone
 from halfeven.serve.versions.loading import tuned
 from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN
-from halfeven.serve.versions.loading.cpu_choice import Timed
+from halfeven.serve.versions.loading.cpu_choice import TimedSetup
 from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup
 from halfeven.serve.versions.loading.tuned import Way, Winner, save_tuned, tuned_for
 
@@ -121,7 +119,7 @@ class Bench:
     version: Version
     world: World
     loaded: Loaded
-    budget: Budget
+    budget: MeasuringBudget
     events: list[tuple[str, str, str, Any]] = field(default_factory=list)
     decided: Decided = field(default_factory=Decided)
     pauses: list[float] = field(default_factory=list)
@@ -210,7 +208,7 @@ def bench(
 ) -> Bench:
     made = World(processor, **world)
     loaded = Loaded(version, made.prepared(way, forms, rows))
-    return Bench(version, made, loaded, Budget(made.clock))
+    return Bench(version, made, loaded, MeasuringBudget(made.clock))
 
 
 def handicapped(processor: Processor, way: Way) -> float:
@@ -511,7 +509,7 @@ def test_a_fault_after_the_exchange_does_not_close_what_serves(
 def test_a_form_that_a_load_found_hopeless_is_not_run_in_the_way_of_callers(version: Version) -> None:
     slow = Way("torch", "fp16", CpuSetup(1))
     seconds = AVX512.seconds(slow, 1)
-    keep_setup(version, "torch", "fp16", CPU, CpuSetup(1), [Timed(CpuSetup(1), {1: seconds})])
+    keep_setup(version, "torch", "fp16", CPU, CpuSetup(1), [TimedSetup(CpuSetup(1), {1: seconds})])
     one = bench(version, AVX512, PLAIN_ONE)
     one.settle()
     assert all(way.precision != "fp16" or way.form == "onnx" for way, _, _ in one.world.runs)

@@ -14,7 +14,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import graph_choice
-from halfeven.serve.versions.loading.candidate_forms import Candidate, warm_candidate
+from halfeven.serve.versions.loading.candidate_forms import CandidateForm, warm_candidate
 from halfeven.serve.versions.loading.graph_choice import choose_graphs
 from torch import Tensor, nn
 
@@ -39,14 +39,14 @@ def net(module: nn.Module) -> Original:
 
 
 @contextmanager
-def loaded(model: Original) -> Iterator[tuple[SimulatedGpu, Place, Candidate, Samples]]:
+def loaded(model: Original) -> Iterator[tuple[SimulatedGpu, Place, CandidateForm, Samples]]:
     thread = DeviceThread("cuda:0")
     thread.start()
     samples = Samples({"x": np.ones((8, 3), np.float32)})
     with SimulatedGpu(Random(0)) as gpu:
         thread.call(gpu.operations.__enter__).result(PATIENCE_S)
         place = Place(gpu.device, thread)
-        chosen = Candidate(place.call(lambda: TorchEngine(model.program, "fp16", gpu.device)), "half.pt2")
+        chosen = CandidateForm(place.call(lambda: TorchEngine(model.program, "fp16", gpu.device)), "half.pt2")
         warm_candidate(model.spec, samples, chosen, place)
         yield gpu, place, chosen, samples
         thread.stop(30)

@@ -12,7 +12,7 @@ from halfeven.models.engines.cpu.setup import PACKED_PRODUCTS, CpuSetup
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.versions.loading import kept_setups, tuned
-from halfeven.serve.versions.loading.cpu_choice import CpuChoice, Timed
+from halfeven.serve.versions.loading.cpu_choice import CpuChoice, TimedSetup
 from halfeven.serve.versions.loading.kept_setups import KeptSetup, keep_setup, kept_setup, measured_setup
 
 CPU = torch.device("cpu")
@@ -33,7 +33,9 @@ class Machine:
     def choose(self, *_: Any) -> CpuChoice:
         self.measured += 1
         return CpuChoice(
-            FOUND, (Timed(CpuSetup(1), {1: 0.5, 4: 2.0}), Timed(FOUND, {1: 0.2, 4: 0.8})), self.crowded
+            FOUND,
+            (TimedSetup(CpuSetup(1), {1: 0.5, 4: 2.0}), TimedSetup(FOUND, {1: 0.2, 4: 0.8})),
+            self.crowded,
         )
 
 
@@ -72,7 +74,7 @@ def test_a_form_of_a_version_is_measured_once(machine: Machine, tmp_path: Path) 
 def test_a_measurement_is_kept_with_its_spread(machine: Machine, tmp_path: Path) -> None:
     version = publish(Store(tmp_path))
     runs = {1: [0.3, 0.2, 0.4], 4: [0.8]}
-    keep_setup(version, "torch", "fp32", CPU, FOUND, [Timed.of(FOUND, runs)], rounds=4)
+    keep_setup(version, "torch", "fp32", CPU, FOUND, [TimedSetup.of(FOUND, runs)], rounds=4)
     (path,) = (version.folder.parent / "tuned").glob("setups-cpu-*.json")
     one, four = json.loads(path.read_bytes())["1 torch fp32"]["measured"]
     assert {key: one[key] for key in ("seconds", "median", "longest", "runs")} == {

@@ -91,7 +91,7 @@ def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_p
     published: Version, place: Place, begun: list[threading.Thread]
 ) -> None:
     store = Store(published.folder.parents[2])
-    halves, refusals = proven_halves(published, published.spec(), stored_samples(published), place)
+    halves, refusals, _ = proven_halves(published, published.spec(), stored_samples(published), place)
     assert halves == []
     assert "not implemented for 'Half'" in refusals[0] and "planned again for this device" in refusals[0]
     begun[0].join(PATIENCE_S)
@@ -100,7 +100,7 @@ def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_p
     assert [(one["op"], one["reason"]) for one in again.json("precision.json")["kept"]] == [
         ("sin", "no half kernel on cuda")
     ]
-    (half,), refusals = proven_halves(again, again.spec(), stored_samples(again), place)
+    (half,), refusals, _ = proven_halves(again, again.spec(), stored_samples(again), place)
     assert refusals == [] and half.engine.precision == "fp16" and len(begun) == 1
 
 
@@ -108,5 +108,5 @@ def test_a_version_that_was_planned_for_a_device_is_not_planned_again(
     published: Version, place: Place, begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(published.manifest, "lineage", {"by": "device", "device": "cuda:0"})
-    _, refusals = proven_halves(published, published.spec(), stored_samples(published), place)
+    _, refusals, _ = proven_halves(published, published.spec(), stored_samples(published), place)
     assert "not implemented for 'Half'" in refusals[0] and "planned again" not in refusals[0] and begun == []

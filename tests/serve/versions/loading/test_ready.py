@@ -25,7 +25,7 @@ from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import candidate_forms as measuring
 from halfeven.serve.versions.loading import graph_choice
 from halfeven.serve.versions.loading import ready as readying
-from halfeven.serve.versions.loading.candidate_forms import Candidate, fastest
+from halfeven.serve.versions.loading.candidate_forms import CandidateForm, fastest
 from safetensors.torch import save_file
 from torch import nn
 
@@ -81,7 +81,7 @@ def test_the_fastest_serves_and_a_half_only_where_it_is_clearly_faster(
 
     monkeypatch.setattr(measuring, "shortest_seconds", seconds_of)
     candidates = [
-        Candidate(Timed(form, precision, seconds), "file") for (form, precision), seconds in times.items()
+        CandidateForm(Timed(form, precision, seconds), "file") for (form, precision), seconds in times.items()
     ]
     best, why = fastest(SPEC, SAMPLES, candidates, place)
     assert (best.engine.form, best.engine.precision) == winner
@@ -99,7 +99,7 @@ def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
         "shortest_seconds",
         lambda run: looks[run.func.__self__.form].pop(0),
     )
-    candidates = [Candidate(Timed(form, "fp32", 0.0), "file") for form in looks]
+    candidates = [CandidateForm(Timed(form, "fp32", 0.0), "file") for form in looks]
     best, _ = fastest(SPEC, SAMPLES, candidates, place)
     assert best.engine.form == "torch" and best.seconds == 10.0
 
@@ -116,10 +116,10 @@ def test_where_memory_is_scarce_the_forms_are_loaded_one_at_a_time(
         opened.append(Timed(form, "fp32", seconds))
         return opened[-1]
 
-    def candidates() -> Iterator[Candidate]:
+    def candidates() -> Iterator[CandidateForm]:
         for form, seconds in {"torch": 3.0, "onnx": 1.0, "live": 2.0}.items():
             load_again = partial(load, form, seconds)
-            yield Candidate(load_again(), "file", load=load_again)
+            yield CandidateForm(load_again(), "file", load=load_again)
 
     best, _ = fastest(SPEC, SAMPLES, candidates(), replace(place, scarce=True))
     assert best.engine.form == "onnx" and best.away and all(engine.closed for engine in opened)
@@ -160,7 +160,7 @@ class Lasting(Timed):
         return [parts[0][0]]
 
 
-def lasting(place: Place, monkeypatch: pytest.MonkeyPatch, *engines: Lasting) -> tuple[Candidate, str]:
+def lasting(place: Place, monkeypatch: pytest.MonkeyPatch, *engines: Lasting) -> tuple[CandidateForm, str]:
     """The fastest of engines whose batches are said to last as long as their rows, and why it is."""
 
     def seconds_of(run: partial[Any]) -> float:
@@ -170,7 +170,7 @@ def lasting(place: Place, monkeypatch: pytest.MonkeyPatch, *engines: Lasting) ->
 
     monkeypatch.setattr(measuring, "shortest_seconds", seconds_of)
     monkeypatch.setattr(measuring, "seconds_on_core", seconds_of)
-    candidates = [Candidate(engine, "file") for engine in engines]
+    candidates = [CandidateForm(engine, "file") for engine in engines]
     return fastest(SPEC.with_max_batch_size(64), SAMPLES, candidates, place)
 
 
@@ -198,7 +198,7 @@ def test_a_server_that_stops_meanwhile_blames_no_form(caplog: pytest.LogCaptureF
     thread = DeviceThread()
     thread.start()
     thread.stop(5)
-    candidates = [Candidate(Timed(form, "fp32", 1.0), "file") for form in ("torch", "onnx")]
+    candidates = [CandidateForm(Timed(form, "fp32", 1.0), "file") for form in ("torch", "onnx")]
     with pytest.raises(NotReady, match="stopping"):
         fastest(SPEC, SAMPLES, candidates, Place(torch.device("cpu"), thread))
     assert "does not run here" not in caplog.text
@@ -215,10 +215,10 @@ def test_an_original_that_is_passed_over_because_its_file_is_damaged_is_named(
         (draft.folder / "original.onnx").write_bytes(b"as it was written")
         version = draft.publish(LIVE, {"half": None})
     (version.folder / "original.onnx").write_bytes(b"as it is now")
-    damaged: list[str] = []
-    spec, samples = version.spec(), Samples({"input": np.zeros((4, 3), np.float32)})
-    found = [candidate.file for candidate in readying._originals(version, spec, samples, place, damaged)]
-    assert found == ["original.pt2"]
+    samples = Samples({"input": np.zeros((4, 3), np.float32)})
+    originals = readying._Originals(version, version.spec(), samples, place)
+    assert [candidate.file for candidate in originals] == ["original.pt2"]
+    damaged = originals.damaged
     assert len(damaged) == 1 and f"{version.folder / 'original.onnx'} is damaged" in damaged[0]
     assert damaged[0] in caplog.text
 
@@ -257,7 +257,7 @@ def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(
 ) -> None:
     monkeypatch.setattr(graph_choice, "MUST_GAIN", must_gain)
     # Measured, it is fewer on a busy machine, and larger batches are not warmed up again.
-    monkeypatch.setattr(readying, "_useful_rows", lambda spec, samples, chosen, place: 4)
+    monkeypatch.setattr(readying, "useful_rows_of", lambda spec, samples, chosen, place: 4)
     net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
     spec = replace(net.spec, inputs=(replace(net.spec.inputs[0], wire=Wire("UINT8", 0.5, 1.0)),))
     version = published(Store(tmp_path), net, spec)

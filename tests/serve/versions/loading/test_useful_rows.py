@@ -6,7 +6,7 @@ import pytest
 from halfeven.serve.versions.loading.useful_rows import (
     AHEAD,
     ONE_BY_ONE,
-    Worth,
+    RowsWorth,
     batch_sizes,
     measure_useful_rows,
     shortest_seconds,
@@ -23,7 +23,11 @@ class Clock:
 
 
 def measured(
-    cost: Callable[[int], float], most: int, runs: int = 2, budget_s: float = 0.8, worth: Worth = ONE_BY_ONE
+    cost: Callable[[int], float],
+    most: int,
+    runs: int = 2,
+    budget_s: float = 0.8,
+    worth: RowsWorth = ONE_BY_ONE,
 ) -> tuple[int, float]:
     """What was found, and after how many seconds; each measurement takes ``runs`` runs."""
     clock = Clock()
@@ -43,7 +47,7 @@ def test_sizes_are_powers_of_two_and_the_largest(most: int, sizes: list[int]) ->
 def test_the_smallest_long_batch_within_five_percent_of_the_best_is_enough() -> None:
     assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.9, 16: 8.0}) == 4  # 2.00, 2.05 and 2.00 rows/s
     assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}) == 8
-    assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}, Worth(within=0.2)) == 4
+    assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}, RowsWorth(within=0.2)) == 4
 
 
 def test_where_cores_go_on_with_the_next_batch_none_is_smaller_than_what_they_share() -> None:

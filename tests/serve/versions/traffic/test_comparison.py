@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store
-from halfeven.serve.versions.traffic.comparison import BOUNDS_U, Comparison, Scale, scale_of
+from halfeven.serve.versions.traffic.comparison import BOUNDS_U, AnswerComparison, Scale, scale_of
 
 U = 2.0**-11
 SPEC = ModelSpec(
@@ -24,7 +24,7 @@ def outputs(*rows: list[float], top: list[int] | None = None) -> list[np.ndarray
 
 @pytest.mark.parametrize(("error_u", "is_over"), [(0.0, False), (3.9, False), (4.1, True), (500.0, True)])
 def test_an_error_is_measured_in_u_times_the_judged_scale(error_u: float, is_over: bool) -> None:
-    comparison = Comparison(SPEC, Scale(U, {"y": 10.0}))
+    comparison = AnswerComparison(SPEC, Scale(U, {"y": 10.0}))
     of_limit = comparison.take(outputs([1.0, 2.0]), outputs([1.0, 2.0 + error_u * U * 10.0]))
     assert (of_limit > 1.0) == is_over
     assert of_limit == pytest.approx(error_u / 4.0, abs=0.01)
@@ -39,14 +39,14 @@ def test_an_error_is_measured_in_u_times_the_judged_scale(error_u: float, is_ove
 
 
 def test_an_answer_larger_than_any_judged_one_brings_its_own_scale() -> None:
-    comparison = Comparison(SPEC, Scale(U, {"y": 1.0}))
+    comparison = AnswerComparison(SPEC, Scale(U, {"y": 1.0}))
     assert comparison.take(outputs([100.0, 0.0]), outputs([100.0, 3 * U * 100.0])) == pytest.approx(
         0.75, abs=0.01
     )
 
 
 def test_a_nan_that_only_one_of_them_has_is_beyond_any_limit() -> None:
-    comparison = Comparison(SPEC, Scale(U, {"y": 1.0}))
+    comparison = AnswerComparison(SPEC, Scale(U, {"y": 1.0}))
     assert comparison.take(outputs([1.0, math.nan]), outputs([1.0, math.nan])) == 0.0
     assert comparison.take(outputs([1.0, 2.0]), outputs([1.0, math.nan])) == math.inf
     assert comparison.take(outputs([1.0, math.inf]), outputs([1.0, 2.0])) == math.inf
@@ -55,21 +55,21 @@ def test_a_nan_that_only_one_of_them_has_is_beyond_any_limit() -> None:
 
 
 def test_integers_are_equal_unless_their_proof_found_ties() -> None:
-    strict = Comparison(SPEC, Scale(U, {"y": 1.0}))
+    strict = AnswerComparison(SPEC, Scale(U, {"y": 1.0}))
     assert strict.take(outputs([1.0, 0.0], top=[1]), outputs([1.0, 0.0], top=[2])) == math.inf
-    tying = Comparison(SPEC, Scale(U, {"y": 1.0}, frozenset({"top"})))
+    tying = AnswerComparison(SPEC, Scale(U, {"y": 1.0}, frozenset({"top"})))
     assert tying.take(outputs([1.0, 0.0], top=[1]), outputs([1.0, 0.0], top=[2])) == 0.0
 
 
 def test_changed_first_choices_are_counted() -> None:
-    comparison = Comparison(SPEC, Scale(U, {"y": 1.0}))
+    comparison = AnswerComparison(SPEC, Scale(U, {"y": 1.0}))
     comparison.take(outputs([1.0, 0.9], [0.0, 1.0]), outputs([0.9, 1.0], [0.0, 1.0]))
     gap = comparison.gaps()["y"]
     assert (gap.decisions, gap.flipped) == (2, 1)
 
 
 def test_the_worst_row_of_a_request_counts_once() -> None:
-    comparison = Comparison(SPEC, Scale(U, {"y": 1.0}))
+    comparison = AnswerComparison(SPEC, Scale(U, {"y": 1.0}))
     of_limit = comparison.take(outputs([1.0, 0.0], [1.0, 0.0]), outputs([1.0, U], [1.0, 8 * U]))
     assert of_limit == pytest.approx(2.0)
     assert sum(comparison.gaps()["y"].buckets) == 1
@@ -83,7 +83,7 @@ def test_the_scale_is_what_the_proof_of_that_form_says(store: Store) -> None:
 
 def test_the_order_of_the_rows_of_each_request_is_counted() -> None:
     spec = replace(SPEC, outputs=(TensorSpec("y", "FP32", (Dim(), Dim(1, 1)), "score"),))
-    comparison = Comparison(spec, Scale(U, {"y": 1.0}))
+    comparison = AnswerComparison(spec, Scale(U, {"y": 1.0}))
     scores, none = np.array([[0.9], [0.5], [0.4], [0.1]], np.float32), np.zeros((0, 1), np.float32)
     tied = np.array([[0.9], [0.5], [0.5], [0.1]], np.float32)
     for came in (scores, tied, tied[::-1].copy()):
@@ -91,4 +91,4 @@ def test_the_order_of_the_rows_of_each_request_is_counted() -> None:
     comparison.take([none], [none])
     found = comparison.to_json()["y"]
     assert (found["pairs"], found["tied"], found["swapped"]) == (18, 2, 5)
-    assert "pairs" not in Comparison(SPEC, Scale(U, {})).to_json()["y"]
+    assert "pairs" not in AnswerComparison(SPEC, Scale(U, {})).to_json()["y"]

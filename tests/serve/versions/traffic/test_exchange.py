@@ -1,5 +1,6 @@
 """Another engine takes the place of one that serves, under HTTP traffic: no request is lost, no closed engine runs."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store import Store
-from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
@@ -16,8 +17,8 @@ from tests.serve.versions.traffic.conftest import Engine, Versions, attached, ca
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 
 
-def traffic(address: str) -> Traffic:
-    return Traffic(int(address.rpartition(":")[2]), "net", ROWS, 3)
+def traffic(address: str) -> BenchTraffic:
+    return BenchTraffic(int(address.rpartition(":")[2]), "net", ROWS, 3)
 
 
 def loaded_of(roster: Roster) -> LoadedVersion:
@@ -90,6 +91,7 @@ def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
         if how == "falls back":
             assert loaded.fall_back("a test says so") and loaded.prepared.engine is lender.original
         else:
+            asyncio.run(loaded.drain())
             loaded.close()
         assert not loaded.take_back() and half.closed and not rival.closed
 

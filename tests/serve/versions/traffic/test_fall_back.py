@@ -15,7 +15,7 @@ from halfeven.models.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
-from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.orders import drifted, events, pardon
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import OwnStore
@@ -39,8 +39,8 @@ def growing(engine: Engine, after: int) -> None:
     engine.change = drift
 
 
-def traffic(address: str, connections: int = 3) -> Traffic:
-    return Traffic(int(address.rpartition(":")[2]), "net", ROWS, connections)
+def traffic(address: str, connections: int = 3) -> BenchTraffic:
+    return BenchTraffic(int(address.rpartition(":")[2]), "net", ROWS, connections)
 
 
 def decided(store: Store) -> list[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.director import Director
 from halfeven.serve.versions.following import Following
-from halfeven.serve.versions.orders import Order, events, read_orders
+from halfeven.serve.versions.orders import TrafficOrder, events, read_orders
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_copy import StoreCopy
 from halfeven.serve.versions.store_writer import OwnStore
@@ -180,7 +180,7 @@ def test_a_canary_that_was_ordered_meanwhile_is_not_ended_by_the_fault_of_anothe
     writer = OwnStore(store)
     writer.order("net", "canary", 2, 10.0)
     writer.end_canary("net", 3)
-    assert read_orders(store, "net").canary == Order(2, 10.0)
+    assert read_orders(store, "net").canary == TrafficOrder(2, 10.0)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from halfeven.models.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
-from halfeven.serve.versions import retiring
+from halfeven.serve.versions.traffic import loaded_version
 
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import started
@@ -194,7 +194,7 @@ def test_a_body_that_was_on_its_way_while_its_version_was_loaded_again_is_answer
 def test_what_waits_longer_than_a_drain_may_take_is_answered_all_the_same(
     life: Life, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retiring, "DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaded_version, "DRAIN_SECONDS", 0.05)
     device = life.roster.place.thread
     device.hold()
     connection = http.client.HTTPConnection("127.0.0.1", life.port, timeout=PATIENCE_S)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
 from halfeven.models.store import REFUSED, Store
-from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.loading.release import give_back
 from torch.fx import graph_module
 
@@ -211,7 +211,7 @@ def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_n
         kept = weakref.WeakSet[object]()
         other = publish(store, of=spec(name="other"))
         store.promote(other)
-        with Traffic(int(address.rpartition(":")[2]), "net", ROWS, connections=3) as traffic:
+        with BenchTraffic(int(address.rpartition(":")[2]), "net", ROWS, connections=3) as traffic:
             for _ in range(5):
                 for step in ("promote", "rollback"):
                     kept.update(roster.find("net").loaded_versions())  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import pytest
 from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded, TimedOut
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters
 from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
-from halfeven.serve.versions.traffic.rules import Rules
+from halfeven.serve.versions.traffic.rules import TrialRules
 from halfeven.serve.versions.traffic.version_trial import VersionTrial, slowness
 
 from tests.serve.versions.traffic.conftest import Engine, spec
@@ -61,7 +61,7 @@ class Court:
         self.verdicts: list[tuple[str, dict[str, Any]]] = []
         self.now_ns = 0
         self.trial = VersionTrial(
-            spec(), self.new, self.old, Rules(**rules), lambda *found: self.verdicts.append(found), spills,
+            spec(), self.new, self.old, TrialRules(**rules), lambda *found: self.verdicts.append(found), spills,
             clock=lambda: self.now_ns,
         )  # fmt: skip
 

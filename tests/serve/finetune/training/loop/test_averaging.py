@@ -8,8 +8,7 @@ from halfeven.serve.finetune.training.loop.averaging import Average
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.serve.finetune.training.test_evaluation import evaluations, held_out_loss_of
-from tests.serve.finetune.training.test_resuming import HARD, hard_job
+from tests.serve.finetune.training.hard_training import HARD, evaluations, hard_job, held_out_loss_of
 from tests.serve.finetune.training.trainer_runs import run
 
 

@@ -24,8 +24,8 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.serve.finetune.training.loop.test_step_loop import SETTINGS as OF_A_PAIR
-from tests.serve.finetune.training.loop.test_step_loop import Pair, declared
+from tests.serve.finetune.training.loop.pair import SETTINGS as OF_A_PAIR
+from tests.serve.finetune.training.loop.pair import Pair, declared
 
 ROWS = 64
 X, Y = torch.randn(ROWS, 8), torch.randn(ROWS, 2)

@@ -1,0 +1,102 @@
+"""A job runner and a supervisor whose processes and roster are stand-ins."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.models.store import Store, Version
+from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.jobs.job_folder import JobFolder
+from halfeven.serve.finetune.jobs.job_runner import JobRunner
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
+from halfeven.serve.finetune.jobs.supervisor import Supervisor
+from halfeven.serve.finetune.jobs.training_request import NEEDED
+
+
+class Runner(JobRunner):
+    """Trains and converts by what the test says; the rest is the runner's own."""
+
+    def __init__(self, root: Path) -> None:
+        self.store, self.job_store = Store(root), JobStore(root / "halfeven.db")
+        files, nothing, stopping = Files(root / "files", 1000), None, threading.Event()
+        super().__init__(self.job_store, files, self.store, nothing, nothing, stopping, 1, 0)  # type: ignore[arg-type]
+        self.made: list[str] = []
+        self.training: Callable[[JobFolder], None] = lambda folder: None
+        self.converting: Callable[[], None] = lambda: None
+        self.concluding: Callable[[Version], None] = lambda version: None
+        self.conclude = lambda id, version: self.concluding(version)
+        publish(self.store)
+
+    def _rows(self, job: JobRow, parent: Version, folder: JobFolder) -> Any:
+        return None
+
+    def _warn(self, job: JobRow, parent: Version, rows: Any) -> None: ...
+
+    def _train(self, job: JobRow, parent: Version, rows: Any, folder: JobFolder) -> Any:
+        self.made.append("trained")
+        self.training(folder)
+        weights = folder.of_pass / "weights.safetensors"
+        weights.write_bytes(b"new weights")
+        return {"weights": str(weights), "digest": "d", "summary": {}}
+
+    def _convert(
+        self, job: JobRow, parent: Version, rows: Any, trained: Any, number: int, folder: Path
+    ) -> Version:
+        self.made.append("converted")
+        assert Path(trained["weights"]).read_bytes() == b"new weights"
+        self.converting()
+        return publish(self.store, job=job.id, **{"pass": number})
+
+    def job(self, model: str = "net", **hyperparameters: Any) -> JobRow:
+        self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
+        return self.job_store.create_job(JobRequest(model, "net", 1, "file-1", hyperparameters, 3))[0]
+
+    def again(self, job: JobRow) -> None:
+        """As the next server does it."""
+        self.job_store.move(job.id, "queued")
+        self.go(job)
+
+
+def publish(store: Store, **lineage: Any) -> Version:
+    with store.draft("net") as draft:
+        draft.write_json("nonce.json", len(store.numbers("net")))
+        for name in NEEDED:
+            draft.write_json(name, {})
+        return draft.publish("live", {"lineage": lineage})
+
+
+def supervisor_of(runner: Runner, roster: Any = None) -> Supervisor:
+    nothing: Any = None
+    files = Files(runner.store.root / "files", 1000)
+    supervisor = Supervisor(runner.job_store, files, runner.store, roster, nothing)
+    supervisor._runner = runner
+    return supervisor
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    made = Runner(tmp_path / "store")
+    yield made
+    made.job_store.close()
+
+
+def always(error: Exception) -> Callable[..., None]:
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail
+
+
+class Loading:
+    """A roster whose models are not ready before the test lets them be."""
+
+    def __init__(self) -> None:
+        self.ready, self.asked = threading.Event(), threading.Event()
+
+    def wait(self, timeout_s: float) -> None:
+        self.asked.set()
+        if not self.ready.wait(timeout_s):
+            raise TimeoutError

@@ -1,0 +1,39 @@
+"""Servers of tests in processes of their own: a command that can be forked, and stores whose versions load at once."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import torch
+from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.store import Store
+from halfeven.serve.versions.loading.kept_setups import keep_setup
+
+
+def serve_command(store: Path) -> list[str]:
+    """``halfeven serve`` on a free port of this machine, forked instead of started anew (`preloaded.py`)."""
+    serve = [sys.executable, "-PB", "-m", "halfeven.serve.cli.main", "serve", "--store", str(store)]
+    return [*serve, "--port", "0", "--device", "cpu"]
+
+
+def server_environment(**settings: object) -> dict[str, str]:
+    """Of such a process, with settings of `Settings`. The hash seed is that of its jobs, which can be forked then."""
+    named = {f"HALFEVEN_{name.upper()}": str(value) for name, value in settings.items()}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "HALFEVEN_DRAIN_SECONDS": "0",
+        **named,
+    }
+
+
+def settle(store: Store) -> None:
+    """Every version of the store runs on one thread without optional passes: what measures that is tested elsewhere,
+    and takes seconds of each server that loads one."""
+    device, setup = torch.device("cpu"), CpuSetup(threads=1)
+    for name in store.names():
+        for number in store.numbers(name):
+            for form, precision in itertools.product(("torch", "onnx"), ("fp32", "fp16", "bf16")):
+                keep_setup(store.version(name, number), form, precision, device, setup, ())
