@@ -144,6 +144,9 @@ class _Conversion:
                 (one.report for one in forms.values() if not one.passed and one.report), self.missed
             )
             forms = {name: self._form(name, reference_run) for name in self.subject.forms}
+            for name, form in forms.items():
+                if form.report is not None and not form.passed:
+                    self.notify(f"the {name} form is not equal under this plan: {form.report.summary()}")
             if all(form.passed or form.report is None for form in forms.values()):
                 break
         return forms
