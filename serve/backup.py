@@ -67,7 +67,7 @@ def _copy_uploads(source: Path, target: Path) -> tuple[int, list[str]]:
 
 
 def _copy_versions(store: Store, folder: Path) -> list[str]:
-    """Why versions and aliases could not be copied, a sentence each."""
+    """Tell why versions and aliases could not be copied, a sentence each."""
     copy = StoreCopy(str(store.root.resolve()), folder)
     for _ in range(_TRIES):
         copy.follow()

@@ -38,8 +38,7 @@ from .finetune.data.files import UPLOADS, Files
 from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
 from .finetune.jobs.records.job_types import JobRow
-from .finetune.jobs.supervisor import Supervisor
-from .finetune.jobs.trainer_bounds import jobs_at_once, trainer_memory
+from .finetune.jobs.supervisor import Supervisor, jobs_at_once, trainer_memory
 from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import router
 from .finetune.web.refused import refuse_training

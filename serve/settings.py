@@ -227,7 +227,7 @@ class Settings(BaseSettings):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether requests are refused where there is no key file too."""
+        """Tell whether requests are refused where there is no key file too."""
         return not is_loopback(self.host) and not self.expose_without_auth
 
     @property

@@ -110,8 +110,8 @@ class Certificates:
 
 
 def _refused(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> str:
-    """Why a caller that trusts this very certificate refuses it now, in OpenSSL's words (its dates, its purpose); empty
-    where it does not. The caller is one in memory."""
+    """Tell why a caller that trusts this very certificate refuses it now, in OpenSSL's words (its dates, its purpose);
+    empty where it does not. The caller is one in memory."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -1,4 +1,5 @@
-"""Which requests are admitted: limits in requests, bytes and waiting time. A refused caller is told when to retry.
+"""Requests are admitted within limits of their number, their bytes and their waiting time. A refused caller is told
+when to retry.
 
 The device thread measures how long batches take (`Pace`); the event loop counts requests and decides (`Admission`).
 Each number has one writer, and the waiting requests are the difference of two numbers: to admit a request takes no
@@ -51,7 +52,7 @@ class Pace:
 
     @property
     def measured(self) -> bool:
-        """Whether the cost of any batch is known."""
+        """Tell whether the cost of any batch is known."""
         return self._last_end_ns > 0
 
     def cost_ns(self, rows: int) -> float:

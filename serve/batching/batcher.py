@@ -122,8 +122,8 @@ class Batcher:
         return future
 
     def _goes_alone(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a request need not wait for others of this iteration of the loop: where its batch is brief, and the
-        last requests came alone too. A second request in the same iteration shows that they do not."""
+        """Tell whether a request need not wait for others of this iteration of the loop: where its batch is brief, and
+        the last requests came alone too. A second request in the same iteration shows that they do not."""
         if self._pending or self._ran_alone or not self._scheduler.brief:
             self._is_lonely = False
             return False
@@ -255,7 +255,7 @@ class Batcher:
         return self._queue.present
 
     def due_ns(self) -> int | None:
-        """When the next batch may start, on the device's clock; None where nothing waits."""
+        """Tell when the next batch may start, on the device's clock; None where nothing waits."""
         due_ns = self._scheduler.due_ns()
         if due_ns is None and not self.computing and self._drained is not None and self.waiting == 0:
             self._on_loop(self._drained.set)
@@ -263,7 +263,7 @@ class Batcher:
 
     @property
     def computing(self) -> bool:
-        """Whether the device computes a batch whose end will be rung."""
+        """Tell whether the device computes a batch whose end will be rung."""
         return self._scheduler.computing
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""How many rows the device has memory for: learned when it ran out, and remembered across restarts.
+"""The number of rows that the device has memory for is learned when it ran out, and remembered across restarts.
 
 Rows are not equal where lengths are free, so a ceiling belongs to a row's size: it holds for rows of that many
 elements and for longer ones, and one caller's long texts do not make all batches small. It never rises by itself,

@@ -1,4 +1,4 @@
-"""How long threads waited for a core: it tells a slow program from a machine that is fully used."""
+"""The time for which threads waited for a core tells a slow program from a machine that is fully used."""
 
 import os
 import time

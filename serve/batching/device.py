@@ -44,11 +44,11 @@ class Schedulable(Protocol):
 
     @property
     def computing(self) -> bool:
-        """Whether the device computes a batch of it in the background, whose end rings the device thread."""
+        """Tell whether the device computes a batch of it in the background, whose end rings the device thread."""
         ...
 
     def due_ns(self) -> int | None:
-        """When the next batch may start, on the device's clock (past: at once); None where nothing waits."""
+        """Tell when the next batch may start, on the device's clock (past: at once); None where nothing waits."""
         ...
 
     def step(self) -> None:
@@ -143,7 +143,7 @@ class DeviceThread:
 
     @property
     def here(self) -> bool:
-        """Whether this is the device thread."""
+        """Tell whether this is the device thread."""
         return threading.get_ident() == self._thread.ident
 
     @property
@@ -157,7 +157,7 @@ class DeviceThread:
 
     @property
     def asleep(self) -> bool:
-        """Whether no batch and no call runs on the device at this moment."""
+        """Tell whether no batch and no call runs on the device at this moment."""
         return not self._awake.locked()
 
     def lose(self, reason: str) -> None:
@@ -334,7 +334,7 @@ class DeviceThread:
         return first, due_ns, queued
 
     def _may_run(self, behind_ns: int, first: Schedulable | None, due_ns: int, now_ns: int) -> bool:
-        """Whether a background batch runs before the first of the others."""
+        """Tell whether a background batch runs before the first of the others."""
         if first is None and not any(one.computing for one in self._attached):
             return True
         if first is not None and behind_ns <= now_ns < due_ns:

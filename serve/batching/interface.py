@@ -175,16 +175,16 @@ class Roster(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """Why nothing will be answered until the process is started anew; None while it can be."""
+        """Tell why nothing will be answered until the process is started anew; None while it can be."""
         ...
 
     @property
     def leaving(self) -> bool:
-        """Whether the server is to end: nothing is ready any more, though everything is answered."""
+        """Tell whether the server is to end: nothing is ready any more, though everything is answered."""
         ...
 
     def not_ready_reasons(self, reaches: Callable[[str], bool] = ...) -> list[str]:
-        """Why the server is not ready; only models for which ``reaches`` is true are named."""
+        """Tell why the server is not ready; only models for which ``reaches`` is true are named."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How much an answer depends on the size of its batch: measured on the device that serves, and published.
+"""An answer may depend on the size of its batch: how much is measured on the device that serves, and published.
 
 Libraries choose other kernels for other sizes, which sum in another order. The difference is rounding, and most
 callers never see it; a caller that must not see it may ask for ``deterministic`` answers.

@@ -1,4 +1,4 @@
-"""Where versions are made ready and run: a device and the thread that owns it."""
+"""A device and the thread that owns it: versions are made ready there, and run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def lost(self) -> str | None:
-        """Why nothing will be computed until the process is started anew; None while the device computes."""
+        """Tell why nothing will be computed until the process is started anew; None while the device computes."""
         if self.thread.lost is not None:
             return f"device {self.device} is lost: {self.thread.lost}; restart the server"
         return None if self.thread.alive else f"the thread of device {self.device} has ended"

@@ -131,7 +131,7 @@ class Request:
 
     @property
     def counts(self) -> bool:
-        """Whether this is a request of its own or the last part of one."""
+        """Tell whether this is a request of its own or the last part of one."""
         return self.part is None or self.part.last
 
     def parts(self, limit: int) -> list["Request"]:
@@ -239,11 +239,11 @@ class RequestQueue:
                 request.began = True
 
     def passable(self, now_ns: int) -> bool:
-        """Whether no request waits here, and a request that came now would not wait for others."""
+        """Tell whether no request waits here, and a request that came now would not wait for others."""
         return not self._groups and not self.delay_ns and now_ns >= self._wait_ends_ns
 
     def due_ns(self) -> int | None:
-        """When the next batch may start: the oldest request's arrival, later by the delay unless it is full.
+        """Tell when the next batch may start: the oldest request's arrival, later by the delay unless it is full.
 
         None where no request waits. The group that is due first is next, so no group waits for ever.
         """
@@ -263,7 +263,7 @@ class RequestQueue:
 
     @property
     def fills_a_batch(self) -> bool:
-        """Whether the batch whose time ``due_ns`` gave is as large as a batch may be."""
+        """Tell whether the batch whose time ``due_ns`` gave is as large as a batch may be."""
         return self._next is not None and self._full(self._next)
 
     def wait_for_more(self, answered: int, until_ns: int) -> None:
@@ -374,7 +374,7 @@ class RequestQueue:
         return group.rows >= min(self.limit, group.most)
 
     def _due_ns(self, group: _ShapeGroup) -> int:
-        """When the group's next batch may start: an urgent or lone request waits neither for the delay nor for
+        """Tell when the group's next batch may start: an urgent or lone request waits neither for the delay nor for
         others."""
         if group.urgent:
             return group.line()[0].since_ns - (HEAD_START_NS if group.line() is group.urgent else 0)

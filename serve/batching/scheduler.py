@@ -95,7 +95,7 @@ class BatchScheduler:
             counters.rejected += 1
 
     def due_ns(self) -> int | None:
-        """When there is something to do: a batch may start, or one under way is to be waited for."""
+        """Tell when there is something to do: a batch may start, or one under way is to be waited for."""
         while self.inbox:
             self._receive(*self.inbox.popleft())
         due_ns = self._queue_due_ns()
@@ -108,12 +108,12 @@ class BatchScheduler:
 
     @property
     def computing(self) -> bool:
-        """Whether the device works on the oldest batch under way: its end is rung, and not waited for."""
+        """Tell whether the device works on the oldest batch under way: its end is rung, and not waited for."""
         return bool(self._under_way) and self._under_way[0].computing
 
     @property
     def _may_go_ahead(self) -> bool:
-        """Whether the next batch may begin beside those under way: a smaller one may still fill up."""
+        """Tell whether the next batch may begin beside those under way: a smaller one may still fill up."""
         return len(self._under_way) < self._depth and self.queue.fills_a_batch
 
     def _queue_due_ns(self) -> int | None:
@@ -299,7 +299,7 @@ class BatchScheduler:
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether requests that were checked against one spec fit the other, bounds of free dimensions included."""
+    """Tell whether requests that were checked against one spec fit the other, bounds of free dimensions included."""
     return one.inputs == other.inputs and one.outputs == other.outputs and one.batched == other.batched
 
 

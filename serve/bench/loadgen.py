@@ -142,7 +142,7 @@ class Load:
         raise NotImplementedError
 
     def _needed(self) -> bool:
-        """Whether another connection has work after the end of the window."""
+        """Tell whether another connection has work after the end of the window."""
         return False
 
     def _unreachable(self, scheduled: float, message: str) -> None:

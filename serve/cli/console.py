@@ -1,4 +1,4 @@
-"""How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
+"""Every command prints and ends here: people read stderr, ``--json`` makes the last line on stdout one object."""
 
 import errno
 import inspect

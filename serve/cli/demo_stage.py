@@ -1,4 +1,4 @@
-"""What the demo runs on: a model folder of its own, a server process on a free port, and waits for it."""
+"""The demo runs on a model folder of its own and a server process on a free port, and waits for it."""
 
 import shutil
 import subprocess

@@ -17,14 +17,13 @@ from ...models.errors import BadSetting
 from ...models.usable_cores import bound_libraries
 from ...models.version import __version__
 from ..http.error_mapping import EXIT_CODES
-from .bringing import import_models, init
+from .bringing import import_models, init, samples
 from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, check_target, command, notify, order, progress
-from .device_commands import doctor, selftest
 from .difference_commands import diff, index_check
 from .half_file_commands import check, fp16, lock, verify
 from .help import Command, CommandGroup
 from .key_commands import app as keys
-from .measuring import bench, tune
+from .measuring import bench, doctor, selftest, tune
 from .other_engines import export, prove
 from .serve_command import serve
 from .server_commands import canary, cancel, jobs, load, shadow, status, unload
@@ -193,21 +192,6 @@ def predict(
 
     facts = predict_file(url, name, file, answer)
     return facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode(), 0
-
-
-@command
-def samples(
-    target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
-    pictures: Annotated[Path, typer.Argument(help="A folder of PNG and JPEG files, or one such per label.")],
-    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
-    store: StoreAt = DEFAULT_STORE,
-) -> Ended:
-    """Make a samples file, which is a training file too, of a folder of pictures."""
-    from ..versions.versions_in_store import store_at
-    from .pack import pack
-
-    facts = pack(target, pictures, out, store_at(store))
-    return facts, f"{facts['file']}: {facts['rows']} rows", 0
 
 
 @command

@@ -1,4 +1,4 @@
-"""What each call of the gRPC service does: the same functions as the HTTP routes, with other messages around them.
+"""Each call of the gRPC service runs the same functions as the HTTP routes, with other messages around them.
 
 A call needs of a key what the HTTP route needs that does the same: ``like`` names it, and `route_scopes.py` decides.
 """

@@ -1,4 +1,4 @@
-"""How many parts a message has, counted in its bytes before protobuf makes an object of each.
+"""The parts of a message are counted in its bytes, before protobuf makes an object of each.
 
 A part is a field of the message or of its tensors and their contents. Two bytes can be an empty tensor, which takes
 protobuf 30 bytes of memory for each byte and a second of the event loop for every 16 MiB. Source:

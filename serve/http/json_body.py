@@ -1,6 +1,10 @@
-"""The body of an order: JSON with a JSON content type. A form that a web page posts is not accepted as an order."""
+"""Bodies in JSON: of an order, which needs a JSON content type (a form that a web page posts is no order), and of an
+answer."""
 
-from fastapi import Request
+from collections.abc import Mapping
+
+import orjson
+from fastapi import Request, Response
 
 from .caller import read_json_body
 from .error_mapping import NotJson
@@ -30,3 +34,7 @@ async def read_order(
 def _is_json(kind: str) -> bool:
     name = kind.partition(";")[0].strip().lower()
     return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))
+
+
+def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status, headers, "application/json")

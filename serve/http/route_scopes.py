@@ -1,4 +1,4 @@
-"""What each HTTP route needs: the scopes of which a key must have one, and the model that the request concerns.
+"""Each HTTP route needs a key with one of its scopes, for the model that the request concerns.
 
 A path that is not in the table needs `manage` for all models: a new route is closed until it has a line here. The
 paths are compared as the routers compare them (percent-decoded, `{m}` is anything without a slash), whole and exactly.

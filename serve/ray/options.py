@@ -1,4 +1,4 @@
-"""What the operator says when the application is started on Ray Serve."""
+"""The options that the operator gives when the application is started on Ray Serve."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Whether traces are wanted and where they go, from OpenTelemetry's own environment variables.
+"""OpenTelemetry's own environment variables say whether traces are wanted, and where they go.
 
 Source: OpenTelemetry specification, "Environment Variable Specification" and "OTLP Exporter Configuration". The
 sampler (``OTEL_TRACES_SAMPLER``), the resource (``OTEL_SERVICE_NAME``), the batches (``OTEL_BSP_…``) and the endpoint
@@ -22,7 +22,7 @@ _EXTRA = "pip install 'halfeven[otel]'"
 
 
 def traces_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether one of the variables asks for traces: an exporter, or the endpoint of a collector."""
+    """Tell whether one of the variables asks for traces: an exporter, or the endpoint of a collector."""
     off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     none = environment.get(_EXPORTER, "").strip() == "none"
     return not off and not none and any(environment.get(name) for name in _ASKING)

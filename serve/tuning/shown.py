@@ -1,4 +1,4 @@
-"""What `halfeven tune` prints: each way at its useful batch, the delays, the winner, and why it won."""
+"""`halfeven tune` prints each way at its useful batch, the delays, the winner, and why it won."""
 
 from collections.abc import Mapping
 from typing import Any

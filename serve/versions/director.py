@@ -79,7 +79,7 @@ class Director:
         return described | {"loaded": loaded} | ({"fault": fault} if fault else {})
 
     def created(self, name: str) -> int:
-        """When the version that the store names was made, in seconds since 1970; 0 where nothing says so."""
+        """Tell when the version that the store names was made, in seconds since 1970; 0 where nothing says so."""
         number = self._store.live_number(name) if self._store.numbers(name) else None
         with suppress(HalfevenError, KeyError, ValueError, TypeError):
             if number is not None:

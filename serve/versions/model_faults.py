@@ -34,12 +34,12 @@ class Faults:
         self._tries: dict[str, tuple[Stamp, float]] = {}
 
     def of(self, name: str) -> str | None:
-        """Why the model could not be made ready the last time; None where it could, or was not tried."""
+        """Tell why the model could not be made ready the last time; None where it could, or was not tried."""
         fault = self._found.get(name)
         return None if fault is None else fault.why
 
     def waits(self, name: str) -> bool:
-        """Whether the model has a fault and it is not yet time to try it again."""
+        """Tell whether the model has a fault and it is not yet time to try it again."""
         fault = self._found.get(name)
         return (
             fault is not None

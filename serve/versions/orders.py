@@ -68,7 +68,7 @@ def write_orders(store: Store, name: str, orders: TrafficOrders) -> None:
 
 
 def drifted(version: Version, device: str) -> str | None:
-    """Why the half of this version may not serve on this device, or None."""
+    """Tell why the half of this version may not serve on this device, or None."""
     try:
         found = stored_json(_note(version))
         reason, noted = str(found["reason"]), found["device"]

@@ -46,8 +46,8 @@ class Readiness:
 def reasons_of(
     missing: Iterable[str], faults: Faults, knows: Callable[[str], bool], reaches: Callable[[str], bool]
 ) -> list[str]:
-    """Why the missing models are not served, a sentence each. ``knows``: whether the store has the model; ``reaches``:
-    whether the reader may know of it."""
+    """Tell why the missing models are not served, a sentence each. ``knows``: whether the store has the model;
+    ``reaches``: whether the reader may know of it."""
     reasons = list[str]()
     for name in missing:
         if not reaches(name):

@@ -114,8 +114,8 @@ class Roster:
         return self.place.lost
 
     def not_ready_reasons(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
-        """Why the server is not ready (`readiness.py`); empty where it is. A model that the reader may not know of is
-        not named."""
+        """Tell why the server is not ready (`readiness.py`); empty where it is. A model that the reader may not know of
+        is not named."""
         if self.leaving or self._stopping.is_set():
             return ["the server is shutting down"]
         if (why := self.lost) is not None:
@@ -126,7 +126,7 @@ class Roster:
         return reasons_of(missing, self._faults, self.knows, reaches)
 
     def knows(self, name: str) -> bool:
-        """Whether the store had the model at the last look."""
+        """Tell whether the store had the model at the last look."""
         return name in self._served or name in self._seen
 
     def active(self, name: str) -> str | None:
@@ -137,7 +137,8 @@ class Roster:
         return self._served.get(name)
 
     def fault(self, name: str, number: int | None = None) -> str | None:
-        """Why the store's alias for a name (of this version, where given) could not be followed; None where it was."""
+        """Tell why the store's alias for a name (of this version, where given) could not be followed; None where it
+        was."""
         moved = number is not None and self._seen.get(name, (None, 0))[0] != number
         return None if moved else self._faults.of(name)
 

@@ -60,7 +60,7 @@ class StoreCopy:
         self._working = threading.Lock()
 
     def faults(self) -> list[str]:
-        """Why versions of the store could not be copied, a sentence each."""
+        """Tell why versions of the store could not be copied, a sentence each."""
         return [fault for _, fault in self._faults.values()]
 
     def follow(self) -> None:
@@ -162,7 +162,7 @@ class StoreCopy:
         return numbers
 
     def _is_here(self, name: str, number: int, entry: str) -> bool:
-        """Whether the copy has this version with the manifest of the source. A store that was made anew has other
+        """Tell whether the copy has this version with the manifest of the source. A store that was made anew has other
         versions under the same numbers. ``entry``: the source's entry of the version's folder."""
         place = f"models/{name}/{number}"
         here = self.store.root / place / "manifest.json"

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from ....models.durable import free_there, fsync, no_space_left
 from ....models.errors import BadInput, BadRequest, DamagedFile, DiskFull, StoreError, TooLarge
 from ....models.opened_file import OpenedFile
 from ...http.caller import CallerLeft
+from ...http.codecs.multipart import FormReader
 from ...http.error_mapping import SlowBody
 from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import may_hold
@@ -41,7 +42,6 @@ _LEAST_LIFE, _LONGEST_LIFE = 3600, 2_592_000  # seconds: OpenAI's bounds
 _MAX_FIELD = DEFAULTS.form_field_bytes
 _MAX_NAME = 255  # characters of a file name
 _ENVELOPE = 16_384  # bytes of a body that are not the file: boundaries, headers, the other field
-_MAX_HEADERS, _MAX_HEADER_BYTES = 8, 2048  # of each part
 _BLOCK = 1 << 20  # parsed, hashed and written at a time, in a thread
 IN_MEMORY = (
     3 * _BLOCK
@@ -269,36 +269,25 @@ def whole_uploads(folder: Path) -> list[Path]:
     return sorted(path for path in found if _DIGEST.fullmatch(path.name))
 
 
-class _UploadForm:
-    """The parser's callbacks. Parts are recognised by their headers; the file's bytes go straight to the disk."""
+class _UploadForm(FormReader):
+    """The fields of an upload by their names; the file's bytes go straight to the disk."""
 
     def __init__(self, handle: int, path: Path, boundary: bytes, max_bytes: int) -> None:
         self._out, self._path, self._max_bytes = os.fdopen(handle, "wb"), path, max_bytes
         self._hash, self._bytes = hashlib.sha256(), 0
         self._fields: dict[str, bytearray] = {}
         self._part, self._filename = "", ""
-        self._ended, self._finished = False, False
-        self._header, self._value, self._disposition = b"", b"", b""
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_header_field": self._on_header_field,
-                "on_header_value": self._on_header_value,
-                "on_header_end": self._on_header_end,
-                "on_headers_finished": self._on_headers_finished,
-                "on_part_data": self._on_part_data,
-                "on_end": self._on_end,
-            },
-            max_header_count=_MAX_HEADERS,
-            max_header_size=_MAX_HEADER_BYTES,
+        self._finished = False
+        super().__init__(
+            boundary, on_headers_finished=self._on_headers_finished, on_part_data=self._on_part_data
         )
 
     def write(self, block: bytes) -> None:
-        self._parser.write(block)
+        self.parser.write(block)
 
     def finish(self) -> Upload:
         """The body is complete: check the form, and fsync the file."""
-        if not self._ended:
+        if not self.ended:
             raise BadRequest("the multipart form breaks off before its last boundary; send it again")
         if missing := [name for name in _FIELDS if name not in self._fields]:
             raise BadInput(f"the form has no field '{missing[0]}': expected purpose={PURPOSE} and one file")
@@ -334,21 +323,8 @@ class _UploadForm:
         with suppress(OSError):  # what could not be written is not written now either
             self._out.close()
 
-    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-
-    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _on_header_end(self) -> None:
-        if self._header.lower() == b"content-disposition":
-            self._disposition = self._value
-        self._header, self._value = b"", b""
-
     def _on_headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        self._disposition = b""
-        self._part = options.get(b"name", b"").decode("utf-8", "replace")
+        self._part, filename = self.field_and_file()
         if self._part not in (*_FIELDS, _ANCHOR, _SECONDS) or self._part in self._fields:
             fault = "a second" if self._part in self._fields else "an unknown"
             raise BadInput(
@@ -356,7 +332,7 @@ class _UploadForm:
             )
         self._fields[self._part] = bytearray()
         if self._part == "file":
-            self._filename = _clean(options.get(b"filename", b"").decode("utf-8", "replace"))
+            self._filename = _clean(filename)
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._part == "file":
@@ -372,9 +348,6 @@ class _UploadForm:
             raise TooLarge(_too_large(f"more than {self._max_bytes}", self._max_bytes))
         self._hash.update(piece)
         self._out.write(piece)
-
-    def _on_end(self) -> None:
-        self._ended = True
 
 
 def _boundary(content_type: bytes) -> bytes:

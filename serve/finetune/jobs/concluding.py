@@ -119,8 +119,8 @@ class Conclusion:
         return alias
 
     def _was_replaced(self, version: Version) -> bool:
-        """Whether a version was made active in place of this one. A server that ends within a promotion may leave it
-        recorded and not done: it is then done again."""
+        """Tell whether a version was made active in place of this one. A server that ends within a promotion may leave
+        it recorded and not done: it is then done again."""
         promotions = self._store.promotions(version.name).values()
         return any(
             entry["over"] == version.number for each in promotions for entry in (each["first"], each["last"])

@@ -14,7 +14,10 @@ from functools import partial
 from ....models.durable import no_space_left
 from ....models.errors import HalfevenError, NotReady
 from ....models.store import Store
+from ....models.usable_cores import usable_cores
+from ....models.usable_memory import usable_memory
 from ...batching.place import Place
+from ...settings import Settings
 from ...versions.roster import Roster
 from ..data.files import Files
 from .choices.hyperparameter_table import REFUSE
@@ -186,3 +189,21 @@ def _would_end_stale(one: JobRow, other: JobRow) -> bool:
     return one.name == other.name and any(
         job.hyperparameters.get("stale_parent", REFUSE) == REFUSE for job in (one, other)
     )
+
+
+def jobs_at_once(settings: Settings, device: str) -> int:
+    """As many as were asked for, on a processor at most as many as its cores hold with the threads of each."""
+    asked, cores = settings.jobs, usable_cores()
+    most = max(1, cores // (settings.trainer_threads * settings.trainer_processes))
+    if device == "cuda" or asked <= most:
+        return asked
+    logger.warning("--jobs %d: %d cores hold %d trainers, so %d jobs run at once", asked, cores, most, most)
+    return most
+
+
+def trainer_memory(settings: Settings, device: str) -> int:
+    """Bytes of private memory that a trainer may have. On a CUDA device only what was asked for: the driver's mappings
+    count too."""
+    if settings.trainer_memory_mib is not None:
+        return settings.trainer_memory_mib * 2**20
+    return 0 if device == "cuda" else int(0.8 * usable_memory())

@@ -9,6 +9,7 @@ from typing import Any
 from ....models.archive.archive import save_program
 from ....models.engines.load import original_program
 from ....models.optimizer_names import DEFAULT
+from ....models.spec import ModelSpec
 from ....models.store import Version
 from ..training.loop.setting_names import NONE, STATE_FILE
 from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
@@ -51,57 +52,86 @@ def training_request(
 ) -> dict[str, Any]:
     """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
     `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
-    spec, folder = parent.spec(), place.folder
-    save_program(original_program(parent), folder / "original.pt2", weights=True)
-    # Which rows spoil a step is searched for in one process (`Passes.culprits`).
-    processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
-    steps = declared_steps(parent)
-    read = [name for name in _AMP if steps is None or name not in OF_OPTIMIZERS]
     declared = parent.manifest.get("training", {})
-    warm = hyperparameters.get("warm_start", NONE) != NONE and parent.has(STATE_FILE)
     return {
         "job": job,
-        "keep_state": hyperparameters.get("keep_state", NONE),
-        "warm_start": hyperparameters.get("warm_start", NONE),
-        "warm": str(_copied(parent, STATE_FILE, folder / f"parent_{STATE_FILE}")) if warm else None,
+        **_files(parent, place.folder, hyperparameters),
+        **_signature(parent.spec()),
+        **_losses(parent, rows, declared, hyperparameters),
+        **_processes(place, hyperparameters),
+        **_settings(parent, hyperparameters),
+        **trainable_of(parent, hyperparameters, rows.losses),
+        "left_out": rows.left_out,
+        "transform": declared.get("transform"),
+        "fp32_modules": declared.get("fp32_modules", []),
+        "optimizer_function": None if hyperparameters.get("optimizer") else declared.get("optimizer"),
+        "seed": seed,
+    }
+
+
+def _files(parent: Version, folder: Path, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    save_program(original_program(parent), folder / "original.pt2", weights=True)
+    warm = hyperparameters.get("warm_start", NONE) != NONE and parent.has(STATE_FILE)
+    return {
         "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
         "program": str(folder / "original.pt2"),
         "weights": str(_copied(parent, "weights.safetensors", folder / "parent.safetensors")),
+        "warm": str(_copied(parent, STATE_FILE, folder / f"parent_{STATE_FILE}")) if warm else None,
         "data": str(folder / "data.safetensors"),
         "held_out": str(folder / HELD_OUT),
         "rows_file": str(folder / ROWS),
-        "left_out": rows.left_out,
+        "out": str(folder),
+    }
+
+
+def _signature(spec: ModelSpec) -> dict[str, Any]:
+    return {
         "inputs": [
             {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]} for t in spec.inputs
         ],
         "outputs": [tensor.name for tensor in spec.outputs],
         "batch_axes": spec.batch_axes,
-        "losses": losses_by_output(spec, rows.losses, declared.get("loss"), hyperparameters),
+        "max_batch_size": spec.max_batch_size,
+    }
+
+
+def _losses(
+    parent: Version, rows: JobRows, declared: Mapping[str, Any], hyperparameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "losses": losses_by_output(parent.spec(), rows.losses, declared.get("loss"), hyperparameters),
         "class_weights": hyperparameters.get("class_weights"),
         "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "pos_weight": hyperparameters.get("pos_weight"),
         "missing_targets": hyperparameters.get("missing_targets"),
-        "max_batch_size": spec.max_batch_size,
-        "pass_rows": hyperparameters["batch_size"],
-        "precision": hyperparameters["precision"],
+    }
+
+
+def _processes(place: TrainingPlace, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Which rows spoil a step is searched for in one process (`Passes.culprits`)."""
+    processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
+    return {
         "device": place.device,
         "threads": place.threads,
         "priority": place.priority,
         "memory_limit_bytes": place.memory_bytes // processes,
         "processes": processes,
-        "hyperparameters": _of_the_loop(
-            {name: hyperparameters[name] for name in read if name in hyperparameters}
-        )
-        | {"batch_size": hyperparameters["batch_size"] * hyperparameters.get("accumulation", 1)},
+    }
+
+
+def _settings(parent: Version, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    steps, batch_size = declared_steps(parent), hyperparameters["batch_size"]
+    read = [name for name in _AMP if steps is None or name not in OF_OPTIMIZERS]
+    of_the_loop = _of_the_loop({name: hyperparameters[name] for name in read if name in hyperparameters})
+    return {
+        "keep_state": hyperparameters.get("keep_state", NONE),
+        "warm_start": hyperparameters.get("warm_start", NONE),
+        "pass_rows": batch_size,
+        "precision": hyperparameters["precision"],
+        "hyperparameters": of_the_loop | {"batch_size": batch_size * hyperparameters.get("accumulation", 1)},
         "declared_steps": steps,
-        "transform": declared.get("transform"),
-        "fp32_modules": declared.get("fp32_modules", []),
-        "optimizer_function": None if hyperparameters.get("optimizer") else declared.get("optimizer"),
-        **trainable_of(parent, hyperparameters, rows.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
-        "seed": seed,
-        "out": str(folder),
     }
 
 

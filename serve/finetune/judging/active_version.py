@@ -55,7 +55,7 @@ class ActiveVersion:
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether the same rows can be asked of both, and their answers be compared."""
+    """Tell whether the same rows can be asked of both, and their answers be compared."""
     first, second = (
         [
             (tensor.name, tensor.datatype, tensor.shape, tensor.kind)

@@ -30,7 +30,7 @@ def judging_sets(sets: Sets, validated: bool) -> list[Samples]:
 
 
 def not_judged(spec: ModelSpec, learnt: Iterable[str], sets: Iterable[Samples]) -> str | None:
-    """Why no set judges one of the ``learnt`` outputs, for the operator; None where each one is judged.
+    """Tell why no set judges one of the ``learnt`` outputs, for the operator; None where each one is judged.
 
     A set whose targets are all equal judges nothing: one constant answer would be right; and neither do a few rows.
     """

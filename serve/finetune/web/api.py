@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +19,7 @@ from ....models.store import Store
 from ...access.access_control import Permit
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
-from ...http.json_body import read_order
+from ...http.json_body import json_answer, read_order
 from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import SharedPlaces
 from ...http.page_headers import own_page
@@ -62,10 +61,6 @@ def router(
     return routes
 
 
-def _json(value: object, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(value), 200, headers, "application/json")
-
-
 def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> None:
     @routes.post("/v1/files")
     async def upload(request: Request) -> Response:
@@ -76,13 +71,13 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> N
         with lease_of(request.scope).meanwhile(IN_MEMORY):
             held = await run_in_threadpool(kept.bytes_of, owner)
             received = await files.receive(request.scope["headers"], request.receive, owner, held)
-        return _json(file_body(await run_in_threadpool(kept.keep, received, owner)))
+        return json_answer(file_body(await run_in_threadpool(kept.keep, received, owner)))
 
     @routes.delete("/v1/files/{id}")
     def delete(id: str, request: Request) -> Response:
         """Delete a file; bytes that several files share go with the last of them."""
         kept.delete(id, permit_of(request.scope).owners)
-        return _json({"id": id, "object": "file", "deleted": True})
+        return json_answer({"id": id, "object": "file", "deleted": True})
 
 
 def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptFiles) -> None:
@@ -109,12 +104,12 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptF
             job_store.file(after, owners)  # raises UnknownName
             records = records[known.index(after) + 1 :] if after in known else []
         records = [record for record in records if purpose in (None, record.purpose)]
-        return _json(page_of(records[: limit + 1], limit, file_body))
+        return json_answer(page_of(records[: limit + 1], limit, file_body))
 
     @routes.get("/v1/files/{id}")
     def retrieve(id: str, request: Request) -> Response:
         """One file's facts."""
-        return _json(file_body(record_of(id, request)))
+        return json_answer(file_body(record_of(id, request)))
 
     @routes.get("/v1/files/{id}/content")
     def content(id: str, request: Request) -> Response:
@@ -145,14 +140,14 @@ def _add_jobs(
 
     def admitted(asked: Any, key: str | None, permit: Permit) -> Response:
         if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked, permit.owner)):
-            return _json(job_body(known), {"idempotent-replayed": "true"})
+            return json_answer(job_body(known), headers={"idempotent-replayed": "true"})
         request = admission.read(asked, permit)
         job, created = job_store.create_job(request, key)
         wake()
         made = job_body(job)
         # What admission found in the data; later on it is among the events.
         made["halfeven"]["findings"] = list(request.findings)
-        return _json(made, None if created else {"idempotent-replayed": "true"})
+        return json_answer(made, headers=None if created else {"idempotent-replayed": "true"})
 
     @routes.post(JOBS)
     async def create(request: Request) -> Response:
@@ -168,19 +163,19 @@ def _add_jobs(
         """Cancel a job; of a finished one this is its state."""
         job = job_store.request_cancel(id)
         wake()
-        return _json(job_body(job))
+        return json_answer(job_body(job))
 
     @routes.post(JOBS + "/{id}/pause", dependencies=[_may_see(job_store)])
     def pause(id: str) -> Response:
         """Pause a job after its current step, with a checkpoint; 409 for a finished one."""
-        return _json(job_body(job_store.request_pause(id)))
+        return json_answer(job_body(job_store.request_pause(id)))
 
     @routes.post(JOBS + "/{id}/resume", dependencies=[_may_see(job_store)])
     def resume(id: str) -> Response:
         """Queue a paused job again; on a CPU its result is bit for bit that of one not paused. 409 after its end."""
         job = job_store.request_resume(id)
         wake()
-        return _json(job_body(job))
+        return json_answer(job_body(job))
 
 
 def _add_validation(
@@ -190,7 +185,7 @@ def _add_validation(
     def validate(body: bytes, permit: Permit, compare: bool) -> Response:
         asked = parse(body)
         permit.check(TO_TRAIN, _model_in(asked))
-        return _json(try_out(admission.read(asked, permit), compare))
+        return json_answer(try_out(admission.read(asked, permit), compare))
 
     @routes.post(JOBS + "/validate")
     async def validation(request: Request, compare: bool = False) -> Response:
@@ -235,17 +230,17 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         """Every job that this key may see, the newest first; `metadata[key]=value` chooses."""
         owners = permit_of(request.scope).owners
         found = job_store.jobs(after, limit + 1, _metadata(request), owners)
-        return _json(page_of(found, limit, job_body))
+        return json_answer(page_of(found, limit, job_body))
 
     @routes.get(JOBS + "/{id}", dependencies=seen)
     def retrieve(id: str) -> Response:
         """One job: its state, its progress, and at the end its model or its reason."""
-        return _json(job_body(job_store.job(id)))
+        return json_answer(job_body(job_store.job(id)))
 
     @routes.get(JOBS + "/{id}/metrics", dependencies=seen)
     def metrics(id: str, most: Annotated[int, Query(ge=2, le=100_000)] = 2000) -> Response:
         """Loss, loss scale, gradient norm and skips by step; of more than `most` every k-th."""
-        return _json({"object": "list", "data": job_store.steps(id, most)})
+        return json_answer({"object": "list", "data": job_store.steps(id, most)})
 
     @routes.get(JOBS + "/{id}/checkpoints", dependencies=seen)
     def checkpoints(id: str, after: str | None = None, limit: Limit = 10) -> Response:
@@ -253,7 +248,7 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         job = job_store.job(id)
         before = None if after is None else step_of(id, after)
         found = job_store.evaluations(id, before, limit + 1)
-        return _json(page_of(found, limit, lambda one: checkpoint_body(job, one)))
+        return json_answer(page_of(found, limit, lambda one: checkpoint_body(job, one)))
 
     @routes.get(JOBS + "/{id}/page", dependencies=seen)
     def page(id: str) -> Response:
@@ -288,7 +283,7 @@ def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bo
             last = request.headers.get("last-event-id") or after
             return await streamed(job_store, id, last, leaving, streams, permit_of(request.scope))
         found = await run_in_threadpool(job_store.events, id, after, limit + 1, order == "asc")
-        return _json(page_of(found, limit, event_body))
+        return json_answer(page_of(found, limit, event_body))
 
 
 def _metadata(request: Request) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where the marks of a job's plots stand, in the units of their viewBox; ``job.html`` draws them.
+"""The places of the marks of a job's plots, in the units of their viewBox; ``job.html`` draws them.
 
 Steps are the trainer's records as the job store keeps them. A null is a number that is not finite; it is never
 drawn as if it were one, and the line breaks there.

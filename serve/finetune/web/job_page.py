@@ -60,7 +60,7 @@ def _state(job: Facts) -> str:
 
 
 def reason_of(job: Facts) -> str:
-    """Why the job is in its state, in one sentence."""
+    """Tell why the job is in its state, in one sentence."""
     ours, error = job.get("halfeven") or {}, job.get("error") or {}
     if error.get("message"):
         return str(error["message"])

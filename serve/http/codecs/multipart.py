@@ -1,5 +1,6 @@
 """``multipart/form-data`` that has come whole: its parts, with bounds on their number and headers (RFC 7578)."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from python_multipart.exceptions import FormParserError
@@ -42,27 +43,32 @@ def read_parts(content_type: str, body: bytes, most: int) -> list[FormPart]:
     return form.parts
 
 
-class _Form:
-    """The parser's callbacks."""
+class FormReader:
+    """The parser of a form, with bounds on the headers of each part. ``callbacks``: what it calls for the parts
+    themselves, by the parser's names."""
 
-    def __init__(self, boundary: bytes, most: int) -> None:
-        self.parts: list[FormPart] = []
+    def __init__(self, boundary: bytes, **callbacks: Callable[..., None]) -> None:
         self.ended = False
-        self._most = most
-        self._header, self._value, self._disposition, self._data = b"", b"", b"", bytearray()
+        self._header, self._value, self._disposition = b"", b"", b""
+        ours = {
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_end": self._on_end,
+        }
         self.parser = MultipartParser(
             boundary,
-            {
-                "on_header_field": self._on_header_field,
-                "on_header_value": self._on_header_value,
-                "on_header_end": self._on_header_end,
-                "on_part_data": self._on_part_data,
-                "on_part_end": self._on_part_end,
-                "on_end": self._on_end,
-            },
+            {**ours, **callbacks},  # type: ignore[arg-type]
             max_header_count=_MAX_HEADERS,
             max_header_size=_MAX_HEADER_BYTES,
         )
+
+    def field_and_file(self) -> tuple[str, str]:
+        """The names of the part's field and of its file, once its headers are read."""
+        _, options = parse_options_header(self._disposition)
+        self._disposition = b""
+        name, filename = (options.get(key, b"").decode("utf-8", "replace") for key in (b"name", b"filename"))
+        return name, filename
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
@@ -75,16 +81,23 @@ class _Form:
             self._disposition = self._value
         self._header, self._value = b"", b""
 
+    def _on_end(self) -> None:
+        self.ended = True
+
+
+class _Form(FormReader):
+    """The parts of a form, in memory."""
+
+    def __init__(self, boundary: bytes, most: int) -> None:
+        super().__init__(boundary, on_part_data=self._on_part_data, on_part_end=self._on_part_end)
+        self.parts: list[FormPart] = []
+        self._most, self._data = most, bytearray()
+
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._data += memoryview(data)[start:end]
 
     def _on_part_end(self) -> None:
         if len(self.parts) == self._most:
             raise TooLarge(f"the form has more than {self._most} parts, the most that one request may have")
-        _, options = parse_options_header(self._disposition)
-        name, filename = (options.get(key, b"").decode("utf-8", "replace") for key in (b"name", b"filename"))
-        self.parts.append(FormPart(name, filename, bytes(self._data)))
-        self._disposition, self._data = b"", bytearray()
-
-    def _on_end(self) -> None:
-        self.ended = True
+        self.parts.append(FormPart(*self.field_and_file(), bytes(self._data)))
+        self._data = bytearray()

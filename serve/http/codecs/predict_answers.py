@@ -1,4 +1,4 @@
-"""How a prediction is answered: JSON, npy, npz, or a PNG where the answer is one picture (RFC 9110, 12.5.1)."""
+"""A prediction is answered as JSON, npy, npz, or as a PNG where the answer is one picture (RFC 9110, 12.5.1)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -67,5 +67,5 @@ def write_answer(spec: ModelSpec, outputs: Sequence[np.ndarray], kind: str) -> b
 
 
 def is_quick_to_write(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bool:
-    """Whether writing takes less than handing it to a thread would."""
+    """Tell whether writing takes less than handing it to a thread would."""
     return all(tensor.kind != "image" for tensor in spec.outputs) and sum(a.size for a in outputs) < _MANY

@@ -42,22 +42,22 @@ class PoliteProtocol(HttpToolsProtocol):
 
     @property
     def is_last(self) -> bool:
-        """Whether the answer that begins now is the last on its connection because the server leaves."""
+        """Tell whether the answer that begins now is the last on its connection because the server leaves."""
         return self.leaving and not self.pipeline
 
     @property
     def busy(self) -> bool:
-        """Whether a request is on its way in, computed or answered."""
+        """Tell whether a request is on its way in, computed or answered."""
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
     @property
     def quiet_since_s(self) -> float:
-        """When the last answer was complete, on the loop's clock; 0 where that is not known."""
+        """Tell when the last answer was complete, on the loop's clock; 0 where that is not known."""
         return 0.0
 
     @property
     def has_unread(self) -> bool:
-        """Whether the caller has sent bytes that are not read yet."""
+        """Tell whether the caller has sent bytes that are not read yet."""
         connection = self.transport.get_extra_info("socket")
         if connection is None:
             return False

@@ -1,4 +1,4 @@
-"""How many connections may be open at once, and which one is closed for a new one."""
+"""The number of connections that may be open at once is bounded; an idle one is closed for a new one."""
 
 from itertools import islice
 from typing import Protocol
@@ -17,7 +17,7 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def is_idle(self) -> bool:
-        """Whether no request is under way, and none was for a second."""
+        """Tell whether no request is under way, and none was for a second."""
         ...
 
     def close_idle(self) -> None: ...
@@ -35,14 +35,14 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: OpenConnection) -> bool:
-        """Whether the connection may stay."""
+        """Tell whether the connection may stay."""
         if not self.has_room():
             return False
         self._open[connection] = None
         return True
 
     def has_room(self, coming: int = 0) -> bool:
-        """Whether one more may stay beside ``coming`` that have not entered yet. An idle one is closed for it."""
+        """Tell whether one more may stay beside ``coming`` that have not entered yet. An idle one is closed for it."""
         return len(self) + coming < self.limit or self._close_one()
 
     def leave(self, connection: OpenConnection) -> None:

@@ -12,7 +12,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
@@ -28,6 +27,7 @@ from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
 from ..inference import Inference
+from ..json_body import json_answer
 from ..route_scopes import permit_of
 from .endpoints import add_endpoints
 from .infer import MAX_BODY_BYTES
@@ -97,10 +97,6 @@ def build_app(
     return app
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")
-
-
 def _add_errors(app: FastAPI, as_triton: bool) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         path = request.url.path
@@ -151,8 +147,8 @@ def _add_healthz(app: FastAPI, roster: Roster) -> None:
     async def healthz() -> Response:
         """Liveness for orchestrators: true while models load and while the server is shutting down."""
         if roster.lost is None:
-            return _json({"status": "ok"})
-        return _json({"status": "lost: restart the server"}, 503)
+            return json_answer({"status": "ok"})
+        return json_answer({"status": "lost: restart the server"}, 503)
 
 
 def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
@@ -162,19 +158,19 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
         """Every active model, in short; `data` is OpenAI's list of models."""
         found = [_in_short(served) for served in roster.all()]
         listed = [_for_openai(history, one["name"], one["version"]) for one in found]
-        return _json({"object": "list", "data": listed, "models": found})
+        return json_answer({"object": "list", "data": listed, "models": found})
 
     @app.get("/v1/models/{m}/versions", tags=["versions"])
     def versions(m: str) -> Response:
         """Every version in the store."""
-        return _json({"model": m, "versions": list(history.versions(m))})
+        return json_answer({"model": m, "versions": list(history.versions(m))})
 
     @app.get("/v1/models/{m}/versions/{v}", tags=["versions"])
     def version(m: str, v: str) -> Response:
         """One version in the store."""
         for item in history.versions(m):
             if str(item["version"]) == v:
-                return _json(item)
+                return json_answer(item)
         raise UnknownName(f"model '{m}' has no version '{v}'; GET /v1/models/{m}/versions lists them")
 
     @app.get("/v1/models/{m}/versions/{v}/report", tags=["versions"])
@@ -185,17 +181,17 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
     @app.get("/v1/models/{m}/versions/{v}/plan", tags=["versions"])
     def plan(m: str, v: str) -> Response:
         """The precision plan: which nodes stay FP32, and why."""
-        return _json(history.plan(m, v))
+        return json_answer(history.plan(m, v))
 
     @app.get("/v1/models/{m}/versions/{v}/lineage", tags=["versions"])
     def lineage(m: str, v: str) -> Response:
         """Where the version comes from."""
-        return _json(history.lineage(m, v))
+        return json_answer(history.lineage(m, v))
 
     @app.post("/v1/models/{m}/rollback", tags=["versions"])
     def rollback(m: str) -> Response:
         """Make the previous live version active again."""
-        return _json(history.rollback(m))
+        return json_answer(history.rollback(m))
 
 
 def _for_openai(history: History, name: str, version: str | None) -> dict[str, Any]:

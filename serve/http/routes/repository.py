@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -13,7 +12,7 @@ from ...batching.interface import ControlledRoster
 from ..codecs.metadata import index_entry
 from ..codecs.repository import read_index, read_load, read_unload
 from ..error_mapping import LoadFailed, NotOffered, without_folders
-from ..json_body import read_order
+from ..json_body import json_answer, read_order
 from .v2 import config_of
 
 _WAYS_OUT = {
@@ -37,7 +36,7 @@ def add_repository(
         """Every model in the store: its versions and their state; `{"ready": true}` leaves out what does not serve."""
         body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
         found = await run_in_threadpool(index_of, roster, read_index(body))
-        return Response(orjson.dumps(found), media_type="application/json")
+        return json_answer(found)
 
     @app.post("/v2/repository/models/{m}/load", tags=["models"])
     async def load(m: str, request: Request) -> Response:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request, Response
 
 from ....models.errors import NotReady
@@ -11,6 +10,7 @@ from ....models.version import __version__
 from ...batching.interface import Roster, Served
 from ..codecs.metadata import model_config, model_metadata, model_statistics, server_metadata
 from ..error_mapping import Unready, status_of, without_folders
+from ..json_body import json_answer
 from ..route_scopes import permit_of
 
 
@@ -19,49 +19,45 @@ def add_v2(app: FastAPI, roster: Roster, server_name: str, as_triton: bool) -> N
     _add_models(app, roster)
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")
-
-
 def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool) -> None:
     @app.get("/v2/", include_in_schema=False)  # as the standard's own OpenAPI writes it
     @app.get("/v2", tags=["server"])
     async def server() -> Response:
         """Name, version and the protocol extensions that are really offered."""
-        return _json(server_metadata(server_name, __version__))
+        return json_answer(server_metadata(server_name, __version__))
 
     @app.get("/v2/health/live", tags=["server"])
     async def live() -> Response:
         """Whether the process can answer: false where only a new process can answer again."""
         alive = roster.lost is None
-        return _json({"live": alive}, 200 if alive else 503)
+        return json_answer({"live": alive}, 200 if alive else 503)
 
     @app.get("/v2/health/ready", tags=["server"])
     async def ready(request: Request) -> Response:
         """Every model that was ready at the start or is required is ready; the reasons otherwise, where the server has
         keys only with one."""
         if roster.ready:
-            return _json({"ready": True})
+            return json_answer({"ready": True})
         reasons = ["a key of this server is needed to read why"]
         permit = permit_of(request.scope)
         if permit.known:
             reasons = [without_folders(one) for one in roster.not_ready_reasons(permit.reaches)]
         fault = Unready("not ready: " + "; ".join(reasons))
         said = {"ready": False, "reasons": reasons, "error": str(fault)}
-        return _json(said, status_of(fault, as_triton))
+        return json_answer(said, status_of(fault, as_triton))
 
 
 def _add_models(app: FastAPI, roster: Roster) -> None:
     @app.get("/v2/models/stats", tags=["models"])
     async def all_statistics() -> Response:
         """The counters of every version that is loaded."""
-        return _json(statistics_of(roster))
+        return json_answer(statistics_of(roster))
 
     @app.get("/v2/models/{m}/versions/{v}", tags=["models"])
     @app.get("/v2/models/{m}", tags=["models"])
     async def metadata(m: str, v: str | None = None) -> Response:
         """Inputs, outputs, the versions that are loaded, the precision and why it is that one."""
-        return _json(metadata_of(roster, m, v))
+        return json_answer(metadata_of(roster, m, v))
 
     @app.get("/v2/models/{m}/versions/{v}/ready", tags=["models"])
     @app.get("/v2/models/{m}/ready", tags=["models"])
@@ -71,7 +67,7 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
             name = roster.find(m, v).name
             if roster.leaving:
                 raise NotReady("the server is shutting down; ask another one")
-            return _json({"name": name, "ready": True})
+            return json_answer({"name": name, "ready": True})
         except NotReady as error:
             raise Unready(str(error)) from error
 
@@ -79,13 +75,13 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
     @app.get("/v2/models/{m}/config", tags=["models"])
     async def config(m: str, v: str | None = None) -> Response:
         """Triton's ModelConfig, as perf_analyzer reads it."""
-        return _json(configuration_of(roster, m, v))
+        return json_answer(configuration_of(roster, m, v))
 
     @app.get("/v2/models/{m}/versions/{v}/stats", tags=["models"])
     @app.get("/v2/models/{m}/stats", tags=["models"])
     async def statistics(m: str, v: str | None = None) -> Response:
         """The counters of one version, or of every one of a model that is loaded."""
-        return _json(statistics_of(roster, m, v))
+        return json_answer(statistics_of(roster, m, v))
 
 
 def _loaded_versions(roster: Roster, name: str) -> list[Served]:

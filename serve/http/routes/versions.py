@@ -6,14 +6,13 @@ Orders run in a thread, for loading a version takes long. Orders need a JSON con
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput
 from ...versions.director import Director
 from ..codecs.json_numbers import parse
-from ..json_body import read_order
+from ..json_body import json_answer, read_order
 
 _SMALL_BODY = 2**16
 _VERSION = {"type": "integer", "minimum": 1}
@@ -56,17 +55,17 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
     def model(m: str) -> Response:
         """The loaded versions with label, share of the traffic and trial; `id`, `object` are for OpenAI's clients."""
         openai = {"id": m, "object": "model", "created": director.created(m), "owned_by": "halfeven"}
-        return _json(director.describe(m) | openai)
+        return json_answer(director.describe(m) | openai)
 
     @routes.get("/{m}/events")
     def events(m: str, limit: Limit = 100) -> Response:
         """Orders and decisions, the newest first, with their numbers."""
-        return _json({"model": m, "events": director.events(m, limit)})
+        return json_answer({"model": m, "events": director.events(m, limit)})
 
     @routes.get("/{m}/drift")
     def drift(m: str) -> Response:
         """How far the halves' live answers lie from their FP32 originals', as histograms in units of u·S."""
-        return _json(director.drift(m))
+        return json_answer(director.drift(m))
 
 
 async def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, Any]:
@@ -98,11 +97,7 @@ def _share(asked: Mapping[str, Any]) -> tuple[int | None, float]:
 
 
 async def _answer(work: Callable[[], Any]) -> Response:
-    return _json(await run_in_threadpool(work))
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return json_answer(await run_in_threadpool(work))
 
 
 def _body(properties: Mapping[str, Any], required: list[str] | None = None) -> dict[str, Any]:

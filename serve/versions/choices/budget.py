@@ -1,4 +1,4 @@
-"""How much may be spent on measuring again while requests are served.
+"""Measuring again while requests are served has a budget.
 
 The rule: processor seconds spent so far <= 2 % of the seconds since the start + `ALLOWANCE_S`. The allowance is for the
 first minute, in which a wrong choice is found and replaced; it is what the rule gives in twelve minutes.

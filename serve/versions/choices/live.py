@@ -1,4 +1,4 @@
-"""What live batches take, held against what was measured."""
+"""The times of live batches are held against what was measured."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def since(before: Batches, now: Batches) -> dict[int, tuple[int, int]]:
 
 
 def are_enough(batches: Batches) -> bool:
-    """Whether the batches were enough to tell what one takes."""
+    """Tell whether the batches were enough to tell what one takes."""
     return sum(spent_ns for _, spent_ns in batches.values()) / 1e9 >= _FEWEST_S
 
 

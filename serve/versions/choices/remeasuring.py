@@ -1,4 +1,4 @@
-"""Which version is measured again, and when: one thread, one version at a time, within one budget.
+"""One thread measures versions again while they serve: one at a time, within one budget.
 
 Every served batch is a measurement. Where live batches take much longer, or shorter, than was measured (`live.py`), the
 version is measured again at once. A choice that was not confirmed before is measured again once it has served for a

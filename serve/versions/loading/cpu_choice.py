@@ -1,4 +1,5 @@
-"""Which threads and passes an engine takes on a CPU: each is tried on this machine beside the best found so far.
+"""The threads and passes of an engine on a CPU are chosen by trying: each is tried on this machine beside the best
+found so far.
 
 The search begins with the plain program on one core and measures several sizes of batch. A pass is taken where it gains
 on the original and no size of batch loses by it. `kept_setups` keeps the result.

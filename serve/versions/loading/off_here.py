@@ -1,4 +1,4 @@
-"""What of a version may not be used on a device, because the selftest found it wrong there."""
+"""Parts of a version may not be used on a device, because the selftest found them wrong there."""
 
 import torch
 
@@ -20,14 +20,14 @@ def refuse_where_off(version: Version, device: torch.device) -> None:
 
 
 def form_off(form: str, device: torch.device) -> str | None:
-    """Why a half of this form may not serve on the device; None where it may."""
+    """Tell why a half of this form may not serve on the device; None where it may."""
     feature = _HALVES.get(form)
     why = features_off(device).get(feature) if feature is not None else None
     return f"the {form} form is switched off: {why}" if why else None
 
 
 def halves_off(version: Version, spec: ModelSpec, device: torch.device) -> str | None:
-    """Why no half of the version may serve on the device; None where one may, or there is none."""
+    """Tell why no half of the version may serve on the device; None where one may, or there is none."""
     asked = [spec.form] if spec.form != "auto" else ["torch", "onnx"]
     forms = [form for form in asked if version.manifest["forms"].get(form, {}).get("passed")]
     if version.manifest["half"] is None or not forms:

@@ -141,8 +141,8 @@ class LoadedVersion:
             return True
 
     def serves_by(self, engine: Engine) -> bool:
-        """Whether this engine answers the version's requests. On the device thread, which closes engines: as long as
-        the call lasts."""
+        """Tell whether this engine answers the version's requests. On the device thread, which closes engines: as long
+        as the call lasts."""
         return not self._closed and self.prepared.engine is engine
 
     def exchange(self, engine: Engine, new: PreparedVersion) -> bool:

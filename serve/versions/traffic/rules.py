@@ -1,4 +1,4 @@
-"""When a version is rejected, in numbers. `settings.py` has them as options; these are the defaults."""
+"""The numbers by which a version is rejected. `settings.py` has them as options; these are the defaults."""
 
 from dataclasses import dataclass
 

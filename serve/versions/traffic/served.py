@@ -201,7 +201,8 @@ class ServedModel:
         )
 
     def has(self, loaded: LoadedVersion) -> bool:
-        """Whether this version is active, the canary, the shadow or the previous one, or was and waits to be closed."""
+        """Tell whether this version is active, the canary, the shadow or the previous one, or was and waits to be
+        closed."""
         with self._lock:
             return loaded in self.traffic.loaded_versions() or loaded in self.leaving
 
@@ -347,8 +348,8 @@ def _digests(loaded: LoadedVersion) -> tuple[str, ...]:
 
 
 def takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
-    """Whether a request that was checked against the spec ``mine`` is valid for the spec ``theirs`` too. Ranges of ids
-    are compared where both specs have them; elsewhere the engine checks the ids."""
+    """Tell whether a request that was checked against the spec ``mine`` is valid for the spec ``theirs`` too. Ranges of
+    ids are compared where both specs have them; elsewhere the engine checks the ids."""
     plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
     ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
     return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(

@@ -1,4 +1,4 @@
-"""Which requests belong to a share: evenly, and the same way in every process and every run."""
+"""The requests of a share are chosen evenly, and the same way in every process and every run."""
 
 from hashlib import blake2b
 

@@ -10,7 +10,7 @@ from halfeven.exporters.inputs.samples import load_samples
 from halfeven.models.errors import BadSamples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store
-from halfeven.serve.cli.pack import pack
+from halfeven.serve.cli.bringing import pack
 from PIL import Image
 
 from tests.model_folders import tensor, write_folder

@@ -1,1 +1,1 @@
-"""What the request of a job may choose: its settings, losses, and the parameters that learn."""
+"""The request of a job may choose its settings, its losses, and the parameters that learn."""

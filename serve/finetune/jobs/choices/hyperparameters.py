@@ -1,4 +1,4 @@
-"""How to train: every number with its range and its default, checked before a job exists.
+"""The settings of a training: every number has its range and its default, and is checked before a job exists.
 
 What ``auto`` means:
 

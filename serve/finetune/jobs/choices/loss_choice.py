@@ -47,10 +47,7 @@ def read_class_weights(value: Any) -> list[float] | str | None:
     """``balanced``, or a positive number for each class."""
     if value is None or value == BALANCED:
         return value
-    listed = isinstance(value, list) and 2 <= len(value) <= MOST_CLASSES
-    if not listed or not all(
-        isinstance(one, int | float) and not isinstance(one, bool) and 0 < one <= MOST_WEIGHT for one in value
-    ):
+    if not isinstance(value, list) or len(value) < 2 or not _are_weights(value):
         raise bad(
             CLASS_WEIGHTS,
             f'expected "{BALANCED}", or a number above 0 and at most {MOST_WEIGHT:g} for each class, got '
@@ -64,15 +61,18 @@ def read_pos_weight(value: Any) -> float | list[float] | None:
     numbers = value if isinstance(value, list) else [value]
     if value is None:
         return None
-    if not 0 < len(numbers) <= MOST_CLASSES or not all(
-        isinstance(one, int | float) and not isinstance(one, bool) and 0 < one <= MOST_WEIGHT
-        for one in numbers
-    ):
+    if not _are_weights(numbers):
         raise bad(
             POS_WEIGHT,
             f"expected a number above 0 and at most {MOST_WEIGHT:g}, or one for each value, got {shown(value)}",
         )
     return value
+
+
+def _are_weights(values: list[Any]) -> bool:
+    return 0 < len(values) <= MOST_CLASSES and all(
+        type(one) in (int, float) and 0 < one <= MOST_WEIGHT for one in values
+    )
 
 
 def losses_by_output(

@@ -1,4 +1,4 @@
-"""Which parameters of a model a job trains: all, those that fit patterns, the head, or adapters (LoRA)."""
+"""A job trains all parameters of a model, those that fit patterns, the head, or adapters (LoRA)."""
 
 import difflib
 import importlib.util

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 
 from tests.patience import PATIENCE_S
 from tests.serve.finetune.jobs.runner_stage import Loading, Runner, always, publish, supervisor_of
+from tests.serve.finetune.jobs.runner_stage import runner as runner
 
 LOST = WorkerLost("WORKER_LOST", "the process ended without a result")
 

@@ -14,8 +14,7 @@ from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.concluding import Paused
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
-from halfeven.serve.finetune.jobs.supervisor import Supervisor
-from halfeven.serve.finetune.jobs.trainer_bounds import jobs_at_once
+from halfeven.serve.finetune.jobs.supervisor import Supervisor, jobs_at_once
 from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S
@@ -176,7 +175,7 @@ def test_as_many_jobs_run_at_once_as_asked_for_but_none_that_would_end_stale(
 def test_a_processor_runs_as_many_jobs_at_once_as_its_cores_hold(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("halfeven.serve.finetune.jobs.trainer_bounds.usable_cores", lambda: 4)
+    monkeypatch.setattr("halfeven.serve.finetune.jobs.supervisor.usable_cores", lambda: 4)
     asked = [read_settings(jobs=jobs, trainer_threads=threads) for jobs, threads in ((1, 8), (3, 1), (9, 2))]
     assert [jobs_at_once(one, "cpu") for one in asked] == [
         1,
