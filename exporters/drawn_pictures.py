@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..models.said_by_name import is_mask
 from ..models.spec import ModelSpec, TensorSpec
 from .gate.power import FINE
 from .graph.original_graph import OriginalGraph
-from .inputs.said_by_name import is_mask
 from .inputs.samples import Samples
 from .planted_faults import measured_power
 from .policy.classes import class_of

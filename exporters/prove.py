@@ -17,6 +17,7 @@ from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import ExportFailed
+from ..models.filled_lengths import Lengths
 from ..models.spec import ModelSpec
 from .another_way import noise_among
 from .gate.choosers import choices, find_tied
@@ -31,6 +32,7 @@ from .gate.verdict import ParityReport
 from .inputs.perturbed import changeable, perturbed_rows
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
+from .neutral_lengths import JoinedLengths, filling, joined_lengths
 from .question import Answers, Arrays, Invented, Question, TieTolerance, answers_or_refusal
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
@@ -54,7 +56,7 @@ class ReferenceRun:
     (`operations.py`; 0: unknown). ``is_slow``: that is so many, or the answers are so large, that every sample is asked
     as seldom as the gate allows. ``noise``: what the original answers otherwise when it is evaluated another way, by
     output. ``perturbed``: inputs made of few judging samples, judged apart. ``invented``: of these how many were made,
-    and how many the original refused.
+    and how many the original refused. ``joined``: rows of other lengths, judged apart once they are filled up.
     """
 
     spec: ModelSpec
@@ -68,6 +70,7 @@ class ReferenceRun:
     noise: Mapping[str, Noise] = field(default_factory=dict)
     perturbed: list[Question] = field(default_factory=list)
     invented: Invented | None = None
+    joined: JoinedLengths = field(default_factory=JoinedLengths)
 
     @property
     def left_out(self) -> str:
@@ -162,6 +165,7 @@ def ask_reference(
     ]
     invented = Invented(original)
     perturbed = [question for question in _perturbed(spec, judging, invented) if question.samples]
+    noise = noise_among(spec, bulk, original, exact, row_operations)
     return ReferenceRun(
         spec,
         small=[ask(*batch) for rows in sizes for batch in judging.batches(rows, batches)],
@@ -171,9 +175,10 @@ def ask_reference(
         is_slow=is_slow,
         tie_tolerance=tie_tolerance,
         row_operations=row_operations,
-        noise=noise_among(spec, bulk, original, exact, row_operations),
+        noise=noise,
         perturbed=perturbed if invented.is_used else [],
         invented=invented,
+        joined=joined_lengths(spec, judging, original, noise),
     )
 
 
@@ -212,7 +217,12 @@ def take(reference_run: ReferenceRun, half: Answers, stand_in: Answers | None = 
     rest = stand_in if stand_in and reference_run.small and too_many else half
     real += _answered(reference_run, reference_run.bulk, rest)
     odd = _answered(reference_run, reference_run.adversarial, rest)
-    return real, odd, _answered(reference_run, reference_run.perturbed, rest)
+    apart = _answered(reference_run, reference_run.perturbed, rest)
+    if lengths := Lengths.of(reference_run.spec):
+        apart += _answered(
+            reference_run, reference_run.joined.questions, filling(reference_run.spec, lengths, rest)
+        )
+    return real, odd, apart
 
 
 def judged(reference_run: ReferenceRun, dtype: str, takes: Sequence[Taken]) -> ParityReport:

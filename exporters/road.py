@@ -22,6 +22,7 @@ from .gate.verdict import ParityReport
 from .informative import why_noise_proves_nothing, why_nothing_is_proven
 from .inputs.samples import Samples
 from .maker import Made, Maker, Notify
+from .neutral_lengths import JoinedLengths
 from .no_reference import why_it_does_not_repeat, why_unstable
 from .plan.aims import RETREATS, SHARES
 from .plan.counterexamples import excess
@@ -73,6 +74,7 @@ class _Conversion:
         planning, judging = subject.samples.split()
         self.notify("answering the judging samples in FP32")
         reference_run = maker.reference_run(judging)
+        subject, reference_run = self._with_proven_lengths(reference_run)
         if why := self._why_no_half(reference_run):
             maker.serve_original(why)
         planning = planning if planning.count else judging
@@ -98,6 +100,17 @@ class _Conversion:
         evidence.write(self.draft, reference_run, planning.count)
         facts = evidence.manifest(time.perf_counter() - started)
         return self.draft.publish(status, facts, self.twins_after)
+
+    def _with_proven_lengths(self, run: ReferenceRun) -> tuple[Subject, ReferenceRun]:
+        """The subject asks for lengths only where filling up is proven to change no answer."""
+        spec = self.subject.spec
+        if asked := spec.batching.lengths:
+            notes = (*self.subject.notes, run.joined.sentence(asked))
+            if run.joined.refused:
+                spec = replace(spec, batching=replace(spec.batching, lengths=()))
+                run = replace(run, spec=spec, joined=JoinedLengths())
+            self.subject = replace(self.subject, spec=spec, notes=notes)
+        return self.subject, run
 
     def _why_no_half(self, run: ReferenceRun) -> str:
         """A reason to make no half, found before one is planned; empty where there is none."""
@@ -131,6 +144,9 @@ class _Conversion:
                 (one.report for one in forms.values() if not one.passed and one.report), self.missed
             )
             forms = {name: self._form(name, reference_run) for name in self.subject.forms}
+            for name, form in forms.items():
+                if form.report is not None and not form.passed:
+                    self.notify(f"the {name} form is not equal under this plan: {form.report.summary()}")
             if all(form.passed or form.report is None for form in forms.values()):
                 break
         return forms

@@ -143,6 +143,11 @@ BATCHING: Keys = {
         list, "ascending numbers of rows that a batch is filled up to; auto: none on a CPU, powers of two on CUDA",
         _QUEUE.buckets, items={"type": "integer", "minimum": 1}, also={"const": "auto"}, example="[1, 2, 4, 8]",
     ),
+    "lengths": Key(
+        list, "ascending sizes that an axis with a mask is filled up to, so that requests of different lengths share a "
+        "batch; only where the conversion proves that no answer changes", [],
+        items={"type": "integer", "minimum": 1}, example="[16, 32, 64, 128]",
+    ),
 }  # fmt: skip
 PICTURE: Keys = {
     "size": Key(

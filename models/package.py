@@ -237,26 +237,34 @@ class _Reader(TrainingReader):
 
     def batching(self, data: Mapping[str, Any], rows: int) -> Batching:
         said = {**self.typed({"batching": {}, **data}, "batching", dict)}
-        buckets = said.pop("buckets", "auto")  # a list or a word
+        buckets, lengths = (
+            said.pop("buckets", "auto"),
+            said.pop("lengths", []),
+        )  # lists; the first may be a word
         numbers = self.table({"batching": said}, "batching", BATCHING)
         if 0 < numbers.get("max_request_rows", 0) < rows:
             raise self.error(
                 f"[batching] max_request_rows = {numbers['max_request_rows']}: expected at least max_batch_size "
                 f"({rows}), or 0 for 16 times that"
             )
-        return Batching(**numbers, buckets=self.buckets(buckets, rows))
+        sizes = self.ascending(lengths, "lengths", "sizes of an axis, such as [16, 32, 64]")
+        return Batching(**numbers, buckets=self.buckets(buckets, rows), lengths=sizes)
 
     def buckets(self, value: Any, rows: int) -> tuple[int, ...] | Literal["auto"]:
         if value == "auto":
             return "auto"
+        found = self.ascending(value, "buckets", "'auto' or numbers of rows, such as [1, 2, 4, 8]")
+        if found[-1:] > (rows,):
+            raise self.error(
+                f"[batching] buckets = {value}: expected numbers of at most max_batch_size ({rows})"
+            )
+        return found
+
+    def ascending(self, value: Any, key: str, expected: str) -> tuple[int, ...]:
         if not isinstance(value, list) or not all(type(item) is int and item > 0 for item in value):
-            raise self.error(
-                f"[batching] buckets = {value!r}: expected 'auto' or numbers of rows, such as [1, 2, 4, 8]"
-            )
-        if value != sorted(set(value)) or value[-1:] > [rows]:
-            raise self.error(
-                f"[batching] buckets = {value}: expected ascending numbers of at most max_batch_size ({rows})"
-            )
+            raise self.error(f"[batching] {key} = {value!r}: expected {expected}")
+        if value != sorted(set(value)):
+            raise self.error(f"[batching] {key} = {value}: expected ascending numbers")
         return tuple(value)
 
     def source(self, source: str) -> str:

@@ -235,6 +235,7 @@ class Batching:
 
     ``buckets``: the numbers of rows that a batch is filled up to, ascending; the model's ``max_batch_size`` is
     always one more. Empty: never filled up. ``auto``: never on a CPU, to powers of two on a CUDA device.
+    ``lengths``: the sizes, ascending, to which an axis with a mask is filled up (`filled_lengths.py`). Empty: never.
 
     ``max_queue_bytes`` bounds the inputs that wait, ``max_queue_ms`` how long a new request would have to wait as
     measured (0: no such limit), ``max_batch_bytes`` the inputs of one batch (0: rows alone count).
@@ -250,25 +251,24 @@ class Batching:
     max_batch_bytes: int = 0
     timeout_ms: int = 0
     max_request_rows: int = 0
+    lengths: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "max_queue_delay_us": self.max_queue_delay_us,
-            "max_queue_size": self.max_queue_size,
-            "buckets": self.buckets if self.buckets == "auto" else list(self.buckets),
-            "max_queue_bytes": self.max_queue_bytes,
-            "max_queue_ms": self.max_queue_ms,
-            "max_batch_bytes": self.max_batch_bytes,
-            "timeout_ms": self.timeout_ms,
-            "max_request_rows": self.max_request_rows,
+        found = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
         }
+        if not self.lengths:  # so that a spec says what it said before there were any
+            del found["lengths"]
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Batching":
         """From JSON; a missing key (in a file of an older version) has its default."""
         all_typed(cls(), data)
-        found = data.get("buckets", "auto")
-        return cls(**{**data, "buckets": found if found == "auto" else tuple(typed(int, n) for n in found)})
+        buckets, lengths = data.get("buckets", "auto"), data.get("lengths", ())
+        buckets = buckets if buckets == "auto" else tuple(typed(int, n) for n in buckets)
+        lengths = tuple(typed(int, n) for n in lengths)
+        return cls(**{**data, "buckets": buckets, "lengths": lengths})
 
 
 @dataclass(frozen=True, slots=True)

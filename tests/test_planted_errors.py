@@ -24,10 +24,12 @@ from halfeven.models.engines.onnx_on_cuda import BoundRuns
 from halfeven.models.engines.staging import CudaStreams, Staging
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest, EngineFailed
+from halfeven.models.filled_lengths import Lengths
 from halfeven.serve.batching import warming
 from halfeven.serve.batching.arrivals import Arrivals
 from halfeven.serve.batching.engine_runner import EngineRunner
 from halfeven.serve.batching.execution import Execution
+from halfeven.serve.batching.request_queue import Request, RequestQueue
 from halfeven.serve.batching.scheduler import BatchScheduler
 from torch import Tensor, nn
 
@@ -38,6 +40,7 @@ from tests.models.engines import test_recorded_races as races
 from tests.patience import PATIENCE_S
 from tests.planting import broken, plant
 from tests.programs import Original, original
+from tests.serve.batching import test_lengths as lengths
 from tests.serve.batching import test_memory_in_flight as in_memory
 from tests.serve.batching import test_on_late_device as on_late_device
 from tests.serve.batching.by_hand import ByHand
@@ -558,6 +561,22 @@ ERRORS = {
     "the waiting thread ends with a batch's error": Planted(
         Arrivals._live, "with suppress(Exception):\n            synchronize()", "synchronize()",
         the_waiting_thread_rings_after_each_batch_and_survives_an_error,
+    ),
+    "filled-up places are not masked": Planted(
+        Lengths._fill, "0 if is_mask else ", "",
+        lengths.test_requests_of_different_lengths_are_one_batch_and_each_gets_its_own_places,
+    ),
+    "answers of filled-up rows are not cut": Planted(
+        Request.own, "lengths.cut(outputs, arrays)", "outputs",
+        lengths.test_requests_of_different_lengths_are_one_batch_and_each_gets_its_own_places,
+    ),
+    "a swap leaves lengths joined that the new version does not join": Planted(
+        RequestQueue.join_lengths, "lengths == self._lengths", "True",
+        lengths.test_a_swap_joins_what_waits_as_the_new_version_allows,
+    ),
+    "a CUDA device gets batches of any length": Planted(
+        BatchScheduler._fill_up, 'startswith("cuda")', 'startswith("tpu")',
+        lengths.test_on_a_cuda_device_every_batch_has_one_of_the_lengths,
     ),
 }  # fmt: skip
 CLAIMS = list(dict.fromkeys(planted.claim for planted in ERRORS.values()))

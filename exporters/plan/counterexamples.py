@@ -74,16 +74,20 @@ class Counterexamples:
             yield batch
 
     def errs_little(self, ask: Ask) -> bool:
-        """True for a half that errs by at most `CALM` of the limit, and breaks no order, on `CALM_ROWS` unseen rows."""
-        trials, rows = list[Trial](), 0
+        """True for a half that errs by at most `CALM` of the limit, and breaks no order, on `CALM_ROWS` unseen rows.
+        False where there are not so many, without asking any: `search` asks them all."""
+        batches, rows = list[Batch](), 0
         for batch in chain(list(self._drawn), self._drawing_on()):
-            trials += ask([batch])
+            batches.append(batch)
             rows += sum(len(one.samples) for one in batch.questions)
             if rows >= CALM_ROWS:
                 break
+        else:
+            return False
+        trials = list(ask(batches))
         self.tried = max(self.tried, rows)
         worst = max((excess(report) for _, report in self._reports(trials)), default=0.0)
-        return rows >= CALM_ROWS and worst <= CALM and self._order_report(trials) is None
+        return worst <= CALM and self._order_report(trials) is None
 
     def _drawing_on(self) -> Iterator[Batch]:
         for batch in self._drawing:

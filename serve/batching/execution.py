@@ -97,7 +97,7 @@ class Execution:
         mended = condition.mended(batch, outputs, run.took_ns)  # before the rows are handed out
         took_ns, rows, assemble_ns = run.took_ns, run.rows, run.assemble_ns
         answers: list[Outcome] = [
-            (request, Answer(share, prepared, wait_ns, took_ns, rows, assemble_ns))
+            (request, Answer(request.own(share), prepared, wait_ns, took_ns, rows, assemble_ns))
             for request, share, wait_ns in zip(batch, _split(outputs, batch), waits_ns, strict=True)
         ]
         for index, how in mended.items():
@@ -144,7 +144,7 @@ class Execution:
             return self._failed(request, BadRequest(f"{self._who()}: {fault.text}"))
         wait_ns = found.began_ns - request.since_ns
         self.counters.executed([wait_ns] if request.part is None else [], found.rows, found.took_ns)
-        share = Answer(found.result, self.prepared, wait_ns, found.took_ns, found.rows)
+        share = Answer(request.own(found.result), self.prepared, wait_ns, found.took_ns, found.rows)
         self.counters.rescued(request.rows)
         share.rescued = request.rows
         return request, share

@@ -7,8 +7,9 @@ from math import prod
 import numpy as np
 
 from ...models.datatypes import name_of
+from ...models.filled_lengths import Shapes
 from ...models.spec import ModelSpec
-from .request_queue import Request, Shapes
+from .request_queue import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The requests that wait for the device, by shape, urgency and order of arrival. Only the device thread uses a queue.
 
-Requests of one shape are one group: only they can be joined. Rows are counted, not requests. A request whose caller
-has gone, or whose time is up, is dropped when it would be run.
+Requests of one shape are one group: only they can be joined. Where lengths may be filled up
+(`models/filled_lengths.py`) it is the shape that they are filled up to. Rows are counted, not requests. A request whose
+caller has gone, or whose time is up, is dropped when it would be run.
 """
 
 import asyncio
@@ -10,10 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
 from ...models.errors import BadRequest, EngineFailed, TimedOut
+from ...models.filled_lengths import Lengths, Shapes
 from .interface import Answer
 
 Outcome = Answer | EngineFailed | TimedOut | BadRequest
@@ -84,7 +87,6 @@ def _joined(answers: list[Answer]) -> Outcome:
     )
 
 
-Shapes = tuple[tuple[int, ...], ...]
 # An urgent request is queued as if it had come so much earlier. So it overtakes only requests that came later than
 # that, and a request that has waited longer goes before urgent ones that come now.
 HEAD_START_NS = 500_000_000
@@ -97,7 +99,8 @@ class Request:
 
     ``alone``: no other request shares its batch. ``deadline_ns``: when its time is up, on the device's clock (0:
     never). ``began``: its batch has been formed. ``left``: nobody waited for it before that, and the event loop has
-    counted it out.
+    counted it out. ``given``: its arrays before they were filled up to a common length, and how; None where they are as
+    they came.
     """
 
     arrays: Sequence[np.ndarray]
@@ -113,6 +116,18 @@ class Request:
     part: Part | None = None
     began: bool = False
     left: bool = False
+    given: tuple[Lengths, Sequence[np.ndarray]] | None = None
+
+    def fill(self, lengths: Lengths) -> None:
+        self.given = lengths, self.arrays
+        self.arrays = lengths.filled(self.arrays)
+
+    def own(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """The outputs of its rows without what belongs to filled-up places."""
+        if self.given is None:
+            return outputs
+        lengths, arrays = self.given
+        return lengths.cut(outputs, arrays)
 
     @property
     def counts(self) -> bool:
@@ -185,6 +200,7 @@ class RequestQueue:
         self.present = 0
         self.taken = self.taken_rows = self.taken_urgent_rows = self.taken_bytes = 0
         self.vanished = self.expired = 0
+        self._lengths: Lengths | None = None
         self._groups: dict[Shapes | None, _ShapeGroup] = {}
         self._next: _ShapeGroup | None = None
         self.lock = threading.Lock()  # held while a batch is formed, and while a request is counted out
@@ -195,12 +211,24 @@ class RequestQueue:
 
     def add(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            group = self._groups.get(request.shapes)
+            shapes = request.shapes
+            if self._lengths is not None and shapes is not None:
+                shapes = self._lengths.shared(shapes)
+            group = self._groups.get(shapes)
             if group is None:
-                group = self._groups[request.shapes] = self._group(request)
+                group = self._groups[shapes] = self._group(request, shapes)
             (group.urgent if request.urgent else group.ordinary).append(request)
             group.rows += request.rows
             self.present += 1
+
+    def join_lengths(self, lengths: Lengths | None) -> None:
+        """From now on requests whose shapes are the same once they are filled up are joined; those that wait too."""
+        if lengths == self._lengths:
+            return
+        self._lengths, groups = lengths, list(self._groups.values())
+        waiting = [request for group in groups for request in (*group.ordinary, *group.urgent)]
+        self._groups, self._next, self.present = {}, None, 0
+        self.add(sorted(waiting, key=lambda request: request.since_ns))
 
     def pass_by(self, requests: Iterable[Request]) -> None:
         """Count requests that were accepted and answered without entering the queue: a caller that leaves before the
@@ -334,11 +362,13 @@ class RequestQueue:
         if request.urgent:
             self.taken_urgent_rows += request.rows
 
-    def _group(self, request: Request) -> _ShapeGroup:
+    def _group(self, request: Request, shapes: Shapes | None) -> _ShapeGroup:
         if not self.batch_bytes:
             return _ShapeGroup(sys.maxsize)
-        nbytes = sum(array.nbytes for array in request.arrays)
-        return _ShapeGroup(max(1, self.batch_bytes * request.rows // max(nbytes, 1)))
+        own = [array.size // request.rows for array in request.arrays]
+        sizes = own if shapes is None else map(prod, shapes)
+        nbytes = sum(size * array.itemsize for size, array in zip(sizes, request.arrays, strict=True))
+        return _ShapeGroup(max(1, self.batch_bytes // max(nbytes, 1)))
 
     def _full(self, group: _ShapeGroup) -> bool:
         return group.rows >= min(self.limit, group.most)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...models.errors import EngineFailed, NotReady
+from ...models.filled_lengths import Lengths
 from ...models.spec import ModelSpec
 from .admission import Pace
 from .condition import Condition
@@ -76,6 +77,8 @@ class BatchScheduler:
         self.brief = prepared.engine.brief and prepared.original is None
         self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
         self.queue.batch_bytes = spec.batching.max_batch_bytes
+        self._lengths = Lengths.of(spec)
+        self.queue.join_lengths(self._lengths)
         self._set_limit()
         self.pace.read(spec, self.queue.limit)
 
@@ -231,10 +234,20 @@ class BatchScheduler:
         one = _UnderWay(batch, execution, began_ns)
         self._under_way.append(one)
         try:
+            self._fill_up(batch.requests)
             execution.begin(batch.requests)
             self._watch(one)
         except BaseException as error:
             one.failed = self._mistake(batch, error)
+
+    def _fill_up(self, requests: Sequence[Request]) -> None:
+        """Give requests of different lengths one length; on a CUDA device every batch has one of a few."""
+        if self._lengths is None:
+            return
+        differ = any(request.shapes != requests[0].shapes for request in requests)
+        if differ or self.prepared.engine.device.startswith("cuda"):
+            for request in requests:
+                request.fill(self._lengths)
 
     def _watch(self, one: _UnderWay) -> None:
         """Let the device thread be rung when the batch has ended, where it computes in the background."""

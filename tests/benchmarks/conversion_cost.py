@@ -89,14 +89,17 @@ NETS: dict[str, tuple[str, str]] = {
 
 
 class Stages:
-    """Processor seconds from each sentence of a conversion to the next."""
+    """Processor seconds from each sentence of a conversion to the next, and what it says of proofs that failed."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
+        self.missed: list[str] = []
         self._stage, self._since = "start", _processor()
 
     def show(self, sentence: str) -> None:
         now = _processor()
+        if "is not equal" in sentence:
+            self.missed.append(sentence)
         self.spent[self._stage] = round(self.spent.get(self._stage, 0.0) + now - self._since, 2)
         self._stage, self._since = " ".join(sentence.split()[:3]), now
 
@@ -120,6 +123,7 @@ def measured(name: str, level: str, form: str) -> dict[str, Any]:
         "status": version.status,
         "half": outcome,
         "stages": stages.spent,
+        "missed": stages.missed,
     }
 
 

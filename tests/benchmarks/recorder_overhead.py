@@ -47,7 +47,8 @@ def main() -> None:
             if turn % 2:
                 pairs.append((plain.seconds_of_a_step(), watched.seconds_of_a_step()))
             else:
-                pairs.append((watched.seconds_of_a_step(), plain.seconds_of_a_step())[::-1])
+                after, before = watched.seconds_of_a_step(), plain.seconds_of_a_step()
+                pairs.append((before, after))
         del pairs[:FIRST]  # they are slower
         one, other = (statistics.median(times) for times in zip(*pairs, strict=True))
         ratio = statistics.median(after / before for before, after in pairs)

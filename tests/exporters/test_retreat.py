@@ -60,11 +60,16 @@ def shares_asked(
     reference_run: Any = None
 
     def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
-        return form(error_of(maker.asked[-1]), search, override)
+        forms.append(form(error_of(maker.asked[-1]), search, override))
+        return forms[-1]
 
+    forms = list[Form]()
     monkeypatch.setattr(_Conversion, "_form", made)
     draft: Any = None
-    _Conversion(subject, maker, draft, lambda _: None)._proven(Samples({}), reference_run)
+    said = list[str]()
+    _Conversion(subject, maker, draft, said.append)._proven(Samples({}), reference_run)
+    missed = sum(not one.passed for one in forms)
+    assert sum("form is not equal under this plan: " in sentence for sentence in said) == missed
     return maker.asked
 
 

@@ -55,6 +55,7 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
             "max_batch_bytes": 4,
             "timeout_ms": 5,
             "max_request_rows": 9,
+            "lengths": [8, 512],
         },
         files={"half.pth": ""},
         samples=samples_of({"image": (1, 8, 8)}),
@@ -71,7 +72,8 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
     assert (spec.outputs[0].kind, spec.outputs[0].labels) == ("logits", ("no", "yes"))
     overridden = ("max_error_u", "max_flips", "min_slice_sqnr_db", "min_sqnr_db")
     assert spec.parity == ParityLimits(8.0, 40.5, 0.0, 0.25, overridden=overridden)
-    assert spec.batching == Batching(500, 1, (1, 4, 8), 2, 3, 4, 5, 9)
+    assert spec.batching == Batching(500, 1, (1, 4, 8), 2, 3, 4, 5, 9, (8, 512))
+    assert Batching.from_json(spec.batching.to_json()) == spec.batching
 
 
 @pytest.mark.parametrize("shape", [[-1], [-1, 1], [-1, 1, 1]])
@@ -213,6 +215,8 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"batching": {"buckets": [4, 2]}}, ["[batching] buckets = [4, 2]", "ascending"]),
         ({"batching": {"buckets": [2, 2]}}, ["[batching] buckets = [2, 2]", "ascending"]),
         ({"batching": {"buckets": [1, 65]}}, ["[batching] buckets", "at most max_batch_size (64)"]),
+        ({"batching": {"lengths": "auto"}}, ["[batching] lengths = 'auto'", "sizes of an axis"]),
+        ({"batching": {"lengths": [16, 8]}}, ["[batching] lengths = [16, 8]", "ascending"]),
         ({"batching": {"bucket": [1]}}, ["[batching]", "'bucket'", "'buckets'"]),
         ({"batching": 3}, ["batching", "a table"]),
         ({"inputs": []}, ["'inputs' is missing"]),

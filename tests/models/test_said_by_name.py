@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from halfeven.exporters.inputs.said_by_name import has_positions, has_types, is_mask
 from halfeven.exporters.inputs.synthetic import adversarial, generate
+from halfeven.models.said_by_name import has_positions, has_types, is_mask
 from halfeven.models.spec import ModelSpec
 
 from tests.exporters.inputs.tensors import tensor

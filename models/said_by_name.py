@@ -2,7 +2,7 @@
 
 import re
 
-from ...models.spec import TensorSpec
+from .spec import TensorSpec
 
 _IDS = {"id", "ids", "index", "indices"}
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

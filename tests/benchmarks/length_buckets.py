@@ -1,0 +1,198 @@
+"""Requests per second of texts of different lengths: with ``[batching] lengths`` and without, in turns in one process.
+
+    python -m tests.benchmarks.length_buckets [NET …] [--rounds 5] [--seconds 4] [--callers 32] [--out FILE.json]
+
+Nets: ``micro`` (2 blocks of 64), ``tiny`` (2 of 128), ``mini`` (6 of 384), ``base`` (12 of 768): BERT of `transformers`
+with random weights. Each is converted at O0, which proves the lengths too, and its FP32 original answers callers
+of the batcher that ask again at once, each request one row of 8 to 128 ids. The first round warms up. Answers are
+compared with those of the row alone; the noise is that of the original in FP64. Processor milliseconds are those of
+this process.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.inputs.samples import stored_samples
+from halfeven.exporters.reprove import reference_run_of
+from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.engines.engine import Engine
+from halfeven.models.engines.load import load_original
+from halfeven.models.spec import ModelSpec
+from halfeven.models.store import Store, Version
+from halfeven.serve.batching.batcher import Batcher
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.interface import PreparedVersion
+
+NETS = {"micro": (2, 64), "tiny": (2, 128), "mini": (6, 384), "base": (12, 768)}
+SHORTEST, LONGEST, SIZES = 8, 128, (8, 16, 32, 48, 64, 80, 96, 112, 128)
+_MODEL = """
+import torch
+from transformers import BertConfig, BertModel
+
+def build():
+    torch.manual_seed(0)
+    return BertModel(BertConfig(num_hidden_layers={blocks}, hidden_size={width}, intermediate_size={wide},
+                                num_attention_heads={heads}, attn_implementation="sdpa"))
+"""
+_TOML = """
+name = "net"
+source = "model.py:build"
+max_batch_size = 32
+[[inputs]]
+name = "input_ids"
+datatype = "INT64"
+shape = [-1, "length=8..128"]
+[[inputs]]
+name = "attention_mask"
+datatype = "INT64"
+shape = [-1, "length=8..128"]
+[[outputs]]
+name = "last_hidden_state"
+datatype = "FP32"
+shape = [-1, "length", {width}]
+[[outputs]]
+name = "pooler_output"
+datatype = "FP32"
+shape = [-1, {width}]
+[batching]
+lengths = {sizes}
+"""
+Arrays = list[np.ndarray]
+
+
+@dataclass(slots=True)
+class Side:
+    """A batcher with what it answered in each round: requests, seconds, processor seconds."""
+
+    batcher: Batcher
+    rounds: list[tuple[int, float, float]]
+
+    def per_second(self, index: int) -> float:
+        return self.rounds[index][0] / self.rounds[index][1]
+
+    def processor_ms(self, index: int) -> float:
+        return 1e3 * self.rounds[index][2] / self.rounds[index][0]
+
+
+def version_of(net: str, folder: Path) -> Version:
+    blocks, width = NETS[net]
+    (folder / "model.py").write_text(
+        _MODEL.format(blocks=blocks, width=width, wide=4 * width, heads=width // 64)
+    )
+    (folder / "model.toml").write_text(_TOML.format(width=width, sizes=list(SIZES)))
+    return convert(folder, Store(folder / "store"), Options(("torch",), "O0")).version
+
+
+def requests(number: int) -> list[Arrays]:
+    random = np.random.default_rng(0)
+    lengths = random.integers(SHORTEST, LONGEST, number, endpoint=True)
+    return [[random.integers(0, 30000, (1, length)), np.ones((1, length), np.int64)] for length in lengths]
+
+
+async def one_round(side: Side, asked: Sequence[Arrays], callers: int, seconds: float) -> None:
+    numbers, answered = count(), 0
+    begun, spent = time.perf_counter(), time.process_time()
+
+    async def caller() -> None:
+        nonlocal answered
+        while time.perf_counter() - begun < seconds:
+            await side.batcher.submit(asked[next(numbers) % len(asked)], 1)
+            answered += 1
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    side.rounds.append((answered, time.perf_counter() - begun, time.process_time() - spent))
+
+
+async def answers(side: Side, asked: Sequence[Arrays]) -> list[Arrays]:
+    return [one.outputs for one in await asyncio.gather(*(side.batcher.submit(one, 1) for one in asked))]
+
+
+def furthest(spec: ModelSpec, engine: Engine, asked: Sequence[Arrays], came: Sequence[Arrays]) -> float:
+    """The largest difference from the row alone, as a share of the output's largest value."""
+    worst = 0.0
+    alone = [engine.run([(array,) for array in one]) for one in asked]
+    for output in range(len(spec.outputs)):
+        largest = max(float(np.abs(one[output]).max()) for one in alone)
+        pairs = zip(alone, came, strict=True)
+        worst = max(
+            worst, *(float(np.abs(one[output] - other[output]).max()) / largest for one, other in pairs)
+        )
+    return worst
+
+
+async def measured(net: str, rounds: int, seconds: float, callers: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        version = version_of(net, Path(scratch))
+        spec, device = version.spec(), DeviceThread()
+        assert spec.batching.lengths == SIZES, version.manifest["notes"]
+        run = reference_run_of(version, "fp16", torch.device("cpu"), stored_samples(version))
+        engine = load_original(version, "torch", torch.device("cpu"), CpuSetup(torch.get_num_threads()))
+        device.start()
+        plain = replace(spec, batching=replace(spec.batching, lengths=()))
+        joined, today = (
+            Side(Batcher(one, device, PreparedVersion("1", "", "fp32", engine)), []) for one in (spec, plain)
+        )
+        asked = requests(997)
+        came = await answers(joined, asked[:64])
+        for _ in range(rounds + 1):
+            for side in (joined, today):
+                await one_round(side, asked, callers, seconds)
+        facts = {
+            "net": net,
+            "joined_per_second": [round(joined.per_second(at), 1) for at in range(1, rounds + 1)],
+            "today_per_second": [round(today.per_second(at), 1) for at in range(1, rounds + 1)],
+            "times": statistics.median(
+                joined.per_second(at) / today.per_second(at) for at in range(1, rounds + 1)
+            ),
+            "processor_ms": [
+                statistics.median(side.processor_ms(at) for at in range(1, rounds + 1)) for side in (joined, today)
+            ],
+            "rows_a_batch": [_rows_a_batch(side) for side in (joined, today)],
+            "furthest_from_alone": await device_call(device, lambda: furthest(spec, engine, asked[:64], came)),
+            "noise": {name: noise.numbers["error"] for name, noise in run.noise.items()},
+        }  # fmt: skip
+        for side in (joined, today):
+            await side.batcher.drain()
+        device.stop(30)
+    return facts
+
+
+async def device_call(device: DeviceThread, call: Any) -> Any:
+    return await asyncio.wrap_future(device.call(call))
+
+
+def _rows_a_batch(side: Side) -> float:
+    found = side.batcher.statistics()
+    return round(found.get("inference_count", 0) / max(found.get("execution_count", 0), 1), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.length_buckets")
+    parser.add_argument("nets", nargs="*", default=["micro", "tiny"], choices=[*NETS, []], metavar="NET")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--callers", type=int, default=32)
+    parser.add_argument("--out", type=Path, help="results.json")
+    asked = parser.parse_args()
+    rows = []
+    for net in asked.nets:
+        rows.append(asyncio.run(measured(net, asked.rounds, asked.seconds, asked.callers)))
+        print(json.dumps(rows[-1]), flush=True)
+    if asked.out:
+        asked.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
