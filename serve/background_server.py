@@ -5,7 +5,7 @@ import threading
 from types import TracebackType
 
 from ..models.errors import NotReady
-from ..models.store import Store
+from ..models.store.store import Store
 from .address import address
 from .http.connection.polite_server import PoliteServer
 from .server import build, http_config, port_taken

@@ -10,11 +10,11 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from ..models.durable import fsync
 from ..models.errors import DamagedFile, StoreUnusable
-from ..models.manifest import sha256_of
-from ..models.new_folder import new_folder
-from ..models.store import Store
+from ..models.files.durable import fsync
+from ..models.files.new_folder import new_folder
+from ..models.store.manifest import sha256_of
+from ..models.store.store import Store
 from .finetune.data.files import UPLOADS, whole_uploads
 from .finetune.jobs.records.database import DATABASE, copy_database
 from .versions.store_copy import COPYING, StoreCopy

@@ -22,8 +22,8 @@ from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.order.one_order import one_order
-from ..models.reserve import keep_reserve
-from ..models.store import Store
+from ..models.store.reserve import keep_reserve
+from ..models.store.store import Store
 from .access.access_control import AccessControl
 from .access.certificates import Certificates
 from .access.keys import Owners
@@ -273,7 +273,10 @@ def grpc_beside(
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:
     """Convert every model folder below ``folder``; one that cannot be converted is reported and left out."""
-    from ..exporters.convert import Options, convert  # 25 MB that a server without --models does not need
+    from ..exporters.conversion.convert import (  # 25 MB that a server without --models does not need
+        Options,
+        convert,
+    )
 
     if not folder.is_dir():
         raise BadSetting(f"--models {folder}: there is no such folder")

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
-from ..models.model_name import NAME
+from ..models.folder.model_name import NAME
 from ..models.nearest_name import nearest_name
 from ..models.order.one_order import DEFAULT_BOUNDS, OrderBounds
 from .access.certificates import Certificates

@@ -124,7 +124,7 @@ def random() -> np.random.Generator:
 def _what_is_read_fits_the_schema() -> Iterator[None]:
     """Every model.toml that a test's own process reads fits the JSON Schema."""
     import jsonschema_rs
-    from halfeven.models import package
+    from halfeven.models.folder import package
 
     from tests.reference.model_schema import model_schema
 

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from halfeven.models.zoo import zoo_folder
 
 from tests.kept import kept_store

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings, read_settings
 

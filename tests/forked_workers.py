@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 import pytest
-from halfeven.models.usable_cores import usable_cores
+from halfeven.models.machine.usable_cores import usable_cores
 
 RECORD = "halfeven/seconds"  # in pytest's cache: the seconds of each test that took `WORTH` or more
 WORTH = 0.2

@@ -10,9 +10,9 @@ import torch
 from halfeven.models.capture import child as capture_child
 from halfeven.models.capture.autocast import original_in_fp32, see_transformers
 from halfeven.models.capture.capture import normalise
-from halfeven.models.datatypes import DATATYPES
 from halfeven.models.program import runnable
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.datatypes import DATATYPES
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from halfeven.models.engines.cpu.setup import CpuSetup
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.versions.loading.kept_setups import keep_setup
 
 

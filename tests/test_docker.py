@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.models.telemetry import OFF
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings, read_settings

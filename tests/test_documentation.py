@@ -84,7 +84,7 @@ def test_the_readme_is_short_and_has_its_parts_in_order() -> None:
 
 
 def test_the_heading_that_a_message_names_has_a_model_folder_to_copy() -> None:
-    source = (ROOT / "models/package.py").read_text()
+    source = (ROOT / "models/folder/package.py").read_text()
     page, heading = re.findall(r'(docs/\w+\.md), has one to copy under "([^"]+)"', source)[0]
     part = (ROOT / page).read_text().split(f" {heading}\n")[1].split("\n## ")[0]
     assert "model.toml <<" in part and "[[inputs]]" in part

@@ -220,7 +220,9 @@ def imported_tests(text: str) -> list[str]:
 
 
 def test_no_test_imports_another_test_file() -> None:
-    assert imported_tests("from tests.models.test_store import publish") == ["tests.models.test_store"]
+    assert imported_tests("from tests.models.store.test_store import publish") == [
+        "tests.models.store.test_store"
+    ]
     assert imported_tests("from tests.models import test_store") == ["test_store"]
     files = [file for file in (ROOT / "tests").rglob("*.py") if file.name not in TESTS_AS_SUBJECT]
     assert {str(file): found for file in files if (found := imported_tests(file.read_text()))} == {}

@@ -24,7 +24,7 @@ from halfeven.models.engines.onnx_on_cuda import BoundRuns
 from halfeven.models.engines.staging import CudaStreams, Staging
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest, EngineFailed
-from halfeven.models.filled_lengths import Lengths
+from halfeven.models.spec.filled_lengths import Lengths
 from halfeven.serve.batching import warming
 from halfeven.serve.batching.arrivals import Arrivals
 from halfeven.serve.batching.engine_runner import EngineRunner

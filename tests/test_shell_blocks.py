@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 import typer
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits.train import read_images, split
 from halfeven.serve.cli.main import app

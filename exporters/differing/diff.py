@@ -9,8 +9,8 @@ import numpy as np
 from ...models.capture.capture import capture
 from ...models.engines.load import half_program, original_program
 from ...models.errors import BadInput, BadSamples
-from ...models.new_folder import new_folder
-from ...models.store import Version
+from ...models.files.new_folder import new_folder
+from ...models.store.store import Version
 from ..exported.file_rows import write_npz
 from ..guessing.bare import folder_at, guess_at, guessed_folder
 from ..inputs.samples import TARGET, read_tensors

@@ -15,12 +15,12 @@ import numpy as np
 from ...models.engines.load import load_half, load_original
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSamples
-from ...models.spec import UNIT_ROUNDOFF, ModelSpec
-from ...models.store import Version
+from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec
+from ...models.store.store import Version
 from ..inputs.samples import Samples, load_samples, read_tensors
-from ..maker import Notify
-from ..prove import answers_of
-from ..subject import CPU
+from ..proof.maker import Notify
+from ..proof.prove import answers_of
+from ..proof.subject import CPU
 
 BLOCK = 1 << 16  # vectors of the index that are compared at a time
 APART_U = 4.0  # u of the scores' spread, as rule 5 of the gate has it

@@ -19,7 +19,7 @@ from ...models.archive.archive import save_program
 from ...models.engines.arrays import to_numpy, to_torch
 from ...models.errors import BadFolder, NotRun
 from ...models.program import runnable
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
 from ..question import Arrays

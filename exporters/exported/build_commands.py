@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ...models.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..inputs.synthetic import longest
 from .file_rows import INPUTS
 

@@ -16,10 +16,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from ...models.errors import ExportFailed, ParityRefused
 from ...models.order.one_order import one_order
-from ...models.store import Version
+from ...models.store.store import Version
 from ..onnx.output_names import output_names
 from ..onnx.reading.graph import ONNX, Names, attribute, graphs, names_in
-from ..prove import ReferenceRun, judged
+from ..proof.prove import ReferenceRun, judged
 from .file_rows import INPUTS, take_rows
 from .onnx_pair import HALF
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from ...models.errors import BadSamples, ExportFailed
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..gate.trial import Trial
-from ..prove import ReferenceRun, Taken, tried
+from ..proof.prove import ReferenceRun, Taken, tried
 from ..question import Arrays, Question
 
 INPUTS, EXPECTED = "inputs.npz", "expected.npz"

@@ -17,12 +17,12 @@ from typing import Any
 
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSetting
-from ...models.manifest import write_manifest
-from ...models.new_folder import new_folder
-from ...models.store import LIVE, Version
+from ...models.files.new_folder import new_folder
+from ...models.store.manifest import write_manifest
+from ...models.store.store import LIVE, Version
 from ..inputs.samples import stored_samples
-from ..reprove import reference_run_of
-from ..subject import CPU
+from ..on_device.reprove import reference_run_of
+from ..proof.subject import CPU
 from .build_commands import BY_ENGINE, TENSORRT, commands_for
 from .default_session import check_by_default, part_transposes
 from .file_rows import write_rows

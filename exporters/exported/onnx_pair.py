@@ -15,14 +15,14 @@ from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.load import half_program, original_program
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadInput, ExportFailed, ParityRefused
-from ...models.store import LIVE, Version
-from ..environment import environment
+from ...models.store.store import LIVE, Version
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
+from ..on_device.environment import environment
 from ..onnx.reading.large_files import DATA
 from ..onnx.stored import half_file_on_cpu
-from ..prove import ReferenceRun, answers_of, check_original_form, judged
-from ..subject import CPU
+from ..proof.prove import ReferenceRun, answers_of, check_original_form, judged
+from ..proof.subject import CPU
 from ..torch.onnx_form.export import write_onnx
 from .tensorrt_operators import LackingOperation, rewrite_for_tensorrt
 

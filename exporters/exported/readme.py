@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from ...models.manifest import sha256_of
+from ...models.store.manifest import sha256_of
 from ..report.headline import headline
 from .build_commands import Commands
 from .tensorrt_operators import SEEN_IN

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...models.spec import DETECTIONS, UNIT_ROUNDOFF, ModelSpec
+from ...models.spec.spec import DETECTIONS, UNIT_ROUNDOFF, ModelSpec
 from . import refusals
 from .rule_verdicts import Failure
 from .trial import Trial

@@ -7,7 +7,7 @@ often as real ones do, so their shares say nothing of the model on its own data.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from .noise import Noise
 from .parity import judge
 from .refusals import perturbed

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...models.spec import ParityLimits, TensorSpec
+from ...models.spec.spec import ParityLimits, TensorSpec
 from . import refusals
 from .measured import Measured
 from .rule_verdicts import DecisionVerdict, Failure, OrderVerdict

@@ -1,8 +1,8 @@
 """What FP32 itself answers otherwise: no rule asks more of a half than FP32 would reach when evaluated another way.
 
-The original is evaluated again, in FP64 or with other sums (`exporters/another_way.py`), and measured as a half is.
-What it differs by is noise: a slice that it does not tell apart is not judged, and no limit is narrower than twice the
-noise. The limits stay finite: where FP32 fails a rule, a half that is more than twice as bad still fails it.
+The original is evaluated again, in FP64 or with other sums (`exporters/proof/another_way.py`), and measured as a half
+is. What it differs by is noise: a slice that it does not tell apart is not judged, and no limit is narrower than twice
+the noise. The limits stay finite: where FP32 fails a rule, a half that is more than twice as bad still fails it.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...models.spec import ParityLimits
+from ...models.spec.spec import ParityLimits
 from .divergence import Divergence
 from .rule_verdicts import DecisionVerdict
 

@@ -25,8 +25,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...models.datatypes import name_of
-from ...models.spec import UNIT_ROUNDOFF, ModelSpec, ParityLimits, TensorSpec
+from ...models.spec.datatypes import name_of
+from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec, ParityLimits, TensorSpec
 from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence

@@ -1,5 +1,5 @@
-"""The power of a proof: which of the faults that were planted in the original (`exporters/planted_faults.py`) the gate
-noticed on the judged samples, and whether these samples can tell a wrong half from an equal one."""
+"""The power of a proof: which of the faults that were planted in the original (`exporters/proof/planted_faults.py`) the
+gate noticed on the judged samples, and whether these samples can tell a wrong half from an equal one."""
 
 import math
 from collections import Counter

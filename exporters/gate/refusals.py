@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...models.spec import ParityLimits, TensorSpec
+from ...models.spec.spec import ParityLimits, TensorSpec
 from .divergence import SENTINEL
 from .measured import Measured
 from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict

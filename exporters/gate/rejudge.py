@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...models.errors import BadInput
-from ...models.spec import ParityLimits, TensorSpec
+from ...models.spec.spec import ParityLimits, TensorSpec
 from .judged_apart import by_sample
 from .measured import Measured
 from .parity import overrides_of, verdict_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...models.spec import ModelSpec, TensorSpec
+from ...models.spec.spec import ModelSpec, TensorSpec
 
 CHUNK_ELEMENTS = 1 << 22  # held in FP64 at a time
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor
 
-from ...models.package import Precision
-from ...models.spec import ModelSpec
+from ...models.folder.package import Precision
+from ...models.spec.spec import ModelSpec
 from ..inputs.samples import Samples
-from ..operations import Operations
+from ..policy.operations import Operations
 from ..question import Answers, Arrays, TieTolerance
 from .actions import Kept
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ...models.errors import BadFolder, BadSamples, BadSetting
-from ...models.guarded_reading import guarded
-from ...models.package import ModelFolder, check_program, parse_folder, read_folder
+from ...models.files.guarded_reading import guarded
+from ...models.folder.package import ModelFolder, check_program, parse_folder, read_folder
 from ..inputs.samples import read_tensors
 from .guess import Guess, name_for
 from .torch_file import SUFFIXES, advice_for

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
-from ...models.batch_axis import batch_first
 from ...models.capture.agreement import axis_of_rows
+from ...models.spec.batch_axis import batch_first
 from ..onnx.reading.graph import ONNX, attribute, bodies, walk
 from ..onnx.reading.signature import size_of
 from ..question import SAME_AMONG_OTHERS_IN_HALF, largest_of, same_among_others

@@ -12,9 +12,9 @@ import numpy as np
 from onnx import ModelProto
 
 from ...models.errors import BadFolder, EngineFailed, TooLarge
+from ...models.machine.usable_cores import usable_cores
 from ...models.order.lacking_memory import mentions_lacking_memory
 from ...models.order.one_order import MEMORY_SETTING, RUNS_SETTING, Order, one_order
-from ...models.usable_cores import usable_cores
 from ..onnx.reading.bounded_file import external_files
 from .run_child import read_message, write_message
 

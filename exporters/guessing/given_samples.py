@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ValueInfoProto
 
-from ...models.batch_axis import array_batch_back, array_batch_first
-from ...models.datatypes import name_of
 from ...models.errors import BadSamples
-from ...models.spec import Dim, ModelSpec
+from ...models.spec.batch_axis import array_batch_back, array_batch_first
+from ...models.spec.datatypes import name_of
+from ...models.spec.spec import Dim, ModelSpec
 from ..inputs.samples import TARGET, narrowed
 from ..onnx.reading.signature import datatype_of, size_of
 

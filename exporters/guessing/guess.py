@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...models.model_name import NAME
-from ...models.spec import Batching, ModelSpec, TensorSpec
+from ...models.folder.model_name import NAME
+from ...models.spec.spec import Batching, ModelSpec, TensorSpec
 
 CONFIRM = "confirm"  # the word that begins the comment beside every guess
 GUESSED = "guessed: "  # how every sentence about a guess begins

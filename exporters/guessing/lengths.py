@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from onnx import GraphProto
 
-from ...models.spec import TensorSpec
+from ...models.spec.spec import TensorSpec
 from ..onnx.reading.graph import walk
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten")

@@ -9,11 +9,11 @@ import numpy as np
 from safetensors.numpy import save_file
 from torch import nn
 
-from ...models.batch_axis import array_batch_first
 from ...models.capture.capture import describe
-from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
-from ...models.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.batch_axis import array_batch_first
+from ...models.spec.datatypes import DATATYPES
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..inputs.samples import TARGET
 from .batch_size import fitting_rows
 from .guess import Guess

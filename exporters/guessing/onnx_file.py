@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from ...models.batch_axis import array_batch_back, batch_back, batch_first
-from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder, BadSamples, EngineFailed
-from ...models.settled_lengths import settled
-from ...models.spec import Dim, ModelSpec, TensorSpec
-from ...models.value_range import ValueRange
+from ...models.spec.batch_axis import array_batch_back, batch_back, batch_first
+from ...models.spec.datatypes import DATATYPES
+from ...models.spec.settled_lengths import settled
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.value_range import ValueRange
 from ..inputs.samples import checked_samples
 from ..inputs.synthetic import USUAL_LENGTH
-from ..no_reference import DRAWS, named
 from ..onnx.reading.bounded_file import read_graph
 from ..onnx.reading.graph import attribute, operations_by_name
 from ..onnx.reading.signature import datatype_of, size_of
+from ..proof.no_reference import DRAWS, named
 from .batch_axes import are_independent, batch_axes, batch_of, paired
 from .batch_size import fitting_rows, row_bytes_of_file
 from .file_runs import FileRuns, file_runs

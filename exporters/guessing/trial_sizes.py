@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ...models.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..inputs.synthetic import SAFE_IDS, USUAL_LENGTH, generate
 from .given_samples import resized
 

@@ -20,18 +20,18 @@ from typing import Any, Literal
 import onnx
 from onnx import external_data_helper
 
-from ...models.durable import fsync
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
-from ...models.manifest import sha256_of, write_manifest
-from ...models.store import LIVE, Store, Version
-from ..convert import Conversion, Options, convert
+from ...models.files.durable import fsync
+from ...models.store.manifest import sha256_of, write_manifest
+from ...models.store.store import LIVE, Store, Version
+from ..conversion.convert import Conversion, Options, convert
 from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF
+from ..exported.other_engine import onnx_file, prove_engine
 from ..inputs.samples import load_samples, stored_samples
-from ..maker import Notify
 from ..onnx.reading.bounded_file import external_files, read_graph, tensors
 from ..onnx.reading.large_files import DATA
-from ..other_engine import onnx_file, prove_engine
+from ..proof.maker import Notify
 from ..report.headline import headline
 
 Verdict = Literal["equal", "fp32", "refused"]

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from ...models.durable import replace_text
 from ...models.errors import BadInput, NewerFormat, ParityRefused
-from ...models.stored_json import stored_json
+from ...models.files.durable import replace_text
+from ...models.files.stored_json import stored_json
 from ...models.version import __version__
-from ..maker import Notify
+from ..proof.maker import Notify
 from .changes import Change, changes, slower
 from .measured import Found, measured
 

@@ -17,17 +17,17 @@ from ...models.engines.load import load_half, load_original
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput
-from ...models.manifest import sha256_of
-from ...models.processor import this_processor
-from ...models.store import LIVE, Version
-from ..environment import environment
+from ...models.machine.processor import this_processor
+from ...models.store.manifest import sha256_of
+from ...models.store.store import LIVE, Version
 from ..inputs.samples import Samples, stored_samples
-from ..maker import Notify
+from ..on_device.environment import environment
+from ..on_device.reprove import reprove
 from ..onnx.reading.bounded_file import bytes_of, external_files, read_graph
-from ..prove import answers_of
+from ..proof.maker import Notify
+from ..proof.prove import answers_of
+from ..proof.subject import CPU
 from ..question import Answers
-from ..reprove import reprove
-from ..subject import CPU
 from .half_file import proof_of
 
 RUNS = 25  # of each side, in turns; the median counts

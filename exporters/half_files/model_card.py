@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...models.manifest import sha256_of
+from ...models.store.manifest import sha256_of
 from ..report.headline import headline
 from .half_file import proof_of
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ...models.errors import BadFolder, TooLarge
-from ...models.opened_file import OpenedFile, opened_inside
+from ...models.files.opened_file import OpenedFile, opened_inside
 
 
 def foreign_file(folder: Path, path: Path, what: str) -> OpenedFile:

@@ -22,8 +22,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ...models.errors import BadFolder, BadSamples, HalfevenError, TooLarge
-from ...models.guarded_reading import reading
-from ...models.spec import ModelSpec
+from ...models.files.guarded_reading import reading
+from ...models.spec.spec import ModelSpec
 from ..guessing.bare import guess_at
 from ..guessing.guess import Guess, name_for
 from ..guessing.module_source import guess_module

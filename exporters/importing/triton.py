@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from onnx import GraphProto, ValueInfoProto
 
 from ...models.errors import BadFolder, HalfevenError
-from ...models.guarded_reading import reading
+from ...models.files.guarded_reading import reading
 from ..guessing.guess import Guess, name_for
 from ..guessing.onnx_file import guess_onnx
 from ..guessing.writing import copy_model_file

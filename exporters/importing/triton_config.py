@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.errors import BadFolder
-from ...models.spec import Batching
+from ...models.spec.spec import Batching
 from .text_format import Message, Word, read_text_format
 
 # Field → why it is not taken over, or what does the same in halfeven. Other fields are named without a reason.

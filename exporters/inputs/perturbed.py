@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...models.pictures.pixels import Picture
-from ...models.said_by_name import is_mask
-from ...models.spec import ModelSpec, TensorSpec
+from ...models.spec.said_by_name import is_mask
+from ...models.spec.spec import ModelSpec, TensorSpec
 from .samples import Samples
 
 COPIES = 3  # of the samples

@@ -14,7 +14,7 @@ import numpy as np
 from ...models.errors import BadInput, BadSamples
 from ...models.pictures.picture import SUFFIXES, picture_row
 from ...models.pictures.pixels import Picture
-from ...models.spec import ModelSpec, TensorSpec
+from ...models.spec.spec import ModelSpec, TensorSpec
 
 
 def read_pictures(folder: Path, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:

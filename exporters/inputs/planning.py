@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...models.spec import ModelSpec
-from ..operations import UNKNOWN, Operations
+from ...models.spec.spec import ModelSpec
+from ..policy.operations import UNKNOWN, Operations
 from .samples import Samples
 
 MAX_SAMPLES = 16

@@ -19,13 +19,13 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
-from ...models.guarded_reading import guarded, reading
-from ...models.opened_file import opened_named
-from ...models.spec import Dim, ModelSpec, TensorSpec
-from ...models.store import Version
-from ...models.value_range import ValueRange
+from ...models.files.guarded_reading import guarded, reading
+from ...models.files.opened_file import opened_named
+from ...models.spec.datatypes import DATATYPES, name_of
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.value_range import ValueRange
+from ...models.store.store import Version
 from .picture_folder import read_pictures
 
 TARGET = "target:"

@@ -13,8 +13,8 @@ import numpy as np
 
 from ...models.errors import BadSamples
 from ...models.pictures.pixels import Picture
-from ...models.said_by_name import has_positions, has_types, is_mask
-from ...models.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.said_by_name import has_positions, has_types, is_mask
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from .samples import MAX_BYTES, Samples
 
 LARGEST = 4.0  # times a real sample, which no half may answer with another infinity than the original

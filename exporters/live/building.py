@@ -12,10 +12,10 @@ from ...models.engines.arrays import to_torch
 from ...models.engines.live_engine import LiveEngine, LiveModule
 from ...models.engines.live_source import LiveSource
 from ...models.errors import BadFolder, BadSetting, CaptureFailed, EngineFailed
-from ...models.package import ModelFolder, Precision
-from ...models.spec import ModelSpec
+from ...models.folder.package import ModelFolder, Precision
+from ...models.spec.spec import ModelSpec
 from ..inputs.samples import Samples
-from ..prove import Arrays, answers_of
+from ..proof.prove import Arrays, answers_of
 
 CPU = torch.device("cpu")
 CHECKED = 8  # samples whose answers in a batch are compared with their answers alone

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...models.engines.fp32_islands import HALVES
-from ..operations import Counted, Operations
+from ..policy.operations import Counted, Operations
 from ..question import Arrays
 
 _CASTS = (torch.ops.aten.to, torch.ops.aten._to_copy)

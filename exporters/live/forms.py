@@ -16,18 +16,18 @@ from ...models.capture.agreement import TOLERANCE
 from ...models.engines.live_engine import LIVE_FILE, LiveEngine, LiveModule, live_json
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
-from ...models.manifest import sha256_of
-from ...models.package import ModelFolder
-from ...models.store import Draft
+from ...models.folder.package import ModelFolder
+from ...models.store.manifest import sha256_of
+from ...models.store.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.actions import Kept
 from ..inputs.samples import Samples
-from ..maker import Made, Notify
-from ..no_reference import Operation
-from ..operations import UNKNOWN, Operations
-from ..prove import Answers, Arrays, ReferenceRun, answers_of, ask_reference, take
+from ..policy.operations import UNKNOWN, Operations
+from ..proof.maker import Made, Notify
+from ..proof.no_reference import Operation
+from ..proof.prove import Answers, Arrays, ReferenceRun, answers_of, ask_reference, take
+from ..proof.subject import Subject
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Found, outcome
-from ..subject import Subject
 from .building import Built, build, check_asked, example, largest_gap
 from .counts import Counts, count, module_operations
 from .islands import LiveRehearsal, asked_islands, find_islands, observed

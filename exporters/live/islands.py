@@ -16,15 +16,15 @@ from torch.utils._pytree import tree_leaves
 
 from ...models.engines.live_engine import LiveEngine, LiveModule
 from ...models.errors import BadSetting, EngineFailed
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..inputs.planning import few
 from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
-from ..operations import UNKNOWN, Meter, Operations
 from ..plan.aims import stricter
-from ..prove import Answers, Arrays, answers_of
+from ..policy.operations import UNKNOWN, Meter, Operations
+from ..proof.prove import Answers, Arrays, answers_of
 from ..search.delta_debugging import Budget, Found, Score, smallest_set
 
 BUDGET = Budget(evaluations=200, operations=1 << 41)

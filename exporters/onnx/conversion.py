@@ -7,9 +7,9 @@ from pathlib import Path
 from onnx import ModelProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from ...models.errors import BadFolder, CannotConvert, ExportFailed
-from ...models.guarded_reading import guarded
-from ...models.package import ModelFolder, Precision
-from ...models.spec import ModelSpec
+from ...models.files.guarded_reading import guarded
+from ...models.folder.package import ModelFolder, Precision
+from ...models.spec.spec import ModelSpec
 from ..graph.actions import Kept
 from ..inputs.samples import Samples
 from .precision.file_graph import FileGraph

@@ -9,23 +9,23 @@ import numpy as np
 import torch
 from onnx import GraphProto, ModelProto, ValueInfoProto
 
-from ...models.datatypes import name_of
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import NotRun
-from ...models.package import ModelFolder, Precision
-from ...models.spec import ModelSpec
-from ...models.store import Draft
+from ...models.folder.package import ModelFolder, Precision
+from ...models.spec.datatypes import name_of
+from ...models.spec.spec import ModelSpec
+from ...models.store.store import Draft
 from ..graph.original_graph import OriginalGraph
 from ..graph.traffic import Traffic
 from ..inputs.samples import Samples
-from ..maker import Made, Maker, Notify
-from ..no_reference import Operation
-from ..operations import Operations
 from ..plan.planned_forms import PlannedForms
-from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
-from ..subject import Subject
-from ..threads import fixed_threads
+from ..policy.operations import Operations
+from ..proof.maker import Made, Maker, Notify
+from ..proof.no_reference import Operation
+from ..proof.prove import Answers, ReferenceRun, answers_of, ask_reference, take
+from ..proof.subject import Subject
+from ..proof.threads import fixed_threads
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .file_original import FileOriginal
 from .original_file import OriginalFile, why_original

@@ -11,15 +11,15 @@ from onnx import ModelProto, TensorProto
 
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
-from ...models.store import Draft
+from ...models.store.store import Draft
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
-from ..maker import Made, Notify
-from ..no_reference import Operation
-from ..prove import Answers, ReferenceRun, answers_of
+from ..proof.maker import Made, Notify
+from ..proof.no_reference import Operation
+from ..proof.prove import Answers, ReferenceRun, answers_of
+from ..proof.subject import Subject
 from ..question import Question
 from ..search.delta_debugging import NOT_ASKED
-from ..subject import Subject
 from .precision.op_lists import LOWER
 from .reading.bounded_file import tensors
 from .reading.graph import FLOATING, ONNX, walk

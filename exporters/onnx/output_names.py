@@ -6,7 +6,7 @@ denoiser): that output gets another name in the file, which callers of the serve
 
 import numpy as np
 
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..question import Answers, Arrays
 
 

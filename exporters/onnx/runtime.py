@@ -14,11 +14,11 @@ import onnxruntime
 import torch
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from ...models.batch_axis import array_batch_back, array_batch_first
 from ...models.capture.agreement import axis_of_rows, paired_rows
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
 from ...models.errors import BadFolder, CannotConvert, NotRun
-from ...models.spec import ModelSpec
+from ...models.spec.batch_axis import array_batch_back, array_batch_first
+from ...models.spec.spec import ModelSpec
 from ..inputs.samples import Samples
 from ..question import Answers, Arrays, largest_of, same_among_others
 from .reading.bounded_file import bytes_of, tensors

@@ -11,12 +11,12 @@ from onnx import ModelProto
 
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
-from ...models.spec import ModelSpec
-from ...models.store import Version
+from ...models.spec.spec import ModelSpec
+from ...models.store.store import Version
 from ..inputs.samples import Samples
-from ..prove import ReferenceRun, Taken, answers_of, take
+from ..proof.prove import ReferenceRun, Taken, answers_of, take
+from ..proof.subject import CPU
 from ..question import Answers, TieTolerance
-from ..subject import CPU
 from .output_names import as_in_spec
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of

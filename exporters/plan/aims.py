@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...models.spec import ParityLimits
+from ...models.spec.spec import ParityLimits
 from ..gate.parity import UNIT_ROUNDOFF, min_sqnr_db
 from ..inputs.synthetic import LARGEST
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..operations import Operations
+from ..policy.operations import Operations
 from ..question import (
     REFUSALS,
     Answers,

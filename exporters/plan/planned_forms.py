@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from ...models.package import Precision
+from ...models.folder.package import Precision
 from ..gate.curve import Curve, Tap, divergence_curve
 from ..gate.diagnosis import diagnosed
 from ..gate.parity import UNIT_ROUNDOFF
@@ -11,11 +11,17 @@ from ..gate.verdict import ParityReport
 from ..graph.backend import Graph
 from ..graph.traffic import Half, Traffic, why_not_half, worth
 from ..inputs.samples import Samples
-from ..maker import Notify
-from ..prove import ReferenceRun, floor_report
+from ..proof.maker import Notify
+from ..proof.prove import ReferenceRun, floor_report
+from ..proof.subject import Subject
+from ..report.sections import (
+    casts_section,
+    profile_section,
+    recommendation_section,
+    search_section,
+    weights_section,
+)
 from ..search.delta_debugging import NOT_ASKED, Found
-from ..sections import casts_section, profile_section, recommendation_section, search_section, weights_section
-from ..subject import Subject
 from .planner import Planner
 
 G = TypeVar("G", bound=Graph)

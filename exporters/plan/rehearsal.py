@@ -11,8 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from ...models.spec import ModelSpec, ParityLimits
-from ..another_way import noise_among
+from ...models.spec.spec import ModelSpec, ParityLimits
 from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
@@ -21,8 +20,9 @@ from ..inputs.perturbed import COPIES, perturbed, perturbed_if_small
 from ..inputs.planning import MAX_SAMPLES, executions, few
 from ..inputs.samples import Samples
 from ..inputs.synthetic import LARGEST, adversarial
-from ..operations import Meter
-from ..prove import tried
+from ..policy.operations import Meter
+from ..proof.another_way import noise_among
+from ..proof.prove import tried
 from ..question import Answers, Arrays, Invented, Question
 from ..search.delta_debugging import Score
 from ..search.measured_order import MEASUREMENTS, by_measured_error

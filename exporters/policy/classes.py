@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ...models.package import Precision
+from ...models.folder.package import Precision
 
 
 class Rule(Enum):

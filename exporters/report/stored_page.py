@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
-from ...models.store import Version
-from ..device_proofs import DeviceProof
+from ...models.store.store import Version
+from ..on_device.device_proofs import DeviceProof
 
 _COLUMNS = ("device", "driver", "cudnn", "torch", "onnxruntime")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..graph.backend import Candidate
 from ..policy.classes import Rule, class_of
 from ..ranges.profile import Profile

@@ -6,7 +6,7 @@ Among few samples a tie is rare and a swap rarer: of 120 pairs none says what a 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..gate.order import ALLOWED_U, KINDS
 from ..gate.parity import judge
 from ..gate.rule_verdicts import ORDER_RULES, Failure

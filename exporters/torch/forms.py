@@ -20,18 +20,18 @@ from ...models.engines.cpu.setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.errors import HalfevenError
-from ...models.package import Precision
+from ...models.folder.package import Precision
 from ...models.program import runnable, walk
-from ...models.spec import ModelSpec
-from ...models.store import Draft
+from ...models.spec.spec import ModelSpec
+from ...models.store.store import Draft
 from ..graph.original_graph import OriginalGraph
 from ..graph.traffic import Cast, Traffic
 from ..inputs.samples import Samples
-from ..maker import Made
-from ..no_reference import Operation
 from ..onnx.stored import half_file_on_cpu
 from ..plan.planned_forms import PlannedForms
-from ..prove import (
+from ..proof.maker import Made
+from ..proof.no_reference import Operation
+from ..proof.prove import (
     Answers,
     ReferenceRun,
     Taken,

@@ -11,22 +11,22 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ...models.engines.arrays import to_numpy, to_torch
-from ...models.package import Precision
+from ...models.folder.package import Precision
 from ...models.program import duplicate, runnable, walk
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..graph.actions import Kept
 from ..graph.backend import Candidate, GraphNode, Observe
 from ..inputs.planning import executions, few
 from ..inputs.samples import Samples
-from ..operations import Operations
-from ..prove import Answers, Arrays, TieTolerance, emulated, ties_of
+from ..policy.operations import Operations
+from ..proof.prove import Answers, Arrays, TieTolerance, emulated, ties_of
+from ..proof.subject import Subject
 from ..ranges.guards import lift_guards
 from ..ranges.profile import Profile, profile
 from ..ranges.repairs import Repair, apply
 from ..ranges.repairs import candidates as repairable
 from ..ranges.sentinels import rewrite_sentinels
 from ..search.candidates import candidates
-from ..subject import Subject
 from .autocast.composites import open_composites
 from .autocast.dtypes import Typing
 from .autocast.emulation import Emulation, half_rounding, mantissa_rounding

@@ -9,7 +9,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from ..operations import Counted, Operations
+from ..policy.operations import Counted, Operations
 from .autocast.bodies import ran
 from .autocast.dtypes import tensors_of
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.engines.arrays import to_numpy, to_torch
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..gate.steppers import Watched, rest_of_run
 from ..graph.backend import GraphNode, Observe
 from ..graph.original_graph import Visit
-from ..prove import emulated
+from ..proof.prove import emulated
 from ..question import Answers, Arrays
 from .autocast.in_double import InDouble
 from .program_graph import nodes_of

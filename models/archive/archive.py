@@ -20,7 +20,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ..errors import DamagedFile
-from ..opened_file import OpenedFile
+from ..files.opened_file import OpenedFile
 from .contents import CheckedArchive
 
 _ONE_AT_A_TIME = threading.Lock()  # torch.export keeps its serialiser in a global

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from ..errors import DamagedFile
-from ..opened_file import OpenedFile
+from ..files.opened_file import OpenedFile
 from ..program import Look, without_idle_nodes
 from .archive import opened_archive
 from .contents import MODEL, CheckedArchive

@@ -25,16 +25,16 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ..archive.archive import load_program
-from ..batch_axis import batch_back
-from ..datatypes import DATATYPES
 from ..errors import BadFolder, CaptureFailed, DamagedFile
+from ..folder.package import ModelFolder
 from ..index_ranges.input_ranges import with_ranges
+from ..machine.usable_cores import bound_libraries
 from ..order.lacking_memory import exit_words, mentions_lacking_memory
 from ..order.one_order import one_order
-from ..package import ModelFolder
 from ..program import runnable, source_line, walk
-from ..spec import Dim, ModelSpec, TensorSpec
-from ..usable_cores import bound_libraries
+from ..spec.batch_axis import batch_back
+from ..spec.datatypes import DATATYPES
+from ..spec.spec import Dim, ModelSpec, TensorSpec
 from .own_module import result_here
 from .regions import foreign_op, inline_regions
 

@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from ..program import look_of, walk
-from ..spec import UNIT_ROUNDOFF, ParityLimits
+from ..spec.spec import UNIT_ROUNDOFF, ParityLimits
 from .faults import give_back_cached_memory, out_of_memory
 from .staging import CudaStreams
 

@@ -20,7 +20,7 @@ from ..errors import BadRequest
 from ..index_ranges.input_ranges import unproven_sites
 from ..index_ranges.sites import Site
 from ..program import source_line
-from ..spec import Dim, ModelSpec
+from ..spec.spec import Dim, ModelSpec
 from .engine import InBackground
 
 _aten = torch.ops.aten

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ..capture import child
 from ..errors import DamagedFile, EngineFailed
-from ..opened_file import OpenedFile
-from ..spec import ModelSpec
-from ..store import Version
+from ..files.opened_file import OpenedFile
+from ..spec.spec import ModelSpec
+from ..store.store import Version
 from .cpu.setup import PLAIN, CpuSetup
 from .fp32_islands import HALVES, raise_islands
 from .live_source import LiveSource

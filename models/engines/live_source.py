@@ -13,7 +13,7 @@ from torch import nn
 from ..capture import failures, sources
 from ..capture.failures import Refused
 from ..errors import BadFolder, CaptureFailed, EngineFailed
-from ..manifest import sha256_of
+from ..store.manifest import sha256_of
 from .private_imports import PrivateImports, imports_of
 from .true_fp32 import use_true_fp32
 

@@ -9,7 +9,7 @@ from ..archive.archive import load_program
 from ..archive.plain_program import read_module
 from ..errors import DamagedFile
 from ..program import runnable
-from ..store import Version
+from ..store.store import Version
 from .cpu.setup import PLAIN, CpuSetup
 from .engine import Engine
 from .live_engine import load_live

@@ -10,8 +10,8 @@ import onnxruntime
 import torch
 
 from ..errors import BadRequest, EngineFailed
-from ..opened_file import OpenedFile
-from ..usable_cores import usable_cores
+from ..files.opened_file import OpenedFile
+from ..machine.usable_cores import usable_cores
 from .arrays import joined
 from .cpu.setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
 from .engine import Launched

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..manifest import sha256_of
+from ..store.manifest import sha256_of
 
 # The capture's child has these before it has the folder: a sibling of such a name is never found there either.
 _NEVER_OURS = sys.stdlib_module_names | {"torch", "numpy"}

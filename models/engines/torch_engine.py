@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ..program import on_device, runnable
-from ..spec import ModelSpec
+from ..spec.spec import ModelSpec
 from .arrays import joined, to_numpy, to_torch
 from .cpu.in_place import write_in_place
 from .cpu.one_product import make_one_product

@@ -1,4 +1,4 @@
-"""Inputs in a smaller wire datatype are converted to the model's on the device that runs it (`models/wire.py`).
+"""Inputs in a smaller wire datatype are converted to the model's on the device that runs it (`models/spec/wire.py`).
 
 UINT8 pixels are four times less to copy to a device than FP32 numbers. An engine with this conversion takes inputs of
 either datatype: samples have the model's, requests the wire's.
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..pictures.pixels import Picture
-from ..spec import ModelSpec, TensorSpec
+from ..spec.spec import ModelSpec, TensorSpec
 from .arrays import joined
 from .engine import Engine
 from .torch_engine import TorchEngine

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ..program import dimensions_of, look_of
-from ..spec import ModelSpec
+from ..spec.spec import ModelSpec
 from .sites import Site, argument, aten_name, size_along
 from .value_bounds import Bounds
 

@@ -11,8 +11,8 @@ import numpy as np
 from torch.fx import GraphModule, Node
 
 from ..errors import BadFolder
-from ..spec import ModelSpec, TensorSpec
-from ..value_range import ValueRange
+from ..spec.spec import ModelSpec, TensorSpec
+from ..spec.value_range import ValueRange
 from .chains import Chains, Condition, limits_of
 from .sites import Site, index_sites
 from .value_bounds import Bounds, intersection

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..value_range import ValueRange
+from ..spec.value_range import ValueRange
 
 _WIDEST = 4096  # places along an axis that may have ends of their own
 

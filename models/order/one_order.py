@@ -18,9 +18,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from ..control_groups import MEMORY_FILES, ROOT, groups_of
 from ..errors import BadFolder, OrderEnded, OutOfMemory, OutOfTime, TooLarge
-from ..usable_memory import usable_memory
+from ..machine.control_groups import MEMORY_FILES, ROOT, groups_of
+from ..machine.usable_memory import usable_memory
 from .lacking_memory import is_out_of_memory, mentions_lacking_memory
 
 SECONDS_SETTING, MEMORY_SETTING, RUNS_SETTING = (

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..datatypes import DATATYPES
 from ..errors import BadFolder
-from ..spec import Dim, TensorSpec
+from ..spec.datatypes import DATATYPES
+from ..spec.spec import Dim, TensorSpec
 
 CHANNELS = {"L": 1, "RGB": 3}
 

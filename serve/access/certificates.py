@@ -13,7 +13,7 @@ import ssl
 from pathlib import Path
 
 from ...models.errors import BadSetting
-from ...models.opened_file import opened_named
+from ...models.files.opened_file import opened_named
 
 Stamp = tuple[tuple[int, int, int, int], ...]
 _LOG = logging.getLogger(__name__)

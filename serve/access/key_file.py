@@ -14,9 +14,9 @@ from pathlib import Path
 
 import orjson
 
-from ...models.durable import replace_text
 from ...models.errors import BadInput, Conflict, DamagedFile, StoreUnusable, TooLarge, UnknownName
-from ...models.opened_file import opened_named
+from ...models.files.durable import replace_text
+from ...models.files.opened_file import opened_named
 from .keys import KeyRecord, Keys, new_key
 
 NAME_IN_STORE = "keys.json"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...models.errors import BadInput
-from ...models.model_name import NAME
+from ...models.folder.model_name import NAME
 
 INFER, TRAIN, MANAGE, METRICS = SCOPES = ("infer", "train", "manage", "metrics")
 Owners = tuple[str, ...] | None  # of objects: identifiers of keys; None: every owner

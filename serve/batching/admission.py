@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...models.errors import Overloaded
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from .intake import Intake
 from .request_queue import Request, RequestQueue
 

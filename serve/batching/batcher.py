@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...models.errors import BadRequest, NotReady
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from .admission import Admission
 from .counters import Counters
 from .device import DeviceThread

@@ -10,8 +10,8 @@ import logging
 import sys
 from pathlib import Path
 
-from ...models.durable import replace_text
-from ...models.stored_json import stored_json
+from ...models.files.durable import replace_text
+from ...models.files.stored_json import stored_json
 
 logger = logging.getLogger("halfeven.batcher")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from .ceiling import Ceiling
 from .engine_runner import EngineRunner, Fault, Item, Run
 from .interface import PreparedVersion

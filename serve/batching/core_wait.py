@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...models.control_groups import ROOT, groups_of
-from ...models.usable_cores import processors_allowed
+from ...models.machine.control_groups import ROOT, groups_of
+from ...models.machine.usable_cores import processors_allowed
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 

@@ -12,11 +12,11 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ...models.buckets import buckets_of
 from ...models.engines.engine import Engine, Launched
 from ...models.engines.faults import device_answers, device_lost, give_back_cached_memory, out_of_memory
 from ...models.errors import BadRequest
-from ...models.spec import ModelSpec
+from ...models.spec.buckets import buckets_of
+from ...models.spec.spec import ModelSpec
 from .ceiling import Ceiling
 from .padding import Parts, filled, filled_rows, largest_within, rows_between
 

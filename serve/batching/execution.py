@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ...models.errors import BadRequest, EngineFailed, HalfevenError, TimedOut
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from .condition import Condition
 from .counters import Counters
 from .engine_runner import Fault, Run

@@ -6,9 +6,9 @@ from math import prod
 
 import numpy as np
 
-from ...models.datatypes import name_of
-from ...models.filled_lengths import Shapes
-from ...models.spec import ModelSpec
+from ...models.spec.datatypes import name_of
+from ...models.spec.filled_lengths import Shapes
+from ...models.spec.spec import ModelSpec
 from .request_queue import Request
 
 

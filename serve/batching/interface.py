@@ -13,7 +13,7 @@ import numpy as np
 
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.engine import Engine
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from .ceiling import Ceiling
 
 

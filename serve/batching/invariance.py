@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...exporters.gate.parity import UNIT_ROUNDOFF
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from .padding import Parts, rows_between
 
 BUDGET_S = 0.3

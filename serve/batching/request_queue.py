@@ -1,8 +1,8 @@
 """The requests that wait for the device, by shape, urgency and order of arrival. Only the device thread uses a queue.
 
 Requests of one shape are one group: only they can be joined. Where lengths may be filled up
-(`models/filled_lengths.py`) it is the shape that they are filled up to. Rows are counted, not requests. A request whose
-caller has gone, or whose time is up, is dropped when it would be run.
+(`models/spec/filled_lengths.py`) it is the shape that they are filled up to. Rows are counted, not requests. A request
+whose caller has gone, or whose time is up, is dropped when it would be run.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from ...models.errors import BadRequest, EngineFailed, TimedOut
-from ...models.filled_lengths import Lengths, Shapes
+from ...models.spec.filled_lengths import Lengths, Shapes
 from .interface import Answer
 
 Outcome = Answer | EngineFailed | TimedOut | BadRequest

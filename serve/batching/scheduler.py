@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...models.errors import EngineFailed, NotReady
-from ...models.filled_lengths import Lengths
-from ...models.spec import ModelSpec
+from ...models.spec.filled_lengths import Lengths
+from ...models.spec.spec import ModelSpec
 from .admission import Pace
 from .condition import Condition
 from .counters import Counters

@@ -15,10 +15,10 @@ from urllib.parse import SplitResult
 
 from ...exporters.inputs.samples import load_samples
 from ...exporters.inputs.synthetic import USUAL_LENGTH, generate
-from ...models.batch_axis import array_batch_back, batch_first
-from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, BadSetting, NotReady, UnknownName
-from ...models.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.batch_axis import array_batch_back, batch_first
+from ...models.spec.datatypes import DATATYPES
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import key_advice, request_headers
 from ..access.direct_requests import answer_to
 from ..access.refusal_words import words_of

@@ -11,7 +11,7 @@ from ...models.errors import BadInput
 from .console import DEFAULT_STORE, Ended, StoreAt, command, order
 
 if TYPE_CHECKING:
-    from ...models.store import Store
+    from ...models.store.store import Store
 
 
 @order
@@ -82,7 +82,7 @@ def pack(target: str, pictures: Path, out: Path, store: "Store") -> Mapping[str,
     Raises UnknownName, and BadInput where a picture or the name of its folder does not fit the model.
     """
     from ...exporters.inputs.samples import load_samples
-    from ...models.package import read_folder
+    from ...models.folder.package import read_folder
     from .parity_command import version_called
 
     if not pictures.is_dir():

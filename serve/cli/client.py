@@ -11,9 +11,9 @@ import orjson
 from safetensors.numpy import load_file
 
 from ...exporters.inputs.samples import TARGET
-from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, EngineFailed
-from ...models.opened_file import opened_named
+from ...models.files.opened_file import opened_named
+from ...models.spec.datatypes import DATATYPES, name_of
 from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from ...exporters.guessing.bare import TOML
 from ...models.engines.device_choice import resolve_device
-from ...models.processor import this_processor
-from ...models.store import Store, Version
+from ...models.machine.processor import this_processor
+from ...models.store.store import Store, Version
 from ..versions.loading.candidate_forms import HALF_MUST_GAIN
 from .console import DEFAULT_STORE
 

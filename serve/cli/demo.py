@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 from safetensors.numpy import save_file
 
-from ...exporters.convert import Conversion, Options, convert
+from ...exporters.conversion.convert import Conversion, Options, convert
 from ...exporters.inputs.samples import TARGET, Samples, load_samples
 from ...exporters.report.page import size_text
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_original
-from ...models.package import read_folder
-from ...models.store import Store, Version
+from ...models.folder.package import read_folder
+from ...models.store.store import Store, Version
 from ...models.zoo.digits.train import read_images, split
 from ..bench.callers import BenchTraffic, Caller
 from ..finetune.client.job_command import fine_tune

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ...models.errors import NotReady
-from ...models.store import Store
+from ...models.store.store import Store
 from ...models.zoo import zoo_folder
 from ..bench.callers import served_version
 

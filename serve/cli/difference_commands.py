@@ -10,7 +10,7 @@ from ...models.errors import BadSetting
 from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, notify, order
 
 if TYPE_CHECKING:
-    from ...models.store import Version
+    from ...models.store.store import Version
 
 
 @order

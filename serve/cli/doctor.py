@@ -11,10 +11,10 @@ import onnx
 import onnxruntime
 import torch
 
-from ...exporters.selftest_record import record_here
-from ...models.kernel_costs import costs_here
-from ...models.processor import Processor, this_processor
-from ...models.usable_cores import cores_here
+from ...exporters.on_device.selftest_record import record_here
+from ...models.machine.kernel_costs import costs_here
+from ...models.machine.processor import Processor, this_processor
+from ...models.machine.usable_cores import cores_here
 from ...models.version import __version__
 
 TESTED_TORCH = ("2.11", "2.13")

@@ -40,7 +40,7 @@ def fp16(
     from rich.console import Group
     from rich.text import Text
 
-    from ...exporters.convert import Options
+    from ...exporters.conversion.convert import Options
     from ...exporters.half_files.half_file import EQUAL, write_half
     from ...exporters.report.page import render_terminal
 

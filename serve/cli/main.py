@@ -15,7 +15,7 @@ from rich.console import Group as Lines
 from rich.text import Text
 
 from ...models.errors import BadSetting
-from ...models.usable_cores import bound_libraries
+from ...models.machine.usable_cores import bound_libraries
 from ...models.version import __version__
 from ..http.error_mapping import EXIT_CODES
 from ..logs import make_all_stderr_json
@@ -124,7 +124,7 @@ def convert(
     check_target("--report", report)
     if not folder.exists():
         folder_at(folder)  # says so before torch is imported
-    from ...exporters.convert import Options, convert
+    from ...exporters.conversion.convert import Options, convert
     from ...exporters.report.page import render_terminal
     from ...exporters.report.stored_page import stored_page
     from ...models.engines.device_choice import resolve_device

@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...exporters.convert import Options, convert
-from ...exporters.device_proofs import keep_proof
-from ...exporters.environment import environment
+from ...exporters.conversion.convert import Options, convert
 from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.inputs.samples import load_samples, stored_samples
-from ...exporters.reprove import holds_here, reprove
-from ...exporters.selftest_record import obey_selftest
-from ...exporters.subject import CPU
-from ...exporters.version_facts import facts_of
+from ...exporters.on_device.device_proofs import keep_proof
+from ...exporters.on_device.environment import environment
+from ...exporters.on_device.reprove import holds_here, reprove
+from ...exporters.on_device.selftest_record import obey_selftest
+from ...exporters.proof.subject import CPU
+from ...exporters.report.version_facts import facts_of
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSetting, UnknownName
-from ...models.store import Store, Version
+from ...models.store.store import Store, Version
 from ..versions.orders import drifted, pardon
 
 Notify = Callable[[str], None]

@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.text import Text
 
 from ...exporters.exported.folder import exported_version
+from ...exporters.exported.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
 from ...exporters.inputs.samples import load_samples, stored_samples
-from ...exporters.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
 from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..access.client_key import request_headers
 from ..versions.versions_in_store import store_at
 from .parity_command import version_called

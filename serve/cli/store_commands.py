@@ -14,7 +14,7 @@ from ...models.errors import BadInput, DamagedFile
 from .console import DEFAULT_STORE, Ended, StoreAt, command, notify
 
 if TYPE_CHECKING:
-    from ...models.store import Store
+    from ...models.store.store import Store
 
 _LONGEST_REASON = 120  # in the table; the full sentence is in --json and in the report
 
@@ -89,7 +89,7 @@ def rollback(
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
     """Make the previous version active again; a running server follows within two seconds."""
-    from ...exporters.version_facts import facts_of
+    from ...exporters.report.version_facts import facts_of
     from ..versions.versions_in_store import store_at
 
     facts = facts_of(store_at(store, "which version is active").rollback(name))

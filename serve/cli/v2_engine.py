@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ...models.batch_axis import array_batch_back, array_batch_first
-from ...models.datatypes import name_of
 from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
+from ...models.spec.batch_axis import array_batch_back, array_batch_first
+from ...models.spec.datatypes import name_of
 from ..access.direct_requests import answer_to
 from ..access.refusal_words import words_of
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json

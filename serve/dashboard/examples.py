@@ -10,7 +10,7 @@ import numpy as np
 
 from ...models.errors import BadRequest
 from ...models.pictures.picture import is_picture
-from ...models.spec import Dim, ModelSpec, TensorSpec
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..http.codecs.json_numbers import array_of, parse
 from ..http.codecs.multipart import is_multipart, read_parts
 from ..http.codecs.numpy_files import NPY, read_npy

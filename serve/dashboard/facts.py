@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...exporters.report.headline import is_generated
+from ...models.machine.processor import this_processor
 from ...models.pictures.picture import png_of
 from ...models.pictures.pixels import Picture
-from ...models.processor import this_processor
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ...models.version import __version__
 from ..access.access_control import AccessControl
 from ..access.keys import Owners

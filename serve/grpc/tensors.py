@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ...models.datatypes import DATATYPES
 from ...models.errors import BadRequest
-from ...models.spec import ModelSpec
+from ...models.spec.datatypes import DATATYPES
+from ...models.spec.spec import ModelSpec
 from ..http.codecs.infer import InferCodec, InferRequest
 from .messages import message
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import orjson
 
 from ...models import errors
-from ...models.durable import free_there, may_not_be_written
+from ...models.files.durable import free_there, may_not_be_written
 from .codecs.dialect import UnreadableTensor
 from .limits.request_limits import DEFAULTS
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import nn
 
-from ...exporters.convert import Options
-from ...exporters.convert import convert as travel
+from ...exporters.conversion.convert import Options
+from ...exporters.conversion.convert import convert as travel
 from ...exporters.guessing.bare import folder_at, guessed_folder
 from ...exporters.guessing.guess import Guess
 from ...exporters.guessing.module_source import guess_module
 from ...exporters.inputs.samples import TARGET
 from ...models.engines.device_choice import resolve_device
 from ...models.errors import BadSamples, BadSetting
+from ...models.folder.package import ModelFolder
 from ...models.order.one_order import one_order
-from ...models.package import ModelFolder
-from ...models.spec import KINDS
-from ...models.store import Store
+from ...models.spec.spec import KINDS
+from ...models.store.store import Store
 from ..cli.console import progress as progress_line
 from ..cli.parity_command import version_called
 from ..settings import order_bounds

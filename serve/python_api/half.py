@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ...exporters.convert import Conversion, check_signature
+from ...exporters.conversion.convert import Conversion, check_signature
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
 from ...exporters.half_files.half_file import Verdict, verdict_of
 from ...exporters.report.page import render_terminal
 from ...exporters.report.stored_page import stored_page
-from ...exporters.version_facts import facts_of
-from ...models.batch_axis import array_batch_back, array_batch_first
+from ...exporters.report.version_facts import facts_of
 from ...models.errors import ParityRefused
-from ...models.store import LIVE, OPERATOR, Store, Version
-from ...models.version_copy import copied_version
+from ...models.spec.batch_axis import array_batch_back, array_batch_first
+from ...models.store.store import LIVE, OPERATOR, Store, Version
+from ...models.store.version_copy import copied_version
 from ..batching.batcher import Batcher
 from ..batching.device import DeviceThread
 from ..batching.interface import Answer

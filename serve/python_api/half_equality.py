@@ -5,9 +5,9 @@ from typing import Any
 
 from ...exporters.gate.parity import judge, noise_of
 from ...exporters.gate.trial import Trial
-from ...models.datatypes import name_of
 from ...models.errors import BadSetting
-from ...models.spec import KINDS, Dim, ModelSpec, ParityLimits, TensorSpec
+from ...models.spec.datatypes import name_of
+from ...models.spec.spec import KINDS, Dim, ModelSpec, ParityLimits, TensorSpec
 from .arrays_given import Arrays, Given, as_numpy, is_tensor
 
 Model = Callable[..., Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...exporters.convert import Options
+from ...exporters.conversion.convert import Options
 from ...exporters.half_files.half_file import EQUAL, Verdict, write_half
 from ..cli.console import notify
 from .arrays_given import Given, rows_in

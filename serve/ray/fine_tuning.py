@@ -23,8 +23,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ...models.errors import BadSetting, Conflict, DamagedFile, NotReady, UnknownName
-from ...models.store import LIVE, Store, Version
-from ...models.version_copy import copied_version
+from ...models.store.store import LIVE, Store, Version
+from ...models.store.version_copy import copied_version
 from ..access.client_key import VARIABLE
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import SCOPES

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ...models.errors import BadSetting, HalfevenError, NotReady
-from ...models.store import Store
+from ...models.store.store import Store
 from ..server import alone_with
 from ..versions.store_copy import StoreCopy
 from ..versions.store_writer import Numbers, OwnStore, Role

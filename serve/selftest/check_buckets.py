@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch.export import ExportedProgram
 
-from ...models.buckets import buckets_of
 from ...models.engines.switched_off import TORCH_HALF
+from ...models.spec.buckets import buckets_of
 from .comparing import FP32_GAP, HALF_GAP, answers_in_flight, wrong_batches
 from .nets import Net
 from .outcome import FAILED, PASSED, Outcome, on_cuda_alone

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...models.buckets import buckets_of
 from ...models.engines.cuda_graphs import agreement_of, agrees
 from ...models.engines.switched_off import CUDA_GRAPHS
+from ...models.spec.buckets import buckets_of
 from .comparing import answers_in_flight
 from .nets import Net
 from .outcome import FAILED, PASSED, Outcome, not_applicable, on_cuda_alone

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ...models.buckets import buckets_of
 from ...models.engines.memory import free_cuda_bytes
+from ...models.spec.buckets import buckets_of
 from .comparing import answers_in_flight
 from .nets import Net
 from .outcome import Outcome, on_cuda_alone

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..batching.ceiling import Ceiling
 from ..batching.engine_runner import EngineRunner, Fault, Run
 from .comparing import FP32_GAP, gap

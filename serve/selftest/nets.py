@@ -14,8 +14,8 @@ from ...models.capture.capture import capture
 from ...models.engines.arrays import to_torch
 from ...models.engines.engine import Engine
 from ...models.engines.torch_engine import TorchEngine
-from ...models.package import read_folder
-from ...models.spec import ModelSpec
+from ...models.folder.package import read_folder
+from ...models.spec.spec import ModelSpec
 from ...models.zoo import zoo_folder
 
 NAMES = ("mlp", "resnet", "bert", "lstm")

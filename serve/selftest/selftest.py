@@ -10,8 +10,8 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from ...exporters.environment import environment
-from ...exporters.selftest_record import keep_record
+from ...exporters.on_device.environment import environment
+from ...exporters.on_device.selftest_record import keep_record
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.switched_off import DEVICE
 from ...models.engines.true_fp32 import use_true_fp32

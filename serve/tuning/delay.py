@@ -10,7 +10,7 @@ import numpy as np
 import uvloop
 
 from ...models.engines.engine import Engine
-from ...models.spec import ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..batching.batcher import Batcher
 from ..batching.device import DeviceThread
 from ..batching.interface import PreparedVersion

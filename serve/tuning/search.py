@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from ...exporters.inputs.samples import Samples, stored_samples
-from ...exporters.selftest_record import obey_selftest
+from ...exporters.on_device.selftest_record import obey_selftest
 from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import Engine
 from ...models.engines.load import load_half, load_original
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
-from ...models.spec import ModelSpec
-from ...models.store import Store, Version
-from ...models.usable_cores import usable_cores
+from ...models.machine.usable_cores import usable_cores
+from ...models.spec.spec import ModelSpec
+from ...models.store.store import Store, Version
 from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
 from ..batching.place import Place

@@ -6,9 +6,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from ...exporters.version_facts import facts_of
+from ...exporters.report.version_facts import facts_of
 from ...models.errors import BadInput, Conflict, HalfevenError, NotReady, UnknownName
-from ...models.store import LIVE, Version
+from ...models.store.store import LIVE, Version
 from .orders import events, newest_events
 from .roster import Roster
 from .store_writer import Role

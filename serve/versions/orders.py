@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...models.durable import replace_text
 from ...models.errors import DamagedFile
-from ...models.store import Store, Version
-from ...models.stored_json import json_of, stored_bytes, stored_json
+from ...models.files.durable import replace_text
+from ...models.files.stored_json import json_of, stored_bytes, stored_json
+from ...models.store.store import Store, Version
 from ..http.limits.request_limits import DEFAULTS
 
 EVENTS_KEPT = 1000

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from ...models.durable import replace_text
 from ...models.errors import BadSetting, Conflict, HalfevenError, StoreUnusable
-from ...models.store import Store
-from ...models.stored_json import stored_bytes
+from ...models.files.durable import replace_text
+from ...models.files.stored_json import stored_bytes
+from ...models.store.store import Store
 from .roster import Roster, logger
 from .store_writer import OwnStore
 

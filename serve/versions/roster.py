@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from ...models.errors import HalfevenError, NotReady, UnknownName
-from ...models.spec import ModelSpec
-from ...models.store import Store, Version
+from ...models.spec.spec import ModelSpec
+from ...models.store.store import Store, Version
 from ..batching.interface import IndexEntry, LoadConfig
 from ..batching.place import Place
 from .choices.remeasuring import Remeasuring

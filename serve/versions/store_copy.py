@@ -4,7 +4,7 @@ The store may be a folder that every node sees, or lie in an object store: fsspe
 checked by the digests of its manifest, and never again; the small files that name versions (the alias ``live``, the
 canary and the shadow, notes of drift, keys) are followed. The alias is moved last, and only to a version that is here.
 
-    <folder>/models/<name>/…    as in `models/store.py`
+    <folder>/models/<name>/…    as in `models/store/store.py`
     <folder>/.copying           held by the process that copies: the replicas of a node share the folder
 """
 
@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from ...models.durable import READABLE, replace_text
 from ...models.errors import BadSetting, DamagedFile, HalfevenError, StoreUnusable
-from ...models.manifest import read_manifest, sha256_of
-from ...models.model_name import NAME
-from ...models.store import Store
-from ...models.stored_json import stored_bytes
+from ...models.files.durable import READABLE, replace_text
+from ...models.files.stored_json import stored_bytes
+from ...models.folder.model_name import NAME
+from ...models.store.manifest import read_manifest, sha256_of
+from ...models.store.store import Store
 from ..access.key_file import NAME_IN_STORE
 
 logger = logging.getLogger("halfeven.versions")

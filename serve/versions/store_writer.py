@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
-from ...models.reserve import with_reserve
-from ...models.store import Store
+from ...models.store.reserve import with_reserve
+from ...models.store.store import Store
 from . import orders
 from .orders import TrafficOrder
 

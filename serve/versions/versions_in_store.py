@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from ...exporters.version_facts import facts_of
+from ...exporters.report.version_facts import facts_of
 from ...models.errors import DamagedFile, StoreUnusable, UnknownName
-from ...models.store import Store, Version
+from ...models.store.store import Store, Version
 
 
 def versions_of(store: Store, model: str) -> list[dict[str, Any]]:

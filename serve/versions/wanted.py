@@ -4,8 +4,8 @@ load."""
 from dataclasses import replace
 
 from ...models.errors import BadInput
-from ...models.spec import ModelSpec
-from ...models.store import Store, Version
+from ...models.spec.spec import ModelSpec
+from ...models.store.store import Store, Version
 from ..batching.interface import LoadConfig
 
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli.demo import write_training_file

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halfeven.models.control_groups import groups_of
+from halfeven.models.machine.control_groups import groups_of
 from halfeven.serve.bench.command import Plan, bench
 
 from tests.benchmarks.server_process import convert_by, engine_of, free_port, is_ready, of_checkout

@@ -128,8 +128,8 @@ def measured(name: str, level: str, form: str) -> dict[str, Any]:
 
 
 def _conversion(name: str, level: str, form: str, folder: Path) -> Callable[[Callable[[str], None]], Any]:
-    from halfeven.exporters.convert import Options, convert
-    from halfeven.models.store import Store
+    from halfeven.exporters.conversion.convert import Options, convert
+    from halfeven.models.store.store import Store
 
     if name in CORPUS:
         return lambda show: converted("program", name, folder, notify=show)

@@ -26,7 +26,7 @@ from halfeven.exporters.onnx.reading.graph import FLOAT, HALVES, graphs, walk
 from halfeven.exporters.onnx.reading.normalise import close_bodies, in_order, named_and_lifted, unfold
 from halfeven.exporters.onnx.reading.typing import value_types
 from halfeven.models.program import runnable
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from onnx import ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.maker import Maker
 from halfeven.exporters.onnx.forms import foreign_subject
-from halfeven.exporters.road import travel
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.proof.maker import Maker
+from halfeven.exporters.proof.subject import Subject
+from halfeven.exporters.report.version_facts import facts_of
 from halfeven.exporters.torch.forms import ProgramForms
-from halfeven.exporters.version_facts import facts_of
 from halfeven.models.errors import CannotConvert
-from halfeven.models.package import ModelFolder, Precision
-from halfeven.models.store import Store
+from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.store.store import Store
 from halfeven.models.version import __version__
 
 from tests.benchmarks.converter_peers import Job, Loaded, serve

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from halfeven.exporters.environment import environment
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.on_device.environment import environment
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import ExportFailed
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import onnx
 import torch
-from halfeven.exporters.convert import convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import convert
+from halfeven.models.store.store import Store
 from halfeven.serve.bench.command import Plan, bench
 from torch import Tensor, nn
 

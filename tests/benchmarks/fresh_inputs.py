@@ -25,12 +25,12 @@ from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from halfeven.exporters.gate.trial import Pair, pairs_of
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.stored import stored_ties
-from halfeven.exporters.prove import answers_of, ties_of, tried
+from halfeven.exporters.proof.prove import answers_of, ties_of, tried
 from halfeven.exporters.report.headline import headline, judged_samples, one_in
-from halfeven.exporters.version_facts import facts_of
+from halfeven.exporters.report.version_facts import facts_of
 from halfeven.models.engines.load import load_half, load_original, original_module
 from halfeven.models.errors import HalfevenError
-from halfeven.models.store import LIVE, Version
+from halfeven.models.store.store import LIVE, Version
 from torch import device
 
 from tests.benchmarks.same_plans import ROWS as GIVEN

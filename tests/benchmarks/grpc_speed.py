@@ -20,8 +20,8 @@ from pathlib import Path
 
 import grpc.aio
 import numpy as np
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from halfeven.serve.grpc.messages import SERVICE, message
 
 from tests.benchmarks.fixed_batch import wait_until_ready

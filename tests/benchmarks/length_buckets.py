@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.inputs.samples import stored_samples
-from halfeven.exporters.reprove import reference_run_of
+from halfeven.exporters.on_device.reprove import reference_run_of
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.load import load_original
-from halfeven.models.spec import ModelSpec
-from halfeven.models.store import Store, Version
+from halfeven.models.spec.spec import ModelSpec
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion

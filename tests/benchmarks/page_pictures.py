@@ -17,9 +17,9 @@ from typing import Literal
 
 import halfeven as he
 import numpy as np
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.errors import HalfevenError
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.cli.asking import ask
 from PIL import Image
 from playwright.sync_api import ViewportSize, sync_playwright

@@ -16,15 +16,16 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from halfeven.exporters import planted_faults, road
+from halfeven.exporters.conversion import road
 from halfeven.exporters.gate.power import DAMPED, FINE, Power
 from halfeven.exporters.graph.original_graph import OriginalGraph
-from halfeven.exporters.planted_faults import measured_power
-from halfeven.exporters.prove import ReferenceRun
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.proof import planted_faults
+from halfeven.exporters.proof.planted_faults import measured_power
+from halfeven.exporters.proof.prove import ReferenceRun
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
-from halfeven.models.package import Precision
-from halfeven.models.store import Store
+from halfeven.models.folder.package import Precision
+from halfeven.models.store.store import Store
 
 from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured

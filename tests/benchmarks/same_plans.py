@@ -21,17 +21,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.maker import Notify
 from halfeven.exporters.onnx.forms import foreign_subject
-from halfeven.exporters.road import travel
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.proof.maker import Notify
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import CannotConvert, HalfevenError
-from halfeven.models.package import ModelFolder, Precision
-from halfeven.models.store import Store, Version
+from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.store.store import Store, Version
 from halfeven.models.zoo import zoo_folder
 
 from tests.corpus import CORPUS, captured, fresh

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import BenchTraffic, Caller
 from safetensors.torch import save_file
 

@@ -21,7 +21,7 @@ from halfeven.exporters.exported.build_commands import profile_of
 from halfeven.exporters.exported.folder import export
 from halfeven.exporters.inputs.samples import stored_samples
 from halfeven.models.errors import HalfevenError
-from halfeven.models.store import LIVE, Version
+from halfeven.models.store.store import LIVE, Version
 
 from tests.benchmarks.same_plans import converted, names_of
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
-from halfeven.exporters.convert import Options
+from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files.half_file import verify, write_half
 from onnx import TensorProto, helper, numpy_helper
 

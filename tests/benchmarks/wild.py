@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.conversion import written
 from halfeven.exporters.onnx.forms import FileForms, foreign_subject
-from halfeven.exporters.operations import Meter
-from halfeven.exporters.road import travel
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.policy.operations import Meter
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import CannotConvert
-from halfeven.models.package import ModelFolder, Precision
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store, Version
+from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import Store, Version
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 

@@ -9,8 +9,8 @@ on 3×64×64 (payload and compute). Input ``x``, output ``y``, FP32, random weig
 import argparse
 from pathlib import Path
 
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 
 SOURCE = """
 import torch

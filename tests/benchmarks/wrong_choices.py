@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.engines.cpu.setup import CpuSetup
-from halfeven.models.store import Store, Version
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli import demo_stage
 from halfeven.serve.cli.demo_stage import server

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 from halfeven.models.errors import HalfevenError
-from halfeven.models.store import LIVE, Store
+from halfeven.models.store.store import LIVE, Store
 
 from tests.chaos.callers import infer, is_right
 from tests.chaos.servers import Server, moments

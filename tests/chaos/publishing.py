@@ -2,7 +2,7 @@
 
 import shutil
 
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.store.store import LIVE, Store, Version
 
 
 def publish_again(store: Store, name: str, as_name: str, form: str | None = None) -> Version:

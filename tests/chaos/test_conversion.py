@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from halfeven.models.store import LIVE, Store
+from halfeven.models.store.store import LIVE, Store
 
 from tests.chaos.converted import copied
 from tests.chaos.faults import can_mount, fill

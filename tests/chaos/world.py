@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 from tests.chaos.callers import Callers, infer
 from tests.chaos.converted import copied

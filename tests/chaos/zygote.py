@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import halfeven.serve.server  # imported before the fork, with torch
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.cli import main
 
 from tests.chaos.publishing import publish_again

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import httpx
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 from tests.conformance.hosted import MODELS, host
 from tests.kept import kept_store

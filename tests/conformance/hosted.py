@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 
 from tests.model_folders import tensor, write_folder
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tritonclient.http as triton
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from tritonclient.utils import InferenceServerException
 
 from tests.conformance.conftest import Serving, answers_right, served

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

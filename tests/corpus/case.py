@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from halfeven.models.spec import Dim
+from halfeven.models.spec.spec import Dim
 from torch import Tensor, nn
 
 from tests.nets import Net

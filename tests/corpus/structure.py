@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from halfeven.models.spec import Dim
+from halfeven.models.spec.spec import Dim
 from torch import Tensor, nn
 
 from tests.nets import NETS

@@ -7,7 +7,7 @@ import importlib
 
 import torch
 from halfeven.exporters.inputs.synthetic import generate
-from halfeven.models.package import read_folder
+from halfeven.models.folder.package import read_folder
 from halfeven.models.zoo import zoo_folder
 from torch import Tensor
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.exporters.conversion.retrain import subject_of
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.inputs.synthetic import generate
-from halfeven.exporters.retrain import subject_of
 from halfeven.models.errors import BadFolder, BadSamples
-from halfeven.models.package import read_folder
-from halfeven.models.spec import ModelSpec
-from halfeven.models.store import Store
-from halfeven.models.value_range import ValueRange
+from halfeven.models.folder.package import read_folder
+from halfeven.models.spec.spec import ModelSpec
+from halfeven.models.spec.value_range import ValueRange
+from halfeven.models.store.store import Store
 
 from tests.model_folders import tensor, write_folder
 

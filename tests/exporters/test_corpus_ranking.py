@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from onnx import ModelProto
 
 from tests.conversions import converted, samples_of

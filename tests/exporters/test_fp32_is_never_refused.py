@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from halfeven.exporters.another_way import one_at_a_time
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.forms import FileForms, foreign_subject
 from halfeven.exporters.onnx.precision.oracle import Oracle
-from halfeven.exporters.prove import ReferenceRun, judged, take
+from halfeven.exporters.proof.another_way import one_at_a_time
+from halfeven.exporters.proof.prove import ReferenceRun, judged, take
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.question import Answers
-from halfeven.exporters.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_graph import exact_answers
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.errors import CannotConvert
-from halfeven.models.package import ModelFolder, Precision
+from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.inputs.samples import load_samples
-from halfeven.exporters.reprove import holds_here, reprove
+from halfeven.exporters.on_device.reprove import holds_here, reprove
 from halfeven.models.engines.load import load_half, load_original
-from halfeven.models.store import Store, Version
+from halfeven.models.store.store import Store, Version
 from halfeven.models.zoo import zoo_folder
 
 pytestmark = pytest.mark.gpu

@@ -7,14 +7,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.policy.classes import class_of
-from halfeven.exporters.road import travel
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.errors import CannotConvert
-from halfeven.models.package import ModelFolder, Precision
-from halfeven.models.store import Store, Version
+from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.store.store import Store, Version
 
 from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured

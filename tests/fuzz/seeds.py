@@ -17,10 +17,10 @@ import onnx.parser
 import pyarrow
 import pyarrow.parquet
 import torch
-from halfeven.exporters.device_proofs import DeviceProof
-from halfeven.exporters.environment import environment
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store, Version
+from halfeven.exporters.on_device.device_proofs import DeviceProof
+from halfeven.exporters.on_device.environment import environment
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.finetune.jobs.job_folder import JobState
 from halfeven.serve.grpc.messages import message

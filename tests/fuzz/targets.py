@@ -14,21 +14,21 @@ from pathlib import Path
 
 import torch
 from google.protobuf.message import DecodeError
-from halfeven.exporters.device_proofs import kept_proof
 from halfeven.exporters.importing.torchserve import _Archive, unpack
 from halfeven.exporters.importing.triton_config import read_config
 from halfeven.exporters.inputs.samples import load_samples
+from halfeven.exporters.on_device.device_proofs import kept_proof
 from halfeven.exporters.onnx.reading.bounded_file import read_graph
 from halfeven.models.archive.archive import load_program
 from halfeven.models.archive.contents import MODEL
 from halfeven.models.archive.plain_program import read_module
 from halfeven.models.archive.shape_expressions import is_arithmetic
 from halfeven.models.errors import HalfevenError, Unforeseen
-from halfeven.models.guarded_reading import reading
-from halfeven.models.package import parse_folder
+from halfeven.models.files.guarded_reading import reading
+from halfeven.models.folder.package import parse_folder
 from halfeven.models.pictures.picture import picture_row
 from halfeven.models.pictures.pixels import Picture
-from halfeven.models.store import Store, Version
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.finetune.data.datasets import read_training
@@ -71,7 +71,7 @@ def try_out(target: Target, data: bytes) -> bool:
         target.read(target.wrap(data))
     except (HalfevenError, *target.also) as error:
         assert str(error).strip(), "a refusal has words"
-        # The guard (`models/guarded_reading.py`) refuses what a reader did not foresee: that is the reader's fault.
+        # The guard (`models/files/guarded_reading.py`) refuses what a reader did not foresee: that is its fault.
         assert not isinstance(error, Unforeseen), error
         return False
     return True

@@ -12,8 +12,8 @@ import pytest
 import torch
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.capture.capture import capture
+from halfeven.models.folder.package import read_folder
 from halfeven.models.index_ranges.input_ranges import unproven_sites, with_ranges
-from halfeven.models.package import read_folder
 from halfeven.models.program import runnable
 from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits import train as training

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import httpx
 import numpy as np
-from halfeven.models.spec import ModelSpec
-from halfeven.models.store import Store
+from halfeven.models.spec.spec import ModelSpec
+from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 

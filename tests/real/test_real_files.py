@@ -20,11 +20,11 @@ import onnxruntime
 import pytest
 from halfeven.exporters.inputs.samples import Samples, checked_samples, stored_samples
 from halfeven.exporters.inputs.synthetic import generate
-from halfeven.models.batch_axis import array_batch_back
 from halfeven.models.engines.load import load_original
 from halfeven.models.engines.onnx_engine import DEADLY_IN_HALF
-from halfeven.models.spec import UNIT_ROUNDOFF, ModelSpec
-from halfeven.models.store import Store
+from halfeven.models.spec.batch_axis import array_batch_back
+from halfeven.models.spec.spec import UNIT_ROUNDOFF, ModelSpec
+from halfeven.models.store.store import Store
 from torch import device
 
 from tests.real.asking import CLOSE, asked_over_http

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from halfeven.models.model_keys import MAX_RANK, MAX_TENSORS, TOP, Key, Keys
+from halfeven.models.folder.model_keys import MAX_RANK, MAX_TENSORS, TOP, Key, Keys
 
 SCHEMA_ID = "urn:halfeven:model.toml"
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}

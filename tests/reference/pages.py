@@ -17,8 +17,8 @@ import halfeven
 import httpx
 import typer
 from halfeven.models import errors
-from halfeven.models.model_keys import TOP, Key, Keys
-from halfeven.models.store import Store
+from halfeven.models.folder.model_keys import TOP, Key, Keys
+from halfeven.models.store.store import Store
 from halfeven.serve import server
 from halfeven.serve.cli.main import app
 from halfeven.serve.dashboard.documented_routes import documented_routes

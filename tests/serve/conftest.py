@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import (
     NO_TERMS,
     Answer,

@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 from halfeven.models.errors import Conflict, DamagedFile, NewerFormat, StoreUnusable
-from halfeven.models.manifest import FORMAT
-from halfeven.models.store import LIVE, Store
+from halfeven.models.store.manifest import FORMAT
+from halfeven.models.store.store import LIVE, Store
 from halfeven.serve.backup import back_up
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord

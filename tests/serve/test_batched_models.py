@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.http as triton
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 
 from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import samples_of, tensor, write_folder

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.inputs.samples import Samples, load_samples
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.server import build

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.models.version import __version__
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings

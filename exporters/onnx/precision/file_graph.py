@@ -11,8 +11,8 @@ from onnx import ModelProto, NodeProto
 
 from ....models.engines.arrays import to_torch
 from ....models.errors import ExportFailed
-from ....models.package import Precision
-from ....models.spec import ModelSpec
+from ....models.folder.package import Precision
+from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from ...graph.backend import Candidate, GraphNode, Observe
 from ...graph.traffic import Cast, Traffic
@@ -20,9 +20,9 @@ from ...inputs.perturbed import perturbed_if_small
 from ...inputs.planning import executions, few
 from ...inputs.samples import Samples
 from ...inputs.synthetic import adversarial
-from ...operations import UNKNOWN, Counted, Operations, Shape
+from ...policy.operations import UNKNOWN, Counted, Operations, Shape
 from ...policy.weights import measure
-from ...prove import Answers, Arrays, TieTolerance
+from ...proof.prove import Answers, Arrays, TieTolerance
 from ...question import Invented, Question
 from ...ranges.profile import Profile
 from ...search.candidates import candidates

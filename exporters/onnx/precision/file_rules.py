@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto
 
 from ....models.errors import BadSetting
-from ....models.package import Precision
+from ....models.folder.package import Precision
 from ...graph.actions import Kept
 from ...policy.classes import Trait, has
 from ...policy.weights import Entry

@@ -7,7 +7,7 @@ from enum import Enum
 
 from onnx import NodeProto
 
-from ....models.package import Precision
+from ....models.folder.package import Precision
 from ...policy.classes import CLASSES, OTHER, OpClass, Trait, class_of, has
 from ...policy.classes import Rule as Lists
 from ..reading.graph import BODIES, FLOAT, ONNX, ForeignProgram, attribute

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ...gate.choosers import Choice
 from ...gate.parity import UNIT_ROUNDOFF
 from ...gate.steps import Made, Rest, See, Steps, near_ties, steps_behind
 from ...gate.ties import Ties
 from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
-from ...prove import SEEN_AT_ONCE
+from ...proof.prove import SEEN_AT_ONCE
 from ...question import TieTolerance
 from ..reading.graph import ONNX, assembled, attribute, read_by
 from ..reading.typing import value_types

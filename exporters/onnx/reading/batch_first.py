@@ -9,9 +9,9 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, shape_inference
 
-from ....models.batch_axis import batch_back, batch_first
 from ....models.errors import BadFolder
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.spec.batch_axis import batch_back, batch_first
+from ....models.spec.spec import ModelSpec, TensorSpec
 from .graph import ForeignProgram, Names, graphs, names_in, walk
 
 

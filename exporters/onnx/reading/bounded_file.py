@@ -22,8 +22,8 @@ from onnx import (
 )
 
 from ....models.errors import BadFolder, TooLarge
-from ....models.guarded_reading import guarded
-from ....models.opened_file import opened_named
+from ....models.files.guarded_reading import guarded
+from ....models.files.opened_file import opened_named
 from .graph import bodies
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit

@@ -13,7 +13,7 @@ from onnx import NodeProto, helper
 
 from ....models.index_ranges.input_ranges import spec_with
 from ....models.index_ranges.value_bounds import Bounds, intersection
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from .graph import ONNX, ForeignProgram, attribute
 from .shapes import Sizes, known_shapes
 

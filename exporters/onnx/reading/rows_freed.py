@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from ....models.capture.batch_place import place_of_batch
 from ....models.errors import CannotConvert
-from ....models.spec import Dim, ModelSpec
+from ....models.spec.spec import Dim, ModelSpec
 from .graph import ForeignProgram, Names, attribute, names_in, read_by
 from .shapes import Sizes, known_shapes
 from .typing import value_types

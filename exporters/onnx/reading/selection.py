@@ -6,7 +6,7 @@ from pathlib import Path
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, shape_inference
 
 from ....models.errors import BadFolder
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.spec.spec import ModelSpec, TensorSpec
 from .graph import names_in, read_by
 from .large_files import weights_as_inputs
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from ....models.batch_axis import batch_back
-from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadFolder
-from ....models.settled_lengths import settled
-from ....models.spec import Dim, ModelSpec, TensorSpec
+from ....models.spec.batch_axis import batch_back
+from ....models.spec.datatypes import DATATYPES, name_of
+from ....models.spec.settled_lengths import settled
+from ....models.spec.spec import Dim, ModelSpec, TensorSpec
 
 
 def hold(model: ModelProto, spec: ModelSpec, path: Path) -> tuple[ModelSpec, list[str]]:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ....models.engines.cuda_graphs import adds_in_any_order, agreement_of, agrees
-from ....models.package import Precision
+from ....models.folder.package import Precision
 from ....models.program import runnable
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from .composites import open_composites
 from .plan import make_plan
 from .policy import LISTS

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ....models.package import Precision
+from ....models.folder.package import Precision
 from ....models.program import runnable, walk
 from ...policy.classes import Rule, Trait, has
 from .dtypes import Typing

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from ....models.errors import BadSetting
-from ....models.package import Precision
+from ....models.folder.package import Precision
 from ....models.program import walk
 from ...graph.actions import Action, Kept
 from ...policy.classes import NO_HALF_KERNEL, Rule, Trait, class_of, has

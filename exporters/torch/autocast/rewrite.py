@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
 from ....models.program import duplicate, runnable, walk
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from .bodies import prefixes
 from .dtypes import Dtypes, Typing, tensors_of

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from ....models.errors import ExportFailed
 from ....models.program import walk
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 
 
 def export_as_run(

@@ -24,7 +24,7 @@ from onnxscript.optimizer import fold_constants
 from torch.export import ExportedProgram
 
 from ....models.errors import ExportFailed, OrderEnded
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ...onnx.output_names import output_names
 from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW
 from .check import check_file

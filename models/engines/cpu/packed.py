@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ...processor import this_processor
+from ...machine.processor import this_processor
 from ...program import dimensions_of, look_of
 from .setup import PACKED, PACKED_CONVOLUTIONS, PACKED_PRODUCTS
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...usable_cores import usable_cores as usable_cores
+from ...machine.usable_cores import usable_cores as usable_cores
 
 PACKED_CONVOLUTIONS = "packed convolutions"
 PACKED_PRODUCTS = "packed products"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.errors import BadSetting, CannotServe
-from ....models.model_name import NAME
+from ....models.folder.model_name import NAME
 from .remote import Remote
 
 MOST_STEPS = 10_000  # of a longer job every k-th

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
-from ....models.opened_file import opened_named
+from ....models.files.opened_file import opened_named
 from ...access.client_key import key_advice, key_headers
 from ...access.refusal_words import words_of
 

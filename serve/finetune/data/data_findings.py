@@ -5,8 +5,8 @@ from collections import defaultdict
 import numpy as np
 
 from ....exporters.inputs.samples import Samples, stored_samples
-from ....models.spec import ModelSpec, TensorSpec
-from ....models.store import Version
+from ....models.spec.spec import ModelSpec, TensorSpec
+from ....models.store.store import Version
 from ..judging.judging_metrics import classifies
 from .datasets import TrainingData, row_digests, with_classes
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from ....exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_samples, read_tensors
-from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadInput, BadSamples
-from ....models.guarded_reading import guarded
-from ....models.loss_names import CLASS_LOSSES, IGNORED, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
-from ....models.spec import Dim, ModelSpec, TensorSpec
+from ....models.files.guarded_reading import guarded
+from ....models.folder.loss_names import CLASS_LOSSES, IGNORED, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
+from ....models.spec.datatypes import DATATYPES, name_of
+from ....models.spec.spec import Dim, ModelSpec, TensorSpec
 from .row_faults import row_faults, without
 from .tables import kind_of, read_table
 

@@ -25,9 +25,9 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from ....models.durable import free_there, fsync, no_space_left
 from ....models.errors import BadInput, BadRequest, DamagedFile, DiskFull, StoreError, TooLarge
-from ....models.opened_file import OpenedFile
+from ....models.files.durable import free_there, fsync, no_space_left
+from ....models.files.opened_file import OpenedFile
 from ...http.caller import CallerLeft
 from ...http.codecs.multipart import FormReader
 from ...http.error_mapping import SlowBody

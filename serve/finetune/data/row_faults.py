@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ....exporters.inputs.samples import TARGET
-from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadSamples
-from ....models.spec import ModelSpec
-from ....models.value_range import ValueRange
+from ....models.spec.datatypes import DATATYPES, name_of
+from ....models.spec.spec import ModelSpec
+from ....models.spec.value_range import ValueRange
 from ..judging.judging_metrics import classifies
 from ..training.loop.setting_names import MOST_SHARE, most_quarantined
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from ....exporters.inputs.picture_folder import read_pictures
 from ....exporters.inputs.samples import TARGET
-from ....models.durable import no_space_left
 from ....models.errors import BadInput, BadSamples
-from ....models.guarded_reading import guarded
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.files.durable import no_space_left
+from ....models.files.guarded_reading import guarded
+from ....models.spec.spec import ModelSpec, TensorSpec
 from ..judging.judging_metrics import classifies
 
 PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"

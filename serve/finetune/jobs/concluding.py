@@ -9,7 +9,7 @@ import threading
 import time
 
 from ....models.errors import Conflict
-from ....models.store import LIVE, Store, Version
+from ....models.store.store import LIVE, Store, Version
 from ...versions.roster import Roster
 from .choices.hyperparameter_table import REFUSE, REJUDGE
 from .records.job_store import JobStore

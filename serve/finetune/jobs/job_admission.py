@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....models.errors import BadInput, UnknownName
-from ....models.model_name import NAME
+from ....models.folder.model_name import NAME
 from ....models.nearest_name import nearest_name
-from ....models.store import Store, Version
+from ....models.store.store import Store, Version
 from ...access.access_control import OPEN, Permit
 from ..data.datasets import learnable_outputs
 from ..data.files import Files

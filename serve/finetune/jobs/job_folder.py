@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ....models.durable import fsync, replace_text
-from ....models.stored_json import stored_json
+from ....models.files.durable import fsync, replace_text
+from ....models.files.stored_json import stored_json
 from ..training.loop.setting_names import STATE_FILE
 
 MOST_STARTS = 3  # of one process without progress between them

@@ -17,7 +17,7 @@ import numpy as np
 from ....exporters.inputs.samples import MAX_BYTES, Samples, mapped_samples
 from ....models.errors import BadSamples, DiskFull, HalfevenError, NotReady
 from ....models.order.lacking_memory import exit_words
-from ....models.store import Version
+from ....models.store.store import Version
 from .worker_process import Child, Priority
 
 READER = "halfeven.serve.finetune.jobs.row_reader"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from safetensors.numpy import save_file
 
 from ....exporters.inputs.samples import Samples
-from ....models.store import Store, Version
+from ....models.store.store import Store, Version
 from ...batching.place import Place
 from ...versions.roster import Roster
 from ..data.files import Files

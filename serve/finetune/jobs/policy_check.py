@@ -21,7 +21,7 @@ from ....models.engines.arrays import to_torch
 from ....models.engines.load import original_program
 from ....models.errors import HalfevenError
 from ....models.order.ends_with_parent import die_with_the_parent
-from ....models.store import Store
+from ....models.store.store import Store
 
 
 def main() -> None:

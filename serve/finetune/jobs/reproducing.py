@@ -7,8 +7,8 @@ from typing import Any
 
 from ....exporters.inputs.samples import MAX_BYTES
 from ....models.errors import BadInput, BadSamples, CannotServe, UnknownName
-from ....models.manifest import sha256_of
-from ....models.store import Store, Version
+from ....models.store.manifest import sha256_of
+from ....models.store.store import Store, Version
 from ..data.files import UPLOADS
 from .child_watch import result_of
 from .choices.hyperparameter_table import AUTO

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from ....models.durable import no_space_left
 from ....models.errors import BadSamples, DiskFull, HalfevenError
-from ....models.loss_names import IGNORED
+from ....models.files.durable import no_space_left
+from ....models.folder.loss_names import IGNORED
 from ....models.order.ends_with_parent import die_with_the_parent
-from ....models.store import Store, Version
+from ....models.store.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import (
     TrainingData,

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from ....models.durable import no_space_left
 from ....models.errors import HalfevenError, NotReady
+from ....models.files.durable import no_space_left
+from ....models.machine.usable_cores import usable_cores
+from ....models.machine.usable_memory import usable_memory
 from ....models.order.one_order import SHARE
-from ....models.store import Store
-from ....models.usable_cores import usable_cores
-from ....models.usable_memory import usable_memory
+from ....models.store.store import Store
 from ...batching.place import Place
 from ...settings import Settings
 from ...versions.roster import Roster

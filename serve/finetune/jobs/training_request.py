@@ -8,9 +8,9 @@ from typing import Any
 
 from ....models.archive.archive import save_program
 from ....models.engines.load import original_program
-from ....models.optimizer_names import DEFAULT
-from ....models.spec import ModelSpec
-from ....models.store import Version
+from ....models.folder.optimizer_names import DEFAULT
+from ....models.spec.spec import ModelSpec
+from ....models.store.store import Version
 from ..training.loop.setting_names import NONE, STATE_FILE
 from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
 from .choices.hyperparameter_table import QUARANTINE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.errors import NotReady, Overloaded
-from ....models.store import Store, Version
+from ....models.store.store import Store, Version
 from ..data.files import Files
 from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS, chosen_precision
 from . import training_request as asked

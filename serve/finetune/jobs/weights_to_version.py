@@ -21,15 +21,15 @@ gc.disable()  # nothing of what is imported is garbage: to go through it again a
 import torch  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
+from ....exporters.conversion.retrain import with_new_weights  # noqa: E402
 from ....exporters.inputs.samples import load_samples, stored_samples  # noqa: E402
-from ....exporters.prove import Answers  # noqa: E402
-from ....exporters.retrain import with_new_weights  # noqa: E402
-from ....exporters.subject import FurtherVerdict  # noqa: E402
-from ....models.durable import no_space_left  # noqa: E402
+from ....exporters.proof.prove import Answers  # noqa: E402
+from ....exporters.proof.subject import FurtherVerdict  # noqa: E402
 from ....models.errors import HalfevenError  # noqa: E402
+from ....models.files.durable import no_space_left  # noqa: E402
 from ....models.order.ends_with_parent import die_with_the_parent  # noqa: E402
 from ....models.order.one_order import one_order  # noqa: E402
-from ....models.store import Store  # noqa: E402
+from ....models.store.store import Store  # noqa: E402
 from ...settings import order_bounds  # noqa: E402
 from ..judging.gate import GateTerms, by_set, judge, predictions  # noqa: E402
 from ..judging.joining import with_joined  # noqa: E402

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ....models.durable import replace_text
+from ....models.files.durable import replace_text
+from ....models.machine.usable_cores import bound_libraries
 from ....models.order.one_order import bound_child
-from ....models.usable_cores import bound_libraries
 
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
 _LAST_BYTES = 1000  # of what a process wrote, in messages

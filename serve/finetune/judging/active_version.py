@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from ....exporters.inputs.samples import Samples
-from ....exporters.prove import Answers, answers_of
-from ....models.spec import ModelSpec
-from ....models.store import Store, Version
+from ....exporters.proof.prove import Answers, answers_of
+from ....models.spec.spec import ModelSpec
+from ....models.store.store import Store, Version
 from ...batching.place import Place
 from ...versions.roster import Roster
 from .gate import predictions

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ....exporters.inputs.samples import Samples
-from ....exporters.prove import Answers
-from ....exporters.subject import FurtherVerdict
-from ....models.spec import ModelSpec, TensorSpec
+from ....exporters.proof.prove import Answers
+from ....exporters.proof.subject import FurtherVerdict
+from ....models.spec.spec import ModelSpec, TensorSpec
 from .judging_metrics import (
     AUROC,
     ERRORS,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....exporters.inputs.samples import Samples
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from .judging_metrics import classifies
 
 MOST_JOINED = 256  # held-out rows of one job

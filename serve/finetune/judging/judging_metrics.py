@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ....models.model_keys import CLASS_METRICS, VALUE_METRICS
-from ....models.spec import TensorSpec
+from ....models.folder.model_keys import CLASS_METRICS, VALUE_METRICS
+from ....models.spec.spec import TensorSpec
 
 SHARES, ERRORS = CLASS_METRICS, VALUE_METRICS  # higher is better; lower is better
 ACCURACY, F1, AUROC = SHARES

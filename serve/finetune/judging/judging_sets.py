@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ....exporters.inputs.samples import TARGET, Samples, stored_samples
-from ....models.spec import ModelSpec, TensorSpec
-from ....models.store import Version
+from ....models.spec.spec import ModelSpec, TensorSpec
+from ....models.store.store import Version
 from .judging_metrics import classifies, graded
 
 LEAST_ROWS = 20  # of a set that judges

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....models import kernel_costs
+from ....models.machine import kernel_costs
 from .loop.amp import Loop
 from .loop.batch_loop import BatchLoop, total_steps
 from .loop.loop_state import copied, put_into

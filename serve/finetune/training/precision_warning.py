@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from ....models import kernel_costs
+from ....models.machine import kernel_costs
 from .loop.setting_names import EMULATED
 from .loop.training_terms import DTYPES
 

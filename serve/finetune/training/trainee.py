@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from ....models.capture import sources
 from ....models.capture.child import Flat
 from ....models.capture.failures import Refused, first_lines
-from ....models.durable import no_space_left
+from ....models.files.durable import no_space_left
 from ....models.order import lacking_memory
 from .adapters import Adapters
 from .loop.half_model import HalfModel, without_autocast

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ....models import processor
+from ....models.machine import processor
 from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import AUTO, settings_of

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput
-from ....models.store import Store
+from ....models.store.store import Store
 from ...access.access_control import Permit
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ....models.errors import BadInput, UnknownName
-from ....models.reserve import with_reserve
+from ....models.store.reserve import with_reserve
 from ...access.keys import Owners
 from ..data.files import Files, Upload
 from ..jobs.records.job_store import JobStore

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from ....models.errors import BadRequest
-from ....models.spec import TensorSpec
+from ....models.spec.spec import TensorSpec
 from ..limits.request_limits import DEFAULTS
 
 MAX_VALUES = DEFAULTS.ranked_results

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from ....models.batch_axis import array_batch_back, array_batch_first
 from ....models.errors import BadRequest, EngineFailed
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.spec.batch_axis import array_batch_back, array_batch_first
+from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
 from .classification import bytes_tensor, classify
 from .dialect import OURS, Dialect, UnreadableTensor

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadInput, BadRequest
+from ....models.spec.datatypes import DATATYPES, name_of
 from .json_numbers import array_of, parse
 
 HEADER_LENGTH = "Inference-Header-Content-Length"

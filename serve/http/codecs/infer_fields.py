@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....models.datatypes import Datatype
 from ....models.errors import BadRequest
-from ....models.spec import ModelSpec, TensorSpec, names_fault
+from ....models.spec.datatypes import Datatype
+from ....models.spec.spec import ModelSpec, TensorSpec, names_fault
 from ..limits.request_limits import DEFAULTS
 from .dialect import Dialect, UnreadableTensor
 from .infer_parameters import flag, parameters_of

@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 import orjson
 
-from ....models.datatypes import Datatype
 from ....models.errors import BadRequest
+from ....models.spec.datatypes import Datatype
 from ..limits.request_limits import DEFAULTS
 
 MAX_DEPTH = DEFAULTS.json_depth

@@ -7,7 +7,7 @@ configuration and model repository extensions.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.spec.spec import ModelSpec, TensorSpec
 
 # Only what is really offered: clients such as perf_analyzer read this list and believe it.
 EXTENSIONS = (

@@ -10,7 +10,7 @@ import numpy as np
 from ....models.errors import BadInput, BadRequest
 from ....models.pictures.picture import picture_row
 from ....models.pictures.pixels import Picture
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.spec.spec import ModelSpec, TensorSpec
 from ..limits.memory_budget import Lease
 from .json_numbers import show
 from .multipart import FormPart

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from ....models.batch_axis import array_batch_back, array_batch_first
-from ....models.datatypes import name_of
 from ....models.errors import BadRequest
 from ....models.pictures.picture import png_of
 from ....models.pictures.pixels import Picture
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.spec.batch_axis import array_batch_back, array_batch_first
+from ....models.spec.datatypes import name_of
+from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
 from ..limits.memory_budget import Lease
 from .json_numbers import array_of, parse, show, writable

@@ -7,7 +7,7 @@ import numpy as np
 from ....models.errors import BadRequest
 from ....models.pictures.picture import png_of
 from ....models.pictures.pixels import Picture
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from .numpy_files import NPY_TYPE, NPZ_TYPE, write_npy, write_npz
 from .predict import given_as_called, write_predict
 

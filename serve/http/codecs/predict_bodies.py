@@ -8,7 +8,7 @@ import numpy as np
 
 from ....models.errors import BadRequest
 from ....models.pictures.picture import is_picture
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ..limits.memory_budget import Lease, json_bytes
 from .multipart import is_multipart, read_parts
 from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz

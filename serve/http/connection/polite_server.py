@@ -28,7 +28,7 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import HANDLED_SIGNALS
 
-from ....models.usable_cores import usable_cores
+from ....models.machine.usable_cores import usable_cores
 from ..limits.bounds import ServerBounds
 from ..routes.infer import InferFront
 from .listening import Listening, listeners_at

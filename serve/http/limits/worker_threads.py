@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ....models.errors import Overloaded
-from ....models.usable_cores import usable_cores
+from ....models.machine.usable_cores import usable_cores
 from .request_limits import DEFAULTS
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
-from ....models.processor import this_processor
+from ....models.machine.processor import this_processor
 from ....models.version import __version__
 from ...batching.interface import ControlledRoster, Roster, Served
 from ...endpoint.endpoint_process import EndpointProcess

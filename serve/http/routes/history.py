@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ....exporters.device_proofs import proofs_of
+from ....exporters.on_device.device_proofs import proofs_of
 from ....exporters.report.stored_page import served_page
-from ....exporters.version_facts import facts_of
-from ....models.store import Store, Version
+from ....exporters.report.version_facts import facts_of
+from ....models.store.store import Store, Version
 from ...versions.versions_in_store import version_of, versions_of
 from .app import History
 

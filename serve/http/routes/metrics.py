@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ...batching.counters import BOUNDS_NS, Counters, Phase
 from ...batching.interface import PreparedVersion
 

@@ -7,7 +7,7 @@ extensions for binary tensors, classification and schedule policy. ``determinist
 from collections.abc import Callable
 from typing import Any
 
-from ....models.datatypes import DATATYPES
+from ....models.spec.datatypes import DATATYPES
 from ..codecs.infer_parameters import NAN_AS
 from .documented_bodies import add_bodies
 

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput, BadRequest, HalfevenError
-from ....models.model_name import NAME
+from ....models.folder.model_name import NAME
 from ...batching.interface import ControlledRoster
 from ..codecs.metadata import index_entry
 from ..codecs.repository import read_index, read_load, read_unload

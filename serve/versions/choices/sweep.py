@@ -16,8 +16,8 @@ from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
 from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
-from ....models.spec import ModelSpec
-from ....models.usable_cores import usable_cores
+from ....models.machine.usable_cores import usable_cores
+from ....models.spec.spec import ModelSpec
 from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place

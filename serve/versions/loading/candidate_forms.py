@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 
 from ....exporters.inputs.samples import Samples
-from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.errors import EngineFailed, NotReady
-from ....models.spec import ModelSpec
-from ....models.store import Version
+from ....models.spec.buckets import buckets_of
+from ....models.spec.spec import ModelSpec
+from ....models.store.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.core_wait import seconds_on_core
 from ...batching.invariance import batch_invariance

@@ -5,14 +5,14 @@ from contextlib import suppress
 from functools import partial
 
 from ....exporters.inputs.samples import Samples
-from ....models.buckets import buckets_of
 from ....models.engines.cuda_graphs import NotRecorded
 from ....models.engines.faults import out_of_memory
 from ....models.engines.switched_off import CUDA_GRAPHS, is_off
 from ....models.engines.torch_engine import TorchEngine
 from ....models.engines.wire_widening import as_sent
 from ....models.errors import BadRequest
-from ....models.spec import ModelSpec
+from ....models.spec.buckets import buckets_of
+from ....models.spec.spec import ModelSpec
 from ...batching.place import Place
 from .candidate_forms import CandidateForm, batch_of, free_memory, warm_useful
 from .useful_rows import shortest_seconds

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from ....models.durable import replace_text
 from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import Engine
-from ....models.spec import ModelSpec
-from ....models.store import Version
-from ....models.stored_json import stored_json
+from ....models.files.durable import replace_text
+from ....models.files.stored_json import stored_json
+from ....models.spec.spec import ModelSpec
+from ....models.store.store import Version
 from ...batching.place import Place
 from .cpu_choice import Parts, TimedSetup, choose_setup
 from .tuned import conditions, tuned_path

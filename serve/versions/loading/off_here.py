@@ -4,8 +4,8 @@ import torch
 
 from ....models.engines.switched_off import DEVICE, ONNX_HALF, TORCH_HALF, features_off
 from ....models.errors import NotReady
-from ....models.spec import ModelSpec
-from ....models.store import Version
+from ....models.spec.spec import ModelSpec
+from ....models.store.store import Version
 
 _HALVES = {"torch": TORCH_HALF, "onnx": ONNX_HALF}
 

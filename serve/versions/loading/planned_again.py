@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ....models.store import FOR_DEVICE, Store, Version
+from ....models.store.store import FOR_DEVICE, Store, Version
 
 logger = logging.getLogger("halfeven.roster")
 
@@ -55,9 +55,7 @@ def _run(command: Sequence[str], subject: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the new version with its status."""
-    from ....exporters.for_device import (
-        planned_for,  # the whole converter, which the server itself does not need
-    )
+    from ....exporters.conversion.for_device import planned_for
 
     root, name, number, device = arguments
     store = Store(Path(root))

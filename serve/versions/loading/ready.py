@@ -12,17 +12,17 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from ....exporters.device_proofs import keep_proof, kept_proof
 from ....exporters.inputs.samples import Samples, stored_samples
-from ....exporters.reprove import holds_here, reprove
-from ....exporters.selftest_record import obey_selftest
+from ....exporters.on_device.device_proofs import keep_proof, kept_proof
+from ....exporters.on_device.reprove import holds_here, reprove
+from ....exporters.on_device.selftest_record import obey_selftest
 from ....models.engines.engine import Engine
 from ....models.engines.faults import no_half_kernel, out_of_memory
 from ....models.engines.load import load_half, load_original
 from ....models.engines.wire_widening import widened
 from ....models.errors import DamagedFile, HalfevenError, NotReady
-from ....models.spec import ModelSpec
-from ....models.store import Version
+from ....models.spec.spec import ModelSpec
+from ....models.store.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from ....exporters.environment import environment
-from ....models.durable import replace_text
+from ....exporters.on_device.environment import environment
 from ....models.engines.cpu.setup import PLAIN, CpuSetup, usable_cores
-from ....models.processor import this_processor
-from ....models.store import Version
-from ....models.stored_json import stored_json
+from ....models.files.durable import replace_text
+from ....models.files.stored_json import stored_json
+from ....models.machine.processor import this_processor
+from ....models.store.store import Version
 
 logger = logging.getLogger("halfeven.roster")
 

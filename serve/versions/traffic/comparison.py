@@ -18,8 +18,8 @@ from ....exporters.gate.measured import in_units
 from ....exporters.gate.parity import UNIT_ROUNDOFF, measure
 from ....exporters.gate.trial import Pair
 from ....exporters.gate.verdict import tied_of
-from ....models.spec import ModelSpec, TensorSpec
-from ....models.store import Version
+from ....models.spec.spec import ModelSpec, TensorSpec
+from ....models.store.store import Version
 
 # 1/u = 2048 is S itself for FP16.
 BOUNDS_U = (

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
 from .comparison import AnswerComparison, Scale
 from .rules import TrialRules

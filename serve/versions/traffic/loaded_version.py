@@ -14,8 +14,8 @@ import numpy as np
 
 from ....models.engines.engine import Engine
 from ....models.errors import NotReady
-from ....models.spec import ModelSpec
-from ....models.store import Version
+from ....models.spec.spec import ModelSpec
+from ....models.store.store import Version
 from ...batching.batcher import Batcher
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms

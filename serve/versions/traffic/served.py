@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ....models.errors import UnknownName
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ...batching.batcher import Batcher
 from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
 from .automatic_decisions import AutomaticDecisions

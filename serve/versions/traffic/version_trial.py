@@ -25,7 +25,7 @@ from ....models.errors import (
     Overloaded,
     TimedOut,
 )
-from ....models.spec import ModelSpec
+from ....models.spec.spec import ModelSpec
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
 from .rules import TrialRules

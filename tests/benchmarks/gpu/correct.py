@@ -4,15 +4,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.inputs.samples import load_samples
-from halfeven.exporters.reprove import reprove
+from halfeven.exporters.on_device.reprove import reprove
 from halfeven.exporters.torch.autocast.bit_equality import live_outputs, outputs_of, same_numbers
 from halfeven.models.engines.load import load_half
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.program import on_device
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.selftest.comparing import answers_in_flight
 from torch import nn
 from torch.export import ExportedProgram

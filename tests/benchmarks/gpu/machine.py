@@ -8,7 +8,7 @@ from importlib.metadata import distributions
 from shutil import which
 
 import torch
-from halfeven.exporters.environment import environment
+from halfeven.exporters.on_device.environment import environment
 from halfeven.models.engines.true_fp32 import use_true_fp32
 
 from tests.benchmarks.gpu.packages import BESIDE, unsuited, wanted

@@ -5,11 +5,11 @@ import urllib.error
 import urllib.request
 from functools import partial
 
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.models.engines.load import load_half
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.models.store import Store, Version
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.selftest.comparing import answers_in_flight
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.differing.index_check import (
     BLOCK,
     Nearest,
@@ -17,7 +17,7 @@ from halfeven.exporters.differing.index_check import (
     nearest,
 )
 from halfeven.models.errors import BadInput, BadSamples
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from torch import Tensor, nn
 
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from halfeven.models.store import Store, Version
+from halfeven.models.store.store import Store, Version
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from halfeven.exporters.convert import convert
+from halfeven.exporters.conversion.convert import convert
 from halfeven.exporters.exported import default_session
 from halfeven.exporters.exported.default_session import part_transposes
 from halfeven.exporters.exported.folder import export
 from halfeven.models.errors import ExportFailed
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal

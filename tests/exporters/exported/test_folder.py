@@ -14,15 +14,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.exported import folder as exporting
 from halfeven.exporters.exported.folder import export, exported_version
+from halfeven.exporters.exported.other_engine import answers_file, onnx_file, prove_engine
 from halfeven.exporters.inputs.samples import stored_samples
-from halfeven.exporters.other_engine import answers_file, onnx_file, prove_engine
 from halfeven.models.engines.load import load_original
 from halfeven.models.errors import BadInput, BadSetting, Conflict, DamagedFile, ExportFailed, ParityRefused
-from halfeven.models.manifest import digest_of, sha256_of
-from halfeven.models.store import Store, Version
+from halfeven.models.store.manifest import digest_of, sha256_of
+from halfeven.models.store.store import Store, Version
 
 from tests.kept import kept_store
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder

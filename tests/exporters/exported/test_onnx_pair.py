@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.exported import onnx_pair
 from halfeven.exporters.exported.folder import export, exported_version
+from halfeven.exporters.exported.other_engine import answers_file, onnx_file, prove_engine
 from halfeven.exporters.exported.tensorrt_operators import LackingOperation
 from halfeven.exporters.inputs.samples import Samples, stored_samples
-from halfeven.exporters.other_engine import answers_file, onnx_file, prove_engine
 from halfeven.models.errors import ExportFailed, ParityRefused
-from halfeven.models.manifest import sha256_of
-from halfeven.models.store import Store, Version
+from halfeven.models.store.manifest import sha256_of
+from halfeven.models.store.store import Store, Version
 
 from tests.kept import kept_store
 from tests.model_folders import tensor, write_folder

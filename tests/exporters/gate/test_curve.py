@@ -11,7 +11,7 @@ from halfeven.exporters.torch.autocast.dtypes import Typing
 from halfeven.exporters.torch.autocast.emulation import Emulation, half_rounding, mantissa_rounding
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.program_graph import nodes_of
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 

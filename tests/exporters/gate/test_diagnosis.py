@@ -13,7 +13,7 @@ from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.gate.worst import worst_sample
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 U = 2.0**-11
 SPEC = ModelSpec(

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from halfeven.exporters.gate.parity import judge, noise_of
 from halfeven.exporters.gate.trial import Trial
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed

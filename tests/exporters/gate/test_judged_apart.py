@@ -8,7 +8,7 @@ from halfeven.exporters.gate.judged_apart import judge_apart
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 
 U = 2.0**-11
 SPEC = ModelSpec(

@@ -6,8 +6,8 @@ from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge, noise_of
 from halfeven.exporters.gate.rejudge import rejudge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
-from halfeven.exporters.informative import why_noise_proves_nothing
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.exporters.proof.informative import why_noise_proves_nothing
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 U = UNIT_ROUNDOFF["fp16"]
 SIZE, FAINT_ROW = 40, 7

@@ -12,7 +12,7 @@ from halfeven.exporters.gate.rejudge import rejudge
 from halfeven.exporters.gate.rule_verdicts import OrderVerdict
 from halfeven.exporters.gate.trial import Pair, Trial
 from halfeven.exporters.gate.verdict import OutputVerdict
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 U = UNIT_ROUNDOFF["fp16"]
 Answer = np.ndarray

@@ -18,7 +18,7 @@ from halfeven.exporters.gate.parity import (
 )
 from halfeven.exporters.gate.trial import Pair, Trial
 from halfeven.exporters.gate.verdict import OutputVerdict
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 FP16, BF16 = UNIT_ROUNDOFF["fp16"], UNIT_ROUNDOFF["bf16"]
 LOOSE = ParityLimits(max_error_u=1e9, min_sqnr_db=-1e9, min_slice_sqnr_db=-1e9, max_flips=1.0)

@@ -14,7 +14,7 @@ from halfeven.exporters.gate.rejudge import accepting_override, rejudge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import OutputVerdict, ParityReport
 from halfeven.models.errors import BadInput
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -17,9 +17,9 @@ from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.precision.ties import ties_of as ties_of_file
 from halfeven.exporters.onnx.reading.normalise import named_and_lifted as bare
-from halfeven.exporters.prove import ties_of
+from halfeven.exporters.proof.prove import ties_of
 from halfeven.models.program import runnable
-from halfeven.models.spec import ModelSpec, ParityLimits
+from halfeven.models.spec.spec import ModelSpec, ParityLimits
 from torch import nn
 
 from tests.command_line import run

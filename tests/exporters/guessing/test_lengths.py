@@ -13,8 +13,8 @@ from halfeven.exporters.inputs.perturbed import perturbed
 from halfeven.exporters.inputs.samples import checked_samples
 from halfeven.exporters.inputs.synthetic import adversarial, generate
 from halfeven.models.errors import BadFolder, BadRequest, BadSamples
-from halfeven.models.package import parse_folder
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.folder.package import parse_folder
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
 
 from tests.command_line import run

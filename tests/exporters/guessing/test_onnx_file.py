@@ -15,8 +15,8 @@ from halfeven.exporters.guessing.guess import Guess
 from halfeven.exporters.guessing.onnx_file import guess_onnx
 from halfeven.exporters.guessing.writing import write_folder
 from halfeven.models.errors import BadFolder
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import Store
 from onnx import ModelProto
 
 from tests.command_line import run

@@ -11,7 +11,7 @@ import torch
 from halfeven.exporters.guessing.bare import guess_at
 from halfeven.exporters.guessing.torch_file import advice_for
 from halfeven.models.errors import BadFolder
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from torch import nn
 
 

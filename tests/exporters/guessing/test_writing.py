@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.models.zoo import hf_bert
 from safetensors.numpy import load_file
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from halfeven.exporters.convert import Options
+from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files.half_file import write_half
 
 from tests.exporters.half_files.onnx_net import samples, written

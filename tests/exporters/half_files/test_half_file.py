@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.convert import Options
+from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files import half_file
 from halfeven.exporters.half_files.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
-from halfeven.models.manifest import LIVE, write_manifest
+from halfeven.models.store.manifest import LIVE, write_manifest
 from onnx import TensorProto, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from halfeven.exporters.exported.file_rows import write_npz
 from halfeven.exporters.half_files.half_file import proof_folder
-from halfeven.models.manifest import sha256_of, write_manifest
+from halfeven.models.store.manifest import sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.exporters.half_files.verifier import VERIFIER, verified

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.convert import Options
+from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files import lock_file, measured
 from halfeven.exporters.half_files.changes import Change
 from halfeven.exporters.half_files.half_file import write_half
@@ -17,7 +17,7 @@ from halfeven.exporters.half_files.lock_file import checked, compared, read_lock
 from halfeven.exporters.half_files.measured import Found, found_file, timed
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import BadInput, NewerFormat, ParityRefused
-from halfeven.models.store import Version
+from halfeven.models.store.store import Version
 from onnx import numpy_helper
 
 from tests.exporters.half_files.onnx_net import samples, written

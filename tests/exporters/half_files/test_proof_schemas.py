@@ -7,10 +7,10 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.half_files.half_file import proof_folder
-from halfeven.models.manifest import FORMAT
-from halfeven.models.store import Store
+from halfeven.models.store.manifest import FORMAT
+from halfeven.models.store.store import Store
 
 from tests.exporters.half_files.onnx_net import samples, written
 

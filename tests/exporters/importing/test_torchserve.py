@@ -13,7 +13,7 @@ import pytest
 import torch
 from halfeven.exporters.importing.imported import Refusal, Written
 from halfeven.exporters.importing.torchserve import take_archive
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.models.zoo import hf_bert
 from safetensors.torch import save
 from torch import nn

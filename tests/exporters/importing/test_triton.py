@@ -13,7 +13,7 @@ from halfeven.exporters.importing import triton
 from halfeven.exporters.importing.imported import Refusal, Written
 from halfeven.exporters.importing.triton import take_repository
 from halfeven.models.errors import Unforeseen
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 from tests.command_line import run
 from tests.exporters.importing.server_files import triton_model

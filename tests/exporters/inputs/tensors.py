@@ -2,7 +2,7 @@
 
 import ml_dtypes
 import numpy as np
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 
 
 def tensor(name: str, datatype: str, *shape: int | str, kind: str = "tensor", **more) -> TensorSpec:

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.models.errors import BadSamples
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import Store
 from halfeven.serve.cli.bringing import pack
 from PIL import Image
 

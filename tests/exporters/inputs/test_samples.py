@@ -9,7 +9,7 @@ import pytest
 from halfeven.exporters.inputs.samples import Samples, checked_samples, load_samples
 from halfeven.exporters.inputs.synthetic import adversarial, generate
 from halfeven.models.errors import BadSamples
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from safetensors.numpy import save_file
 
 from tests.exporters.inputs.tensors import ENCODER, encoder_arrays, tensor

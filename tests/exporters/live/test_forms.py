@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.live.forms import live_subject
-from halfeven.exporters.prove import ask_reference
-from halfeven.exporters.road import travel
+from halfeven.exporters.proof.prove import ask_reference
 from halfeven.models.engines.live_engine import load_live
 from halfeven.models.errors import BadFolder, BadSetting, CannotConvert, CaptureFailed
-from halfeven.models.package import read_folder
-from halfeven.models.store import LIVE, REFUSED, Store, Version
+from halfeven.models.folder.package import read_folder
+from halfeven.models.store.store import LIVE, REFUSED, Store, Version
 
 from tests.model_folders import samples_of, write_folder
 

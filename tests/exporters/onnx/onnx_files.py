@@ -18,12 +18,12 @@ from halfeven.exporters.onnx.reading.graph import ForeignProgram
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.exporters.plan.aims import SHARES
 from halfeven.exporters.plan.planner import Planner
-from halfeven.exporters.prove import Answers
+from halfeven.exporters.proof.prove import Answers
+from halfeven.exporters.proof.threads import fixed_threads
 from halfeven.exporters.search.delta_debugging import Found
-from halfeven.exporters.threads import fixed_threads
-from halfeven.models.datatypes import name_of
-from halfeven.models.package import ModelFolder, Precision
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.spec.datatypes import name_of
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 Arrays = Mapping[str, np.ndarray]

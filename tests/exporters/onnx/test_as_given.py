@@ -10,7 +10,7 @@ import pytest
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.onnx.runtime import difference, runtime_answers
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from onnx import ModelProto
 
 from tests.command_line import run

@@ -13,7 +13,7 @@ from halfeven.exporters.onnx.conversion import read_foreign
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.models.errors import BadFolder
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 
 from tests.exporters.onnx.onnx_files import convert_file, errors_u, parsed, saved
 from tests.model_folders import samples_of

@@ -11,7 +11,7 @@ from halfeven.exporters.onnx.precision.op_lists import rules
 from halfeven.exporters.onnx.precision.profile import profile
 from halfeven.exporters.onnx.reading.graph import ForeignProgram
 from halfeven.exporters.onnx.reading.normalise import normalise
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from onnx import TensorProto
 
 from tests.exporters.onnx.onnx_files import (

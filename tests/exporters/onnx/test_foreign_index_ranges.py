@@ -13,7 +13,7 @@ import torch
 from halfeven.exporters.onnx.conversion import read_foreign
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import BadFolder, BadRequest
-from halfeven.models.value_range import ValueRange
+from halfeven.models.spec.value_range import ValueRange
 from onnx import ModelProto
 
 from tests.exporters.onnx.onnx_files import parsed, saved, spec_of

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from onnx import ModelProto, TensorProto, helper
 
 from tests.command_line import run

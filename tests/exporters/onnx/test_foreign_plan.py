@@ -10,7 +10,7 @@ import pytest
 from halfeven.exporters.onnx.precision.file_rules import matches
 from halfeven.exporters.onnx.reading.typing import value_types
 from halfeven.models.errors import BadSetting
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from tests.exporters.onnx.onnx_files import (

@@ -13,7 +13,7 @@ from halfeven.exporters.guessing.onnx_file import guess_onnx
 from halfeven.exporters.onnx.conversion import read_foreign
 from halfeven.exporters.onnx.reading.bounded_file import read_model
 from halfeven.models.errors import BadFolder, BadSetting, TooLarge
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto, helper
 
 from tests.exporters.onnx.onnx_files import convert, errors_u, parsed, saved, spec_of

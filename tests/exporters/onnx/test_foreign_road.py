@@ -12,11 +12,11 @@ import pytest
 import torch
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import load_samples
-from halfeven.exporters.reprove import reprove
+from halfeven.exporters.on_device.reprove import reprove
 from halfeven.models.engines.load import load_half
-from halfeven.models.manifest import sha256_of
-from halfeven.models.spec import ParityLimits
-from halfeven.models.store import Store, Version
+from halfeven.models.spec.spec import ParityLimits
+from halfeven.models.store.manifest import sha256_of
+from halfeven.models.store.store import Store, Version
 from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 from safetensors.numpy import save_file
 
@@ -116,7 +116,7 @@ def test_a_half_that_proves_nothing_once_it_was_made_is_taken_away(
         seen.extend(reports)
         return "for a reason"
 
-    monkeypatch.setattr("halfeven.exporters.road.why_noise_proves_nothing", always)
+    monkeypatch.setattr("halfeven.exporters.conversion.road.why_noise_proves_nothing", always)
     facts, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
     assert [report.passed for report in seen] == [True]
     assert facts["status"] == "live" and facts["forms"]["onnx"]["half_nodes"] == 0

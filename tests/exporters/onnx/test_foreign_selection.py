@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.models.engines.load import load_half, load_original
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from torch import device
 
 from tests.command_line import run

@@ -9,7 +9,7 @@ from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.torch.onnx_form.export import write_onnx
-from halfeven.models.package import ModelFolder, Precision
+from halfeven.models.folder.package import ModelFolder, Precision
 
 from tests.corpus import captured, fresh
 from tests.exporters.onnx.onnx_files import ConvertedFile, convert_file

@@ -8,7 +8,7 @@ import pytest
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.exporters.onnx.reading.bounded_file import read_model
 from halfeven.exporters.torch.onnx_form import export
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed

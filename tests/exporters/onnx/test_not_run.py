@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.inputs.synthetic import adversarial, generate
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
 from safetensors.numpy import save_file
 

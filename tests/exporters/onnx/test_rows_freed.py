@@ -15,8 +15,8 @@ from halfeven.exporters.onnx.conversion import read_freed
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
-from halfeven.models.package import ModelFolder, Precision
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
 from torch import Tensor, nn
 

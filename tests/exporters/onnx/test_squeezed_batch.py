@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.onnx.runtime import runtime_answers
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from halfeven.exporters.onnx.stored import half_storage
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import TensorProto, helper, numpy_helper
 
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from halfeven.exporters.onnx.precision.oracle import Oracle
-from halfeven.exporters.operations import Operations
 from halfeven.exporters.plan.batched import ELEMENTS, OPERATIONS, batches, elements_together
+from halfeven.exporters.policy.operations import Operations
 from halfeven.exporters.question import Answers, Arrays, Question, largest_of, same_among_others
 
 from tests.exporters.onnx.onnx_files import parsed

@@ -9,7 +9,6 @@ import pytest
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
-from halfeven.exporters.operations import Meter, Operations
 from halfeven.exporters.plan import counterexamples
 from halfeven.exporters.plan.batched import Batch
 from halfeven.exporters.plan.counterexamples import (
@@ -22,8 +21,9 @@ from halfeven.exporters.plan.counterexamples import (
     Counterexamples,
     excess,
 )
+from halfeven.exporters.policy.operations import Meter, Operations
 from halfeven.exporters.question import Question
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 
 from tests.conversions import converted, samples_of
 

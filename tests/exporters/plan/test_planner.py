@@ -13,13 +13,13 @@ from halfeven.exporters.plan.aims import RETREATS, SHARES
 from halfeven.exporters.plan.counterexamples import CALM_ROWS
 from halfeven.exporters.plan.planner import Planner
 from halfeven.exporters.plan.rehearsal import Rehearsal
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.question import Question
 from halfeven.exporters.search.delta_debugging import Score
-from halfeven.exporters.subject import Subject
 from halfeven.exporters.torch.autocast.emulation import Emulation
 from halfeven.exporters.torch.program_graph import ProgramGraph, program_graph
-from halfeven.models.package import Precision
-from halfeven.models.spec import ParityLimits
+from halfeven.models.folder.package import Precision
+from halfeven.models.spec.spec import ParityLimits
 from torch import Tensor, nn
 
 from tests.programs import Original, original

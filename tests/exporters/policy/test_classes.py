@@ -14,7 +14,7 @@ from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.policy.classes import CLASSES, OpClass, Rule, Trait, class_of, has
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.policy import CUDA
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # type: ignore[attr-defined]
 
 LEVELS = ("O1", "O2", "O3")

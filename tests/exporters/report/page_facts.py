@@ -3,7 +3,7 @@
 import numpy as np
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 SPEC = ModelSpec(
     "digits",

@@ -13,7 +13,7 @@ from halfeven.exporters.gate.parity import judge, noise_of
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.report import plots
 from halfeven.exporters.report.page import number_text, render_html, render_terminal, size_text
-from halfeven.models.spec import Dim, TensorSpec
+from halfeven.models.spec.spec import Dim, TensorSpec
 from rich.console import Console
 
 from tests.exporters.report.page_facts import FINDINGS, KEPT, SPEC, facts, report

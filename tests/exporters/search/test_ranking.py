@@ -7,7 +7,7 @@ import pytest
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.search.ranking import ranking
-from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 U = 2.0**-11
 SPEC = ModelSpec("m", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),), "score"),))

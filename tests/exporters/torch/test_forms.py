@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from halfeven.exporters.prove import Answers, ReferenceRun
-from halfeven.exporters.road import travel
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.conversion.road import travel
+from halfeven.exporters.proof.prove import Answers, ReferenceRun
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch import forms
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.errors import ExportFailed
-from halfeven.models.package import Precision
-from halfeven.models.store import Store, Version
+from halfeven.models.folder.package import Precision
+from halfeven.models.store.store import Store, Version
 
 from tests.conversions import samples_of
 from tests.corpus import captured

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
-from halfeven.exporters.environment import environment
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.reprove import holds_here
-from halfeven.exporters.road import travel
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.on_device.environment import environment
+from halfeven.exporters.on_device.reprove import holds_here
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.autocast.kernels import HalfKernels
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.errors import BadSetting
-from halfeven.models.package import Precision
-from halfeven.models.store import Store, Version
+from halfeven.models.folder.package import Precision
+from halfeven.models.store.store import Store, Version
 from torch import Tensor, nn
 
 from tests.model_folders import write_folder

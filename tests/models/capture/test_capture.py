@@ -15,9 +15,9 @@ from halfeven.models.capture.capture import Captured, capture
 from halfeven.models.capture.child import Flat, Refused
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadFolder, CaptureFailed, HalfevenError, OutOfMemory, OutOfTime
+from halfeven.models.folder.package import read_folder
 from halfeven.models.order.one_order import MEMORY_SETTING, SECONDS_SETTING, OrderBounds, one_order
-from halfeven.models.package import read_folder
-from halfeven.models.spec import Dim
+from halfeven.models.spec.spec import Dim
 from torch import nn
 
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
@@ -486,7 +486,7 @@ def test_from_the_wheel_a_repository_keeps_its_own_models_package(
         (tmp_path / "repository" / name).write_text(text)
     script = (
         "import sys, pathlib, numpy as np, halfeven\n"
-        "from halfeven.models.package import read_folder; from halfeven.models.capture.capture import capture\n"
+        "from halfeven.models.folder.package import read_folder; from halfeven.models.capture.capture import capture\n"
         "captured = capture(read_folder(pathlib.Path(sys.argv[1])), {'x': np.ones((3, 4), np.float32)})\n"
         "print(halfeven.__file__, sorted(captured.program.state_dict))\n"
     )

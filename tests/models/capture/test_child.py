@@ -9,9 +9,9 @@ import torch
 from halfeven.models.capture.capture import capture
 from halfeven.models.capture.child import Flat
 from halfeven.models.errors import BadFolder, CaptureFailed
-from halfeven.models.package import read_folder
+from halfeven.models.folder.package import read_folder
 from halfeven.models.program import runnable
-from halfeven.models.spec import Dim
+from halfeven.models.spec.spec import Dim
 
 from tests.model_folders import samples_of, tensor
 from tests.recurrent import GRU, HIDDEN, LAYERS, STEPS, WIDTH, recurrent_folder, requests, state

@@ -9,7 +9,7 @@ import torch
 from halfeven.models.capture.batch_place import place_of_batch
 from halfeven.models.capture.capture import Captured, capture
 from halfeven.models.errors import CaptureFailed
-from halfeven.models.package import read_folder
+from halfeven.models.folder.package import read_folder
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 

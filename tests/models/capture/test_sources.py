@@ -16,7 +16,7 @@ from halfeven.models.capture.capture import Captured, capture
 from halfeven.models.capture.regions import ISLAND
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import CaptureFailed
-from halfeven.models.package import read_folder
+from halfeven.models.folder.package import read_folder
 from halfeven.models.program import walk
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -234,7 +234,7 @@ def test_ctrl_c_while_the_users_code_runs_leaves_no_process_and_no_file(tmp_path
         "import signal, sys, pathlib, numpy as np\n"
         # a shell's background jobs inherit that SIGINT is ignored
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from halfeven.models.package import read_folder; from halfeven.models.capture.capture import capture\n"
+        "from halfeven.models.folder.package import read_folder; from halfeven.models.capture.capture import capture\n"
         "capture(read_folder(pathlib.Path(sys.argv[1])), {'x': np.ones((3, 4), np.float32)})\n"
     )
     parent = subprocess.Popen(

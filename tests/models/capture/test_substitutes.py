@@ -9,7 +9,7 @@ from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import rewrite
 from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.capture.substitutes import substitute
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch.export import ExportedProgram

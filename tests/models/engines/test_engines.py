@@ -25,7 +25,7 @@ from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting, DamagedFile, EngineFailed
 from halfeven.models.program import runnable
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.store.store import LIVE, Store, Version
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -13,7 +13,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest
 from halfeven.models.index_ranges.input_ranges import with_ranges
 from halfeven.models.program import runnable
-from halfeven.models.spec import Dim
+from halfeven.models.spec.spec import Dim
 from torch import Tensor, nn
 
 from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Roberta, captured

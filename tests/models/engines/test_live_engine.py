@@ -16,8 +16,8 @@ from halfeven.models.engines.fp32_islands import raise_islands
 from halfeven.models.engines.live_engine import LiveEngine, LiveModule, live_json, live_module
 from halfeven.models.engines.live_source import LiveSource
 from halfeven.models.errors import BadFolder, CaptureFailed, DamagedFile, EngineFailed
-from halfeven.models.package import read_folder
-from halfeven.models.spec import ModelSpec
+from halfeven.models.folder.package import read_folder
+from halfeven.models.spec.spec import ModelSpec
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.amp import custom_bwd, custom_fwd

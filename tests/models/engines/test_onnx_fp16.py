@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from halfeven.models.processor import this_processor
+from halfeven.models.machine.processor import this_processor
 from onnx import TensorProto, helper, numpy_helper
 
 U = 2.0**-11

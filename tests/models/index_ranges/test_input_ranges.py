@@ -10,8 +10,8 @@ from halfeven.models.errors import BadFolder
 from halfeven.models.index_ranges.input_ranges import unproven_sites, with_ranges
 from halfeven.models.index_ranges.sites import index_sites
 from halfeven.models.program import runnable
-from halfeven.models.spec import Dim, ModelSpec
-from halfeven.models.value_range import ValueRange
+from halfeven.models.spec.spec import Dim, ModelSpec
+from halfeven.models.spec.value_range import ValueRange
 from torch import Tensor, nn
 from torch.fx import GraphModule
 

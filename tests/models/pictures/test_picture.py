@@ -12,7 +12,7 @@ from halfeven.models.errors import BadRequest, BadSamples, TooLarge
 from halfeven.models.pictures import picture as module
 from halfeven.models.pictures.picture import picture_row, png_of
 from halfeven.models.pictures.pixels import Picture
-from halfeven.models.spec import Dim, TensorSpec
+from halfeven.models.spec.spec import Dim, TensorSpec
 from PIL import Image
 
 GREY, COLOUR = "L", "RGB"

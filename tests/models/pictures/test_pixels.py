@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadFolder
 from halfeven.models.pictures.pixels import Picture
-from halfeven.models.spec import Dim, TensorSpec
+from halfeven.models.spec.spec import Dim, TensorSpec
 
 MEAN, STD = [0.491, 0.482, 0.447], [0.247, 0.243, 0.262]
 COLOURS = {"color": "RGB", "scale": 1 / 255, "mean": MEAN, "std": STD}

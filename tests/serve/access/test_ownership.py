@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from halfeven.models.errors import EngineFailed
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.access.keys import SCOPES

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer
 from halfeven.serve.batching.request_queue import Request
 from halfeven.serve.batching.scheduler import BatchScheduler

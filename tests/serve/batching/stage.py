@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from halfeven.models.engines.engine import Engine
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import Bell, DeviceThread
 from halfeven.serve.batching.interface import Answer, PreparedVersion

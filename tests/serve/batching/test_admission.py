@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from halfeven.models.errors import Overloaded
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.admission import Pace
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread

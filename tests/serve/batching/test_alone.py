@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.request_queue import Request, RequestQueue

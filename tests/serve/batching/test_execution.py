@@ -12,7 +12,7 @@ import pytest
 import torch
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import EngineFailed, TimedOut
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching import engine_runner
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.condition import Condition

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from halfeven.models.errors import EngineFailed, NotReady, Overloaded, TimedOut
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion, Terms

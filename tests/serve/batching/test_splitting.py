@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed, Overloaded, TimedOut
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.interface import Terms
 
 from tests.serve.batching.stage import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, EngineFailed, NotReady
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.cli.client import predict_file
 from PIL import Image
 from safetensors.numpy import save_file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from halfeven.models.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.cli.console import finish, notify, progress
 from halfeven.serve.cli.main import app
 from rich.table import Table

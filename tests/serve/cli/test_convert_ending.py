@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.processor import this_processor
-from halfeven.models.spec import ModelSpec
-from halfeven.models.store import LIVE, REFUSED, Store, Version
+from halfeven.models.machine.processor import this_processor
+from halfeven.models.spec.spec import ModelSpec
+from halfeven.models.store.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.cli import convert_ending
 from halfeven.serve.cli.convert_ending import ending
 

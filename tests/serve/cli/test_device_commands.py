@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.exporters.environment import environment
+from halfeven.exporters.on_device.environment import environment
 from halfeven.exporters.torch.autocast import folding
 from halfeven.models.version import __version__
 from halfeven.serve.cli.doctor import examine

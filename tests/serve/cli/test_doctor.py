@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from halfeven.models.usable_cores import cores_here
+from halfeven.models.machine.usable_cores import cores_here
 from halfeven.serve.cli.doctor import examine
 
 BUILT = ["sm_75", "sm_80", "sm_90a", "compute_90"]

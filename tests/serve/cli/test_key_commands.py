@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import BadInput, BadSetting
-from halfeven.models.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.client_key import VARIABLE, use_key_in
 from halfeven.serve.access.key_file import KeyFile

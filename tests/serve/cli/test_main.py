@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.models.version import __version__
 from halfeven.serve.cli.main import app
 from halfeven.serve.versions.orders import drifted, note_drift

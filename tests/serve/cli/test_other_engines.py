@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.exporters.exported.other_engine import OtherEngine, prove_engine
 from halfeven.exporters.inputs.samples import stored_samples
-from halfeven.exporters.other_engine import OtherEngine, prove_engine
-from halfeven.exporters.prove import answers_of
+from halfeven.exporters.proof.prove import answers_of
 from halfeven.models.engines.load import load_half
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 

@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from halfeven.models.spec import ModelSpec, TensorSpec
-from halfeven.models.value_range import ValueRange
+from halfeven.models.spec.spec import ModelSpec, TensorSpec
+from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.dashboard.examples import curl, example, python, read_typed
 from halfeven.serve.http.codecs.predict import read_predict
 from halfeven.serve.http.codecs.predict_bodies import read_body_of

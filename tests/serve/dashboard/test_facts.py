@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer, PreparedVersion
 from halfeven.serve.dashboard.facts import HEIGHT, WIDTH, answer_facts, badge, duration, phrase, sparkline
 from halfeven.serve.versions.traffic.recent import BINS, Bin

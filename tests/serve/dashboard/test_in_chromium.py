@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from halfeven.exporters.report.page import render_html
-from halfeven.models.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.finetune.jobs.records.database import DATABASE
 from halfeven.serve.finetune.jobs.records.job_store import JobStore

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
-from halfeven.models.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.http.page_headers import OWN_PAGE, POLICY
 from halfeven.serve.versions.orders import record

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import EngineFailed, Overloaded
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.datatypes import DATATYPES
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer
 from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.grpc_server import AHEAD

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.grpc import calls
 from halfeven.serve.http.codecs import predict_bodies
 from halfeven.serve.http.routes import infer

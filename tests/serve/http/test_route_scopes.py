@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadSetting
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.http.connection import hot_protocol
 from halfeven.serve.http.error_mapping import ForeignHost, ForeignPage
 from halfeven.serve.http.page_headers import OWN_PAGE, POLICY

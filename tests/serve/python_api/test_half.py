@@ -27,7 +27,7 @@ from halfeven.models.errors import (
     ParityRefused,
     UnknownName,
 )
-from halfeven.models.store import LIVE, REFUSED
+from halfeven.models.store.store import LIVE, REFUSED
 from halfeven.serve.cli.asking import ask
 from halfeven.serve.python_api import serving
 from torch import nn

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 
 from tests.kept import kept_store
 from tests.model_folders import LINEAR, samples_of, write_folder

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadSetting, NotReady, UnknownName
-from halfeven.models.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.access.client_key import VARIABLE
 from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
 from halfeven.serve.cli.asking import ask

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from halfeven.models.errors import BadSetting, NotReady
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
 from halfeven.serve.server import alone_with
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.cli import asking
 from halfeven.serve.cli.asking import ask
 

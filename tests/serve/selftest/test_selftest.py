@@ -26,7 +26,7 @@ from halfeven.models.engines.switched_off import (
     features_off,
 )
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.models.value_range import ValueRange
+from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.selftest import check_onnx
 from halfeven.serve.selftest.check_out_of_memory import NO_DEVICE_HAS
 from halfeven.serve.selftest.nets import CPU, Net

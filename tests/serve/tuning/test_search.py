@@ -12,9 +12,9 @@ import torch
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.onnx_engine import OnnxEngine
-from halfeven.models.manifest import digest_of, sha256_of
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store, Version
+from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.store.manifest import digest_of, sha256_of
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.tuning.delay import DELAYS_US, Simulated, best_delay, simulate

@@ -1,6 +1,6 @@
 """A version of small files, published without a conversion."""
 
-from halfeven.models.store import LIVE, Store
+from halfeven.models.store.store import LIVE, Store
 
 
 def publish(store: Store, text: str) -> int:

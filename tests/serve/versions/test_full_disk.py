@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 from tests.models.full_disk import fill_the_disk
 from tests.serve.versions.traffic.conftest import Versions, call, infer, serving, until

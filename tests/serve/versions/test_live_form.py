@@ -7,11 +7,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters import reprove
-from halfeven.exporters.convert import Conversion, Options, convert
+from halfeven.exporters.conversion.convert import Conversion, Options, convert
+from halfeven.exporters.on_device import reprove
 from halfeven.models.engines.live_engine import LiveEngine
 from halfeven.models.errors import BadInput, EngineFailed
-from halfeven.models.store import LIVE, REFUSED, Store
+from halfeven.models.store.store import LIVE, REFUSED, Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import DamagedFile
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.versions import orders
 from halfeven.serve.versions.orders import (
     TrafficOrders,

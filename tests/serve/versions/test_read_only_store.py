@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import BadSetting, StoreUnusable
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions.read_only_store import LinkedStore, state_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models.errors import BadSetting, NotReady, UnknownName
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions.readiness import Readiness
 

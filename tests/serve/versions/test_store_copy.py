@@ -10,8 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 from halfeven.models.errors import BadSetting, Conflict, StoreUnusable
-from halfeven.models.manifest import digest_of
-from halfeven.models.store import Store
+from halfeven.models.store.manifest import digest_of
+from halfeven.models.store.store import Store
 from halfeven.serve.versions.orders import drifted, read_orders
 from halfeven.serve.versions.store_copy import StoreCopy
 from halfeven.serve.versions.store_writer import OwnStore

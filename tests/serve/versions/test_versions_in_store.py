@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import StoreUnusable
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve import server
 from halfeven.serve.cli.main import app
 from typer.testing import CliRunner

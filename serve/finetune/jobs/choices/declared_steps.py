@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .....models.store import Version
+from .....models.store.store import Version
 from .bad_hyperparameter import bad
 from .hyperparameter_table import ALL, HALF_LEVELS, NETS, NONE, QUARANTINE
 

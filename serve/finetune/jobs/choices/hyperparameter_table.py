@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .....models.loss_names import IGNORED
+from .....models.folder.loss_names import IGNORED
 from ...training.loop.setting_names import ALL, HALF_LEVELS, MASK, NETS, NONE, PRECISIONS, REFUSE, SCHEDULES
 
 AUTO = "auto"

@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .....models.optimizer_names import DEFAULT, read_optimizer
+from .....models.folder.optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS

@@ -7,7 +7,7 @@ import numpy as np
 
 from .....exporters.inputs.samples import TARGET, Samples
 from .....models.errors import BadSamples
-from .....models.loss_names import (
+from .....models.folder.loss_names import (
     CLASS_LOSSES,
     LOSSES,
     LOSSES_OF_KIND,
@@ -15,7 +15,7 @@ from .....models.loss_names import (
     OWN_LOSS,
     short_name,
 )
-from .....models.spec import ModelSpec
+from .....models.spec.spec import ModelSpec
 from ...data.datasets import named_rows
 from ...training.loop.setting_names import MASK
 from .bad_hyperparameter import bad, shown

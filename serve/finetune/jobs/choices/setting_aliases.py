@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
+from .....models.folder.optimizer_names import DEFAULT, OPTIMIZERS
 from .....models.nearest_name import nearest_name
-from .....models.optimizer_names import DEFAULT, OPTIMIZERS
 from .bad_hyperparameter import bad, shown
 
 OPTIMIZER, PRECISION, LEVEL = "optimizer", "precision", "opt_level"

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from .....models.store import Version
+from .....models.store.store import Version
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import HALF_LEVELS, HEAD, LORA
 

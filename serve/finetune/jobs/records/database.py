@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from .....models.durable import free_there, no_space_left
 from .....models.errors import DamagedFile, DiskFull, StoreError
+from .....models.files.durable import free_there, no_space_left
 
 DATABASE = "halfeven.db"  # in the store
 SCHEMA_VERSION = 4

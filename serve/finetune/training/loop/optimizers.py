@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .....models.optimizer_names import OPTIMIZERS
+from .....models.folder.optimizer_names import OPTIMIZERS
 from .norm_look import norms_of
 from .training_terms import Settings, Stopped
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .....models.optimizer_names import DEFAULT
+from .....models.folder.optimizer_names import DEFAULT
 from .setting_names import EMULATED, SCHEDULES
 
 GRADIENT_OVERFLOW = "gradient overflow"

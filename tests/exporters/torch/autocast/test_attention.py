@@ -12,7 +12,7 @@ from halfeven.exporters.torch.autocast.emulation import Emulation, half_rounding
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import rewrite
 from halfeven.exporters.torch.onnx_form.export import write_onnx
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 

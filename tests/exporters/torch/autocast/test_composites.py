@@ -9,7 +9,7 @@ from halfeven.exporters.torch.autocast.composites import open_composites
 from halfeven.exporters.torch.autocast.plan import make_plan, op_name
 from halfeven.exporters.torch.autocast.policy import LISTS
 from halfeven.exporters.torch.autocast.rewrite import rewrite
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch._ops import OpOverload

@@ -16,7 +16,7 @@ from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import ExportFailed
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable, walk
 from torch.fx import Node
 

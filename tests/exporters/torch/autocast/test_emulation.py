@@ -6,7 +6,7 @@ from halfeven.exporters.torch.autocast.dtypes import Dtypes, Typing
 from halfeven.exporters.torch.autocast.emulation import Emulation, half_rounding, mantissa_rounding
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import Autocast, rewrite
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from hypothesis import given
 from hypothesis import strategies as st

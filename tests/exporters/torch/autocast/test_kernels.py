@@ -8,7 +8,7 @@ from halfeven.exporters.graph.actions import Action
 from halfeven.exporters.torch.autocast.kernels import HalfKernels, keep_without_kernel
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import rewrite
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable, walk
 from torch import Tensor, nn
 

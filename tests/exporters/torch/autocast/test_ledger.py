@@ -10,7 +10,7 @@ from halfeven.exporters.policy.weights import measure
 from halfeven.exporters.torch.autocast.ledger import weigh
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import rewrite
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 

@@ -20,7 +20,7 @@ from halfeven.exporters.torch.autocast.placement import (
 from halfeven.exporters.torch.autocast.plan import PrecisionPlan, make_plan
 from halfeven.exporters.torch.autocast.rewrite import HalfProgram, rewrite
 from halfeven.exporters.torch.forms import cast_map, saved_bytes
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -7,7 +7,7 @@ import torch
 from halfeven.exporters.graph.actions import Action, Kept
 from halfeven.exporters.torch.autocast.plan import PrecisionPlan, make_plan, module_path, op_name
 from halfeven.models.errors import BadSetting
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch.fx import GraphModule

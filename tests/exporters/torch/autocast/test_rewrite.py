@@ -15,7 +15,7 @@ from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import CASTS, Autocast, HalfProgram, rewrite, stored_bytes
 from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.engines.true_fp32 import use_true_fp32
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import on_device, runnable
 from torch import Tensor, nn
 from torch.export import ExportedProgram

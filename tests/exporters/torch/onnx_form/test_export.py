@@ -18,9 +18,9 @@ from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.onnx_form.ops import written_out
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import ExportFailed
-from halfeven.models.package import Precision
+from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
-from halfeven.models.spec import Dim
+from halfeven.models.spec.spec import Dim
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 

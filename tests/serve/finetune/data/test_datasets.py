@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, BadSamples
-from halfeven.models.loss_names import IGNORED
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.value_range import ValueRange
+from halfeven.models.folder.loss_names import IGNORED
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.finetune.data.datasets import (
     TrainingData,
     check_no_overlap,

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from halfeven.exporters.inputs.picture_folder import read_pictures
 from halfeven.models.errors import BadSamples
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.data.datasets import TrainingData, read_training
 from halfeven.serve.finetune.data.tables import CSV, JSON_LINES, PARQUET, pictures_of, tensors_of
 from PIL import Image

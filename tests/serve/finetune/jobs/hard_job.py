@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 # Dropout and BatchNorm; a batch of 16 goes through the model in two parts.
 NET = """

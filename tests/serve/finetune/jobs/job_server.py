@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.cli.demo_stage import await_port
 

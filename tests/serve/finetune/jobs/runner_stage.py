@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from halfeven.models.store import Store, Version
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_folder import JobFolder
 from halfeven.serve.finetune.jobs.job_runner import JobRunner

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.promotions import record_promotion
-from halfeven.models.store import LIVE, REFUSED, Store, Version
+from halfeven.models.store.promotions import record_promotion
+from halfeven.models.store.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.finetune.jobs import concluding
 from halfeven.serve.finetune.jobs.concluding import Cancelled, Conclusion, JobFailed
 from halfeven.serve.finetune.jobs.records.job_store import JobStore

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import Caller
 from safetensors.numpy import load_file, save_file
 

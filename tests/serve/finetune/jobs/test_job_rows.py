@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadSamples, NotReady
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store, Version
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.finetune.jobs import job_rows, row_reader
 from halfeven.serve.finetune.jobs.job_rows import (
     Asked,

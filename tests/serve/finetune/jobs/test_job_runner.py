@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import NotReady
-from halfeven.models.store import Version
+from halfeven.models.store.store import Version
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs import job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost, ends_stale

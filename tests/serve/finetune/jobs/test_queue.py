@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.usable_cores import usable_cores
+from halfeven.models.machine.usable_cores import usable_cores
 from halfeven.serve.finetune.client.sweep import summary_of, sweep, sweep_exit_code, table_of
 from rich.console import Console
 

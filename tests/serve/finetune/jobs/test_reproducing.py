@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import BadInput
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.cli.main import app
 from halfeven.serve.finetune.jobs import reproducing
 from halfeven.serve.finetune.jobs.reproducing import DataGone, reproduce, sentence_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from halfeven.models.errors import StoreError
 from halfeven.models.order.one_order import Order
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.concluding import Paused
 from halfeven.serve.finetune.jobs.records.job_store import JobStore

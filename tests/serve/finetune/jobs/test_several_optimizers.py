@@ -10,11 +10,11 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
-from halfeven.exporters import convert as convert_module
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.manifest import sha256_of
-from halfeven.models.package import read_folder
-from halfeven.models.store import Store, Version
+from halfeven.exporters.conversion import convert as convert_module
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.folder.package import read_folder
+from halfeven.models.store.manifest import sha256_of
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.finetune.jobs.choices.bad_hyperparameter import BadHyperparameter
 from halfeven.serve.finetune.jobs.choices.declared_steps import check_settings
 from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters

@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
 from halfeven.serve.cli.demo import shifted, write_training_file

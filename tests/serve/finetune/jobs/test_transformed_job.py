@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 import pyarrow
 import pytest
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from pyarrow import parquet
 from safetensors.numpy import save_file
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.errors import Overloaded
-from halfeven.models.manifest import sha256_of
-from halfeven.models.store import Store
+from halfeven.models.store.manifest import sha256_of
+from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.finetune.client.dry_run import comparison_of
 from halfeven.serve.finetune.data.files import Files, Upload

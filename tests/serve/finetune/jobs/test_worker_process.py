@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from halfeven.models.usable_cores import Cores
+from halfeven.models.machine.usable_cores import Cores
 from halfeven.serve.finetune.jobs import worker_process
 from halfeven.serve.finetune.jobs.worker_process import Child
 
@@ -112,7 +112,7 @@ def until_gone(status: Path) -> None:
 def test_the_process_of_a_job_is_told_of_the_quota_of_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfeven.models.usable_cores.cores_here", lambda: Cores(64, 64, 1.5))
+    monkeypatch.setattr("halfeven.models.machine.usable_cores.cores_here", lambda: Cores(64, 64, 1.5))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with started(tmp_path, "import json, os\nprint(json.dumps({**os.environ}))") as child:
         (found,) = whole_lines(child)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.subject import FurtherVerdict
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.exporters.proof.subject import FurtherVerdict
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.judging.gate import GateTerms, judge, predictions
 from halfeven.serve.finetune.judging.judging_sets import HELD_OUT, JUDGING
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.judging.joining import MOST_JOINED, MOST_JUDGING, evenly, with_joined
 
 SPEC = ModelSpec(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from halfeven.models.spec import Dim, TensorSpec
+from halfeven.models.spec.spec import Dim, TensorSpec
 from halfeven.serve.finetune.judging.judging_metrics import (
     graded,
     log_odds,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.judging.judging_sets import (
     HELD_OUT,
     JUDGING,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from halfeven.models.kernel_costs import KINDS, Cost
+from halfeven.models.machine.kernel_costs import KINDS, Cost
 from halfeven.serve.finetune.training.precision_warning import slow_precision
 from torch import nn
 

@@ -21,8 +21,8 @@ import numpy as np
 import openai
 import pytest
 from halfeven.models.errors import BadInput
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store, Version
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.finetune.client.dry_run import dry_run

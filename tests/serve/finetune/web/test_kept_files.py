@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models.errors import DiskFull, StoreError, UnknownName
-from halfeven.models.reserve import keep_reserve
+from halfeven.models.store.reserve import keep_reserve
 from halfeven.serve.access.keys import Owners
 from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.records.job_store import JobStore

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.codecs.numpy_files import NPZ_TYPE, write_npz
 from halfeven.serve.http.codecs.predict import read_predict

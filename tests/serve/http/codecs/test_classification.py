@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import BadRequest
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.classification import classify
 from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import BadRequest, EngineFailed
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.datatypes import DATATYPES
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import NO_TERMS
 from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec, InferRequest

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.metadata import model_config, model_metadata, model_statistics
 
 BATCH, FREE = Dim(), Dim(2, 512, "length")

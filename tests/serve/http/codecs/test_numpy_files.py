@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import BadRequest, TooLarge
+from halfeven.models.spec.datatypes import DATATYPES
 from halfeven.serve.http.codecs.numpy_files import read_npy, read_npz, write_npy, write_npz
 from halfeven.serve.http.limits.memory_budget import unlimited
 

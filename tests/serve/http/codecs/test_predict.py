@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.predict import read_predict, write_predict
 from halfeven.serve.http.limits.memory_budget import unlimited
 

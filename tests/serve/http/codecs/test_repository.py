@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.metadata import model_config
 from halfeven.serve.http.codecs.repository import read_index, read_load, read_unload
 

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 from halfeven.models.errors import HalfevenError, Overloaded, TooLarge
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.http.caller import lend, read_body
 from halfeven.serve.http.content_coding import decoded
 from halfeven.serve.http.limits.bounds import ServerBounds

@@ -41,7 +41,8 @@ def table() -> dict[str, tuple[str, str]]:
 
 # The files and folders whose modules read what strangers made: their constants with MAX or MOST in the name are bounds.
 READERS = (
-    "models/package.py", "models/model_keys.py", "models/tensor_reader.py", "models/stored_json.py",
+    "models/folder/package.py", "models/folder/model_keys.py", "models/folder/tensor_reader.py",
+    "models/files/stored_json.py",
     "models/archive", "models/pictures",
     "exporters/onnx/reading", "exporters/importing", "exporters/inputs/samples.py", "serve/finetune/data",
     "serve/access/key_file.py", "serve/http/codecs/multipart.py", "serve/http/codecs/numpy_files.py",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import EngineFailed, Overloaded
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters, Phase
 from halfeven.serve.batching.device import DeviceThread

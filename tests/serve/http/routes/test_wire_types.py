@@ -10,9 +10,9 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.errors import BadInput
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings
 from PIL import Image

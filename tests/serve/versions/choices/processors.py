@@ -21,7 +21,7 @@ from halfeven.models.engines.cpu.setup import (
     WITHOUT_LOCK,
     CpuSetup,
 )
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
 from halfeven.serve.versions.loading.tuned import Way
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines.cpu.setup import CpuSetup
-from halfeven.models.spec import ModelSpec
-from halfeven.models.store import Store, Version
+from halfeven.models.spec.spec import ModelSpec
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.errors import NotReady
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.versions.choices import remeasuring
 from halfeven.serve.versions.choices.remeasuring import FIRST_S, LONGEST_S, Remeasuring

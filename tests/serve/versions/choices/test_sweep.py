@@ -18,7 +18,7 @@ from halfeven.models.engines.cpu.setup import (
     WITHOUT_LOCK,
     CpuSetup,
 )
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
 from halfeven.serve.versions.choices import sweep as sweep_file
 from halfeven.serve.versions.choices.budget import MeasuringBudget

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines.cpu.setup import PACKED_PRODUCTS, CpuSetup
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.versions.loading import kept_setups, tuned
 from halfeven.serve.versions.loading.cpu_choice import CpuChoice, TimedSetup
 from halfeven.serve.versions.loading.kept_setups import KeptSetup, keep_setup, kept_setup, measured_setup

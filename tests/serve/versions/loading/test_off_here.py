@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters import environment, selftest_record
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.selftest_record import keep_record, records_of
+from halfeven.exporters.on_device import environment, selftest_record
+from halfeven.exporters.on_device.selftest_record import keep_record, records_of
 from halfeven.models.archive.archive import save_program
 from halfeven.models.engines.switched_off import (
     CUDA_GRAPHS,
@@ -26,7 +26,7 @@ from halfeven.models.engines.switched_off import (
 )
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import NotReady
-from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place

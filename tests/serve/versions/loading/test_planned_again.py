@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs.samples import Samples, stored_samples
-from halfeven.exporters.road import travel
-from halfeven.exporters.subject import Subject
+from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
-from halfeven.models.package import Precision
-from halfeven.models.store import Store, Version
+from halfeven.models.folder.package import Precision
+from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import planned_again

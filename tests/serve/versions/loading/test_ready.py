@@ -17,9 +17,9 @@ from halfeven.models.archive.archive import save_program
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import NotReady
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import LIVE, Store, Version
-from halfeven.models.wire import Wire
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.wire import Wire
+from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import candidate_forms as measuring

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from safetensors.torch import save_file
 
 from tests.model_folders import write_folder
@@ -150,7 +150,7 @@ from pathlib import Path
 import torch
 import halfeven.serve.server
 from halfeven.models.engines.load import load_original
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 
 load_original(Store(Path(sys.argv[1])).live("net"), "torch", torch.device("cpu"))
 print(sorted({"sympy", "onnx", "onnxruntime", "jinja2"} & set(sys.modules)))

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from halfeven.models.engines import engine
 from halfeven.models.errors import HalfevenError
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import LIVE, REFUSED, Store, Version
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
 from halfeven.serve.server import build

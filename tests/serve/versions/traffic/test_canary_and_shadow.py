@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed
-from halfeven.models.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.versions.traffic.split import Sticky
 
 from tests.serve.versions.traffic.conftest import (

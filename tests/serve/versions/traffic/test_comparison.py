@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import Store
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.store import Store
 from halfeven.serve.versions.traffic.comparison import BOUNDS_U, AnswerComparison, Scale, scale_of
 
 U = 2.0**-11

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.errors import DamagedFile, DiskFull, EngineFailed, NotReady, StoreUnusable
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.director import Director

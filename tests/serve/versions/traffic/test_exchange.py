@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.engines.cpu.setup import CpuSetup
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from halfeven.models.errors import NotReady
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.director import Director

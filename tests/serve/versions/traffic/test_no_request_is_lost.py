@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions.traffic import loaded_version

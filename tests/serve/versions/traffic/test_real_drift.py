@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.engines.cpu.scripted import Straight
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.orders import events
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from halfeven.models.errors import EngineFailed
-from halfeven.models.store import Store
+from halfeven.models.store.store import Store
 from halfeven.serve.versions.director import Director
 from halfeven.serve.versions.orders import events
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
-from halfeven.models.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.loading.release import give_back
 from torch.fx import graph_module

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.errors import BadInput, BadSamples
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters
 from halfeven.serve.finetune.jobs.choices.loss_choice import check_targets, losses_by_output
 

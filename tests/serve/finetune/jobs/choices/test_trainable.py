@@ -9,8 +9,8 @@ import numpy as np
 import openai
 import pytest
 import torch
-from halfeven.exporters.convert import Options, convert
-from halfeven.models.store import Store
+from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.models.store.store import Store
 from halfeven.serve.finetune.jobs.reproducing import reproduce
 from safetensors.numpy import load_file
 from torch import nn

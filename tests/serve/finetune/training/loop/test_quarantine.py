@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.data.datasets import TrainingData, read_training
 from halfeven.serve.finetune.training.loop import amp
 from halfeven.serve.finetune.training.loop.training_terms import Settings

@@ -1,0 +1,370 @@
+"""Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ...models.capture.capture import Captured as CapturedProgram
+from ...models.capture.capture import capture
+from ...models.engines.live_engine import LIVE_FILE, is_current
+from ...models.errors import (
+    BadInput,
+    BadSamples,
+    BadSetting,
+    CannotConvert,
+    CaptureFailed,
+    DamagedFile,
+    HalfevenError,
+    NewerFormat,
+    NotRun,
+    OrderEnded,
+)
+from ...models.folder.model_keys import LEVELS
+from ...models.folder.package import ModelFolder, Precision, check_program
+from ...models.order.one_order import one_order
+from ...models.spec.spec import ModelSpec
+from ...models.store.manifest import sha256_of
+from ...models.store.promotions import was_cut_off
+from ...models.store.store import LIVE, Store, Version
+from ..guessing.bare import folder_at
+from ..guessing.given_samples import laid_out
+from ..inputs.samples import Samples, checked_samples, load_samples, read_tensors
+from ..inputs.synthetic import generate
+from ..live.forms import live_subject
+from ..on_device.environment import environment
+from ..onnx.conversion import NotPlanned, read_foreign
+from ..onnx.forms import foreign_subject
+from ..proof.maker import Maker, Notify
+from ..proof.subject import CPU, Subject
+from ..report.evidence import SOURCE_SUFFIXES, files_of
+from ..report.version_facts import facts_of
+from ..torch.forms import ProgramForms
+from .road import travel
+from .signature_change import signature_change
+
+GENERATED = 32
+# Ranges (least, largest) of generated integers, tried in this order if the model fails with the usual range.
+SMALLER_IDS = ((0, 31), (0, 7), (1, 1), (0, 0))
+# Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
+READ_BY_CODE = (
+    ".npy", ".npz", ".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".csv", ".tsv", ".yaml", ".yml",
+)  # fmt: skip
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a conversion beyond the folder; None: as the folder has it. ``search``, ``device``: as in
+    `Subject`.
+
+    ``all_forms``: refuse a model that cannot have all of ``forms``.
+    """
+
+    forms: tuple[str, ...] = ("torch", "onnx")
+    level: str | None = None
+    dtype: str | None = None
+    keep: tuple[str, ...] = ()
+    samples: Path | None = None
+    new_signature: bool = False
+    search: bool | None = False
+    device: torch.device = CPU
+    all_forms: bool = False
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A published version with its facts; ``unchanged`` where the folder gave no new one."""
+
+    version: Version
+    facts: Mapping[str, Any]
+    unchanged: bool = False
+
+    @property
+    def asked_passed(self) -> bool:
+        """Whether every form that was attempted passed."""
+        return all(form["passed"] for form in self.facts["forms"].values())
+
+    @property
+    def any_passed(self) -> bool:
+        return any(form["passed"] for form in self.facts["forms"].values())
+
+    def shown(self) -> dict[str, Any]:
+        """The facts with each form's parity report, as `report.render_terminal` takes them."""
+        reports = self.version.json("parity.json")["forms"]
+        forms = {name: form | {"parity": reports.get(name)} for name, form in self.facts["forms"].items()}
+        return {**self.facts, "forms": forms}
+
+
+def convert(
+    folder: Path | ModelFolder, store: Store, options: Options | None = None, notify: Notify = lambda _: None
+) -> Conversion:
+    """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
+
+    Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all or where a
+    bound of the order ends it.
+    """
+    what = folder.spec.name if isinstance(folder, ModelFolder) else folder
+    with one_order() as order, order.bounds_this_process(f"the conversion of {what}"):
+        return _converted(folder, store, options or Options(), notify)
+
+
+def _converted(folder: Path | ModelFolder, store: Store, options: Options, notify: Notify) -> Conversion:
+    read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples, options.name)
+    asked = _asked(read, options)
+    _check_possible(asked, options)
+    fingerprint = _fingerprint(asked, replace(options, all_forms=False))
+    newest = next(_readable(store, asked.spec.name), None)
+    known = max(store.numbers(asked.spec.name), default=0)  # two commands may convert one folder at once
+    made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
+    converted = next(made, None)
+    if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
+        _make_active_if_cut_off(converted, store, notify)
+        return Conversion(converted, facts_of(converted), unchanged=True)
+    asked, samples = _samples(_with_source_noted(asked, newest), options)
+    origin = _origin(asked, fingerprint)
+    if asked.spec.form == "live":
+        check_signature(asked.spec, newest, options.new_signature)
+        version = travel(*live_subject(asked, samples, origin, notify), store, notify, known)
+        return Conversion(version, facts_of(version))
+    if asked.kind == "onnx":
+        version = _foreign(asked, options, samples, origin, newest, known, store, notify)
+        return Conversion(version, facts_of(version))
+    if asked.kind == "program":
+        check_program(asked.folder / asked.source)
+    notify(f"capturing {asked.spec.name}")
+    captured = _captured(asked, samples, options)
+    samples = _in_range(samples, asked.spec, captured.spec)
+    check_signature(captured.spec, newest, options.new_signature)
+    subject = Subject(
+        program=captured.program,
+        spec=captured.spec,
+        samples=samples,
+        precision=asked.precision,
+        forms=options.forms,
+        source=asked.guessed or asked.folder,
+        origin=origin,
+        notes=(*asked.notes, *captured.notes),
+        search=options.search,
+        device=options.device,
+    )
+    version = travel(subject, ProgramForms(subject), store, notify, known)
+    return Conversion(version, facts_of(version))
+
+
+def _make_active_if_cut_off(version: Version, store: Store, notify: Notify) -> None:
+    """A conversion that was killed, or had no room on the disk, may have published the version and no more."""
+    if version.status != LIVE or version.awaits_promotion:
+        return
+    if was_cut_off(store.promotions(version.name), version.number, store.live_number(version.name)):
+        store.promote_published(version, by="conversion")
+        notify(f"{version} is made active: its conversion ended before it was")
+
+
+def _origin(folder: ModelFolder, fingerprint: str) -> dict[str, Any]:
+    """The facts of the manifest that come from the model folder: the source, and the keys of its [training]."""
+    return {
+        "parent": None,
+        "lineage": {"by": "convert"},
+        "source": {"source": folder.source, "path": [str(path.resolve()) for path in folder.path]},
+        "fingerprint": fingerprint,
+        "training": {
+            "metrics": list(folder.metrics),
+            "loss": folder.loss,
+            "transform": folder.transform,
+            "optimizer": folder.own_optimizer,
+            "fp32_modules": list(folder.fp32_modules),
+            "declared_steps": folder.declared_steps,
+        },
+    }
+
+
+def _foreign(
+    asked: ModelFolder,
+    options: Options,
+    samples: Samples,
+    origin: Mapping[str, Any],
+    newest: Version | None,
+    known: int,
+    store: Store,
+    notify: Notify,
+) -> Version:
+    """Convert an ONNX file. It has one form: itself."""
+    notify(f"reading {asked.source}")
+    if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
+        with suppress(NotPlanned):  # then it is served in FP32, with the ranges that model.toml says
+            exact = read_foreign(asked.folder / asked.source, asked)[1]
+            samples = _in_range(samples, asked.spec, exact)
+
+    def made(original_because: str | None) -> Version:
+        def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
+            why = "the file does not run with larger ones; give samples"
+            note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
+            noted = replace(asked, notes=(*asked.notes, *note))
+            return foreign_subject(noted, tried, origin, options.search, notify, original_because)
+
+        subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
+        check_signature(subject.spec, newest, options.new_signature)
+        return travel(subject, maker, store, notify, known)
+
+    try:
+        return made(None)
+    except OrderEnded:
+        raise  # how busy or small the machine is must not decide what serves
+    except CannotConvert as error:  # a node that does not run alone, though the file runs
+        return made(f"it cannot be planned: {error}")
+
+
+def _with_smaller_integers(
+    spec: ModelSpec,
+    samples: Samples,
+    attempt: Callable[[Samples, tuple[int, int] | None], T],
+    failed: type[HalfevenError],
+) -> T:
+    """What ``attempt`` makes of the samples. Where it raises ``failed`` and they were generated, it is tried again with
+    smaller integers (`SMALLER_IDS`): a generated integer may be an index beyond a small table, a start or a size.
+    ``attempt`` is given the samples, and the range of all integers (None: as they were)."""
+    try:
+        return attempt(samples, None)
+    except failed:
+        if samples.source != "generated" or all(tensor.type.is_float for tensor in spec.inputs):
+            raise
+        for ids in SMALLER_IDS:
+            with suppress(failed):
+                return attempt(generate(spec, GENERATED, ids=ids), ids)
+        raise
+
+
+def _range_of(ids: tuple[int, int]) -> str:
+    low, high = ids
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _holds(version: Version) -> bool:
+    """Whether the version that was made of an unchanged model folder can be kept: none of the version's files is
+    damaged, and for a live version the Python files that it imports from outside the folder have not changed. Those
+    are not in the fingerprint."""
+    try:
+        for file in version.manifest["files"]:
+            version.opened(file).close()
+    except DamagedFile:
+        return False
+    return not version.has(LIVE_FILE) or is_current(version)
+
+
+def _readable(store: Store, name: str) -> Iterator[Version]:
+    """The versions, the newest first; not those whose manifest or spec is damaged, which are to be made again. Raises
+    NewerFormat for a version of a later release. Fine-tuned versions have no fingerprint."""
+    for number in reversed(store.numbers(name)):
+        try:
+            version = store.version(name, number)
+            version.spec()
+        except NewerFormat:
+            raise
+        except DamagedFile:
+            continue
+        yield version
+
+
+def _check_possible(asked: ModelFolder, options: Options) -> None:
+    """Raises BadSetting, BadInput where a model of this kind cannot be converted so."""
+    if options.device.type != "cpu" and (asked.spec.form == "live" or asked.kind == "onnx"):
+        raise BadSetting(
+            f"--device {options.device}: expected cpu for an ONNX file and for a live model, which are proven on other "
+            "devices when they are loaded there; only a captured program is planned for one"
+        )
+    if asked.kind == "onnx" and (options.forms == ("torch",) or options.all_forms):
+        raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
+
+
+def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
+    """The folder with the command line's options in place of its own; keep patterns add up."""
+    own = folder.precision
+    level, keep = options.level or own.level, (*own.keep, *options.keep)
+    dtype = options.dtype or (own.dtype if level in LEVELS else None)  # Keras' words mean a dtype too
+    precision = Precision.parse(level, dtype, keep, own.embeddings, "--level/--dtype:")
+    live = "live" in options.forms or (folder.spec.form == "live" and options.forms == Options().forms)
+    form = "live" if live else "auto" if folder.spec.form == "live" else folder.spec.form
+    return replace(folder, precision=precision, spec=replace(folder.spec, form=form))
+
+
+def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Samples]:
+    """The samples that choose and judge, and the folder with a note where given ones repeat others."""
+    if not (path := options.samples or folder.samples):
+        return folder, generate(folder.spec, GENERATED)
+    given = _given(path, folder)
+    if given.count == 0:
+        raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
+    folder = replace(folder, notes=(*folder.notes, *given.notes))
+    samples = given.distinct()
+    if samples.count == given.count:
+        return folder, given
+    note = f"{given.count - samples.count} of {given.count} samples repeat others and are left out"
+    return replace(folder, notes=(*folder.notes, note)), samples
+
+
+def _given(path: Path, folder: ModelFolder) -> Samples:
+    """Samples that were read; of a bare ONNX file in the layout of the file or of the guess."""
+    if folder.guessed is None or folder.kind != "onnx" or path.is_dir():
+        return load_samples(path, folder.spec)
+    return checked_samples(laid_out(read_tensors(path), folder.spec), folder.spec)
+
+
+def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:
+    """Capture the folder. Only the capture finds the size of a table, which the generated samples may exceed."""
+    return _with_smaller_integers(
+        folder.spec,
+        samples,
+        lambda tried, _: capture(folder, tried.arrays),
+        CaptureFailed,
+    )
+
+
+def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
+    """The samples, checked against the ranges that were found; generated ones are made again within them."""
+    if [tensor.range for tensor in asked.inputs] == [tensor.range for tensor in exact.inputs]:
+        return samples
+    if samples.source == "generated":
+        return generate(exact, GENERATED)
+    exact.check_values([samples.arrays[tensor.name] for tensor in exact.inputs], BadSamples)
+    return samples
+
+
+def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = False) -> None:
+    """Raises BadInput where the newest version of the model has other inputs or outputs."""
+    if newest is None or may_change or not (changed := signature_change(newest.spec(), spec)):
+        return
+    raise BadInput(
+        f"'{spec.name}' has changed its signature since {newest}, so its callers would break: {changed}; give "
+        "--new-signature to publish it nevertheless, or another name (--name NAME for a bare file)"
+    )
+
+
+def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolder:
+    """With a note where a bare file makes a new version of a model that was made of another file."""
+    before = newest.manifest.get("source", {}).get("source") if newest is not None else None
+    if asked.guessed is None or before in (None, asked.source):
+        return asked
+    what = f"'{asked.spec.name}' was made of {before} before and is now made of {asked.source}"
+    return replace(asked, notes=(*asked.notes, f"{what}: give --name NAME where that is another model"))
+
+
+def _fingerprint(folder: ModelFolder, options: Options) -> str:
+    """A digest that is equal for equal work: of the folder's bytes, the options, and the libraries."""
+    here = sorted(environment(options.device).items())
+    digest = hashlib.sha256(repr((folder.precision, folder.guessed, options, here)).encode())
+    named = [path for path in (folder.samples, options.samples, *folder.source_files) if path]
+    named += (*folder.weight_files, *folder.net_weights)
+    found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
+    files = {file for file in found if file.is_file()}
+    if folder.guessed is None:  # what lies beside a bare file is not the model's
+        counts = (*SOURCE_SUFFIXES, *(READ_BY_CODE if folder.kind == "python" else ()))
+        files |= {p for p in files_of(folder.folder) if p.is_file() and p.suffix in counts}
+    for path in sorted(files):
+        digest.update(f"\0{path}\0{sha256_of(path)}".encode())
+    return digest.hexdigest()

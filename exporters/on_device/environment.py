@@ -1,0 +1,50 @@
+"""The environment of a proof, which holds for one artefact on one kind of device under one set of libraries."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...models.machine.processor import Processor, this_processor
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The kind of device and the versions of what computes on it: on CUDA also its driver and cuDNN."""
+    below: Mapping[str, Any] = {}
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        kind = f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
+        below = {"driver": _driver(), "cudnn": torch.backends.cudnn.version()}
+    else:
+        kind = _kind_of(this_processor())
+    return {"device": kind, "torch": str(torch.__version__), "onnxruntime": _onnxruntime(), **below}
+
+
+def _kind_of(processor: Processor) -> str:
+    """oneDNN has other kernels than torch, and others again where the processor multiplies a half type itself."""
+    kernels = ["oneDNN", *processor.units()] if processor.onednn else []
+    return ", ".join([f"cpu {processor.machine} {processor.instructions}", *kernels])
+
+
+@cache
+def _driver() -> str:
+    """The NVIDIA driver's version, as the kernel module gives it; empty where it gives none."""
+    try:
+        line = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    except OSError:
+        return ""
+    return next((word for word in line.split() if word[0].isdigit()), "")
+
+
+@cache
+def _onnxruntime() -> str:
+    """ONNX Runtime's version, under any name it is installed as; without importing it (17 MB in a server)."""
+    for name in ("onnxruntime-gpu", "onnxruntime"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "none"

@@ -1,0 +1,120 @@
+"""The gate again, for a version that is in the store: on another device, or for `halfeven parity`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ...models.engines.engine import Engine
+from ...models.engines.load import load_original, original_module
+from ...models.store.store import Version
+from ..gate.verdict import ParityReport
+from ..inputs.samples import Samples
+from ..proof.prove import (
+    Answers,
+    ReferenceRun,
+    Taken,
+    TieTolerance,
+    answers_of,
+    ask_reference,
+    emulated,
+    judged,
+    take,
+    ties_of,
+)
+from .environment import environment
+
+T = TypeVar("T")
+OnDevice = Callable[[Callable[[], T]], T]  # runs a call on the device thread, and waits for it
+
+
+def at_once(call: Callable[[], T]) -> T:
+    """Run the call here: where there is no device thread."""
+    return call()
+
+
+def holds_here(version: Version, device: torch.device) -> bool:
+    """Whether the stored proof was made on this kind of device under these libraries."""
+    return version.read("parity.json", itemgetter("environment")) == environment(device)
+
+
+def reprove(
+    version: Version, half: Engine, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
+) -> ParityReport:
+    """Judge ``half``, loaded on ``device``, against the version's original on the same device.
+
+    ``samples`` are divided as at conversion: the part that chose the plan does not judge.
+    """
+    run = reference_run_of(version, half.precision, device, samples, on_device)
+    return judged(run, half.precision, list(_takes(version, half, device, run, on_device)))
+
+
+def reference_run_of(
+    version: Version, dtype: str, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
+) -> ReferenceRun:
+    """The answers of the version's original on ``device`` to every question of a proof. ``dtype`` is the half's."""
+    spec, form = version.spec(), _original_form(version)
+    _, judging = samples.split()
+    ties = _tie_tolerance(version, dtype, judging)  # before the original is in memory a second time
+    original = on_device(partial(load_original, version, form, device))
+    try:
+        return ask_reference(
+            spec,
+            judging,
+            _on(on_device, answers_of(spec, original)),
+            ties,
+            version.manifest.get("row_operations", 0),
+            _exact(version, form),
+            str(device),
+        )
+    finally:
+        on_device(original.close)
+
+
+def _original_form(version: Version) -> str:
+    """The reference: the program, or what a version has instead (an ONNX file, a live module)."""
+    return "torch" if version.has("original.pt2") else "onnx" if version.has("original.onnx") else "live"
+
+
+def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
+    if not version.has("original.pt2") and version.has("original.onnx"):
+        from ..onnx.stored import stored_ties  # brings onnx, which no other form needs here
+
+        return stored_ties(version, dtype, judging)
+    if not version.has("original.pt2"):
+        return None
+    return ties_of(original_module(version), version.spec(), dtype, judging)
+
+
+def _exact(version: Version, form: str) -> Answers | None:
+    """The original evaluated another way; None for a live module."""
+    if form == "live":
+        return None
+    if form == "torch":
+        from ..torch.autocast.in_double import InDouble
+
+        return emulated(version.spec(), InDouble(original_module(version)))
+    from ..onnx.stored import stored_original
+
+    return stored_original(version)
+
+
+def _takes(
+    version: Version, half: Engine, device: torch.device, run: ReferenceRun, on_device: OnDevice[Any]
+) -> Iterator[Taken]:
+    yield take(run, _on(on_device, answers_of(version.spec(), half)))
+    if half.form == "onnx" and device.type == "cpu":
+        # ONNX Runtime's CPU provider computes FP16 in FP32: the file is judged with true half storage as well
+        from ..onnx.stored import stored_oracle
+
+        yield take(run, stored_oracle(version))
+
+
+def _on(on_device: OnDevice[Any], answers: Answers) -> Answers:
+    def answer(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return on_device(partial(answers, arrays))
+
+    return answer

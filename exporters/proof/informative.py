@@ -1,0 +1,87 @@
+"""Finds out whether the judged samples can prove a half. They cannot if the FP32 model's outputs for all of them are
+empty or zero, or if the half passes only because FP32's own noise is as large as the half's error."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ...models.spec.datatypes import DATATYPES
+from ...models.spec.spec import ParityLimits
+from ..gate.divergence import SENTINEL
+from ..gate.verdict import ParityReport
+from .no_reference import Operation, why_drawn, why_steps
+from .prove import ReferenceRun
+
+_GIVE = "give samples that it has answers to (samples.safetensors in the model's folder, or --samples FILE)"
+
+
+def why_nothing_is_proven(run: ReferenceRun) -> str:
+    """A reason where every answer in floating point is 0 or not finite, or where all answers of one output have no
+    elements or are so large that the gate compares none; empty otherwise.
+
+    Any half that also answers 0 would pass: a mask that generated lengths leave empty, a score below its threshold. So
+    would one that finds nothing where a detector finds nothing, and one that overflows where the gate compares signs
+    alone.
+    """
+    names = [tensor.name for tensor in run.spec.outputs if tensor.type.is_float]
+    asked = [*run.small, *run.bulk, *run.perturbed]
+    every = [tensor.name for tensor in run.spec.outputs] if asked else []
+    if empty := [name for name in every if not any(question.reference[name].size for question in asked)]:
+        return (
+            f"the FP32 model finds nothing in any judged sample ({_listed(empty)} without elements), which proves "
+            f"nothing of a half; {_GIVE}"
+        )
+    if huge := [name for name in names if _only_sentinels(question.reference[name] for question in asked)]:
+        return (
+            f"to every judged sample the FP32 model answers numbers of {SENTINEL:.0e} or more ({_listed(huge)}), which "
+            "count as the values of a mask and are not compared, so nothing is proven of a half; answer in another "
+            f"unit, or {_GIVE}"
+        )
+    informative = any(
+        (np.isfinite(question.reference[name]) & (question.reference[name] != 0)).any()
+        for question in asked
+        for name in names
+    )
+    if informative or not names or not asked:
+        return ""
+    return (
+        f"to every judged sample the FP32 model answers 0 or a number that is not finite ({_listed(names)}), which "
+        f"proves nothing of a half; {_GIVE}"
+    )
+
+
+def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
+    """Whether these arrays have finite numbers, and every one of them is so large (`SENTINEL`) that the gate compares
+    only its sign."""
+    sizes = [
+        np.abs(answer[np.isfinite(answer)].astype(np.float64)) for answer in answers
+    ]  # half has no SENTINEL
+    return any(size.size for size in sizes) and all((size >= SENTINEL).all() for size in sizes)
+
+
+def why_noise_proves_nothing(
+    reports: Iterable[ParityReport], limits: ParityLimits, operations: Sequence[Operation] = ()
+) -> str:
+    """A reason where every output in floating point errs by more than ``limits`` and passes all the same, in each of
+    these reports; empty otherwise.
+
+    No limit is narrower than FP32's own noise (`gate/noise.py`). A map of scores of which generated pictures leave
+    4e-6 is such noise and nothing else.
+    """
+    names = list[str]()
+    for report in reports:
+        outputs = [output for output in report.outputs if DATATYPES[output.datatype].is_float]
+        if not (report.passed and outputs and all(one.max_error_u > limits.max_error_u for one in outputs)):
+            return ""
+        names = [output.name for output in outputs]
+    if not names:
+        return ""
+    return (
+        "the half errs by more than is allowed, and passes only because the FP32 model itself answers the judged "
+        f"samples as differently when it is evaluated another way ({_listed(names)}), which proves nothing of a half; "
+        f"{why_drawn(operations) or why_steps(operations) or _GIVE}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return f"output{'s' * (len(names) > 1)} " + ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,290 @@
+"""Measures the power of a proof: the share of planted faults that the gate would notice on the judged samples.
+
+A fault of known size is added to the result of a node in a run of the FP32 original, the rest of the graph runs, and
+the gate's own rules (`gate.parity.judge`) say whether such a half would be refused. Mutation testing asks the same of a
+test suite (DeMillo, Lipton, Sayward, "Hints on test data selection", 1978).
+
+What is not noticed is explained by more measurements. The result is made smaller, and the fault with it: a rest of the
+graph that then answers far more than before was saturated by these samples. The fault is made larger: where the answers
+err in proportion, the rest of the graph damps it. What neither explains counts as missed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, takewhile
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...models.spec.spec import UNIT_ROUNDOFF
+from ..gate.divergence import SENTINEL
+from ..gate.parity import judge
+from ..gate.power import (
+    BYPASSED,
+    DAMPED,
+    DEAD,
+    EXPONENT,
+    FINE,
+    SATURATED,
+    SIGN,
+    STEP,
+    UNEXPLAINED,
+    Planted,
+    Power,
+)
+from ..gate.trial import Trial
+from ..graph.backend import GraphNode
+from ..graph.original_graph import OriginalGraph, Rest
+from ..policy.classes import Trait, has
+from ..question import Arrays, Question, answers_or_refusal
+from .prove import ReferenceRun, tried
+
+T = TypeVar("T")
+ROWS = 8  # of each run
+ALL_ROWS = 64  # of the second measurement, of a proof that looks blind on `ROWS`
+OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answers: they bound its rows
+MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
+SHARE = 1.0  # of the operations of all questions of a proof; a conversion needs about fifteen times as many
+SMALL = 1 << 33  # operations that are always granted
+_MOVES = (Trait.MOVES, Trait.SEES_SIZES)  # a fault there is one of the node before
+SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's result
+RUNS = 2  # of the whole graph for each node: four faults, of which each runs half of it
+FLIPPED = 0.01  # of the elements
+SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
+# Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
+# as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`. What answers more than `LOUD`
+# may reach the limit on other samples: it is not called damped.
+NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
+LARGER = (4, 16, 64, 256)  # times the fine fault, up to the largest magnitude of the node's result
+IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fault, or as slowly, at most
+
+
+def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
+    """Plant faults at a seeded choice of nodes. Where the first few samples notice too little, more of them are asked
+    before the proof is called blind."""
+    plan = _Planting(run, original, dtype)
+    chosen = plan.chosen()
+    rows, all_rows = plan.rows(ROWS), plan.rows(ALL_ROWS)
+    found = plan.planted(chosen, rows)
+    alike = _samples_alike(run)
+    power = Power(tuple(found.values()), rows, plan.is_constant, alike)
+    blind = [node for node in power.planted if node.is_blind]
+    if blind and not power.is_shown and all_rows > rows:
+        some = {node.node for node in _spread(blind, NODES_AGAIN)}
+        found |= plan.planted([node for node in chosen if node.name in some], all_rows)
+        asked = tuple(node for node in found.values() if not node.is_blind or node.node in some)
+        power = Power(asked, all_rows, plan.is_constant, alike)
+    return power
+
+
+@dataclass(slots=True)
+class _Planting:
+    run: ReferenceRun
+    original: OriginalGraph
+    dtype: str
+    alike: list[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alike = _answers_alike(self.run, self.dtype)
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.alike) and all(self.alike)
+
+    def rows(self, most: int) -> int:
+        """How many judged samples are asked: fewer of a large model."""
+        of_a_row = max((one.nbytes // max(len(one.samples), 1) for one in self.run.bulk), default=1)
+        bound = min(OPERATIONS // max(self.run.row_operations, 1), BYTES // max(of_a_row, 1))
+        return min(most, max(bound, 1), sum(len(question.samples) for question in self.run.bulk))
+
+    def chosen(self) -> list[GraphNode]:
+        """Nodes that compute something of the first judged sample, spread over the graph, as many as the budget
+        allows."""
+        computed = set[str]()
+        for question in _first(self.run.bulk, 1, self.run.spec.batched):
+            self.original.watched(
+                question.inputs, lambda name, result, _: computed.add(name) if _size(result) else None
+            )
+        nodes = [
+            node for node in self.original.nodes() if node.name in computed and not has(node.op, *_MOVES)
+        ]
+        questions = (*self.run.small, *self.run.bulk, *self.run.adversarial, *self.run.perturbed)
+        budget = max(SMALL, SHARE * sum(len(one.samples) for one in questions) * self.run.row_operations)
+        of_a_node = self.rows(ROWS) * self.run.row_operations * RUNS
+        return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, int(budget / max(of_a_node, 1)))))
+
+    def planted(self, chosen: Sequence[GraphNode], rows: int) -> dict[str, Planted]:
+        """Plant faults at these nodes, on ``rows`` judged samples. Gives by the node's name what the gate noticed."""
+        ops = {node.name: node.op for node in chosen}
+        found = dict[str, Planted]()
+        for question in _first(self.run.bulk, rows, self.run.spec.batched):
+            answers = self.original.watched(question.inputs, lambda name, result, rest: None)
+            self.original.watched(
+                question.inputs, _Visit(self, replace(question, reference=answers), ops, found).see
+            )
+        return found
+
+
+@dataclass(slots=True)
+class _Visit:
+    """Plants faults at nodes (name → operation) of one run, and joins what it finds to that of other runs."""
+
+    planting: _Planting
+    question: Question
+    ops: Mapping[str, str]
+    found: dict[str, Planted]
+    seen: set[str] = field(default_factory=set)
+
+    def see(self, name: str, result: Tensor, rest: Rest) -> None:
+        if name in self.ops and name not in self.seen and _size(result):
+            self.seen.add(name)  # a node may have several results
+            one = _Node(self.planting, self.question, result, rest).planted(name, self.ops[name])
+            self.found[name] = self.found[name].joined(one) if name in self.found else one
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node in one run."""
+
+    planting: _Planting
+    question: Question
+    result: Tensor
+    rest: Rest
+
+    def planted(self, name: str, op: str) -> Planted:
+        answers, u = self.question.reference, UNIT_ROUNDOFF[self.planting.dtype]
+        loudest, (response, seen) = self.result, (0.0, False)
+        for fine in _fine_faults(self.result, u):
+            found = self._error(answers, fine)
+            if found[1] or found[0] >= response:
+                loudest, (response, seen) = fine, found
+            if seen:
+                break
+        large = zip((SIGN, EXPONENT), _large_faults(self.result), strict=True)
+        noticed = {kind for kind, faulty in large if self._error(answers, faulty)[1]} | (
+            {FINE} if seen else set()
+        )
+        if seen:
+            return Planted(name, op, frozenset(noticed), response, seen_at_u=SIZE)
+        times, error, seen = self._larger(loudest, u)
+        why = self._why(loudest, response, frozenset(noticed), error / max(times * response, NOTHING**2))
+        return Planted(name, op, frozenset(noticed), response, why, SIZE * times if seen else np.inf)
+
+    def _larger(self, fine: Tensor, u: float) -> tuple[float, float, bool]:
+        """The least of the larger faults that the gate notices, or the largest: as a multiple of the fine fault, with
+        the error of its answers and whether the gate notices it."""
+        times, error, seen = 1.0, 0.0, False
+        for times in takewhile(lambda times: times * SIZE * u <= 1, LARGER):
+            error, seen = self._error(self.question.reference, self.result + (fine - self.result) * times)
+            if seen:
+                break
+        return times, error, seen
+
+    def _why(self, fine: Tensor, response: float, noticed: frozenset[str], growth: float) -> str:
+        """``growth``: of the answers' error with a larger fault, where 1 is in proportion."""
+        loud = SILENT if response <= NOTHING else LOUD
+        if response < SILENT and any(self._when_smaller(fine, scale) >= loud for scale in SCALES):
+            return SATURATED
+        if not (response > NOTHING or {SIGN, EXPONENT} <= noticed):
+            return DEAD if any(self.planting.alike) else BYPASSED
+        if self.planting.is_constant:
+            return DEAD
+        if response <= LOUD and (response <= NOTHING or growth > IN_PROPORTION):
+            return STEP
+        return DAMPED if response <= LOUD and growth >= 1 / IN_PROPORTION else UNEXPLAINED
+
+    def _when_smaller(self, fine: Tensor, scale: float) -> float:
+        held = self.result.abs() < SENTINEL
+        original, half = (torch.where(held, one * scale, one) for one in (self.result, fine))
+        before = answers_or_refusal(lambda _: dict(self.rest(original)), {})
+        if isinstance(before, Exception):
+            return 0.0
+        error, refused = self._error(before, half)
+        return error if np.isfinite(error) else LOUD * refused
+
+    def _error(self, answers: Arrays, faulty: Tensor) -> tuple[float, bool]:
+        """The error of the outputs as a share of the allowed one, and whether the gate refuses it."""
+        run = self.planting.run
+        came = answers_or_refusal(lambda _: dict(self.rest(faulty)), {})
+        trial = tried(self.question.samples, self.question.inputs, answers, came, run.tie_tolerance)
+        report = judge(run.spec, self.planting.dtype, [trial], noise=run.noise)
+        errors = [
+            output.max_error_u / max(output.limit_u, 1e-30) for output in report.outputs if output.scale
+        ]
+        return max(errors, default=0.0), not report.passed
+
+
+def _fine_faults(result: Tensor, u: float) -> Iterator[Tensor]:
+    """The result with an error of one size, whose sign is drawn for each index of axis 1, and of the last axis: rounded
+    weights err so, by the channel."""
+    seeded = torch.Generator().manual_seed(result.numel())
+    for axis in dict.fromkeys((min(1, result.ndim - 1), result.ndim - 1)):
+        shape = [size if axis in (place, -1) else 1 for place, size in enumerate(result.shape)]
+        signs = torch.randint(0, 2, shape, generator=seeded, dtype=torch.int8) * 2 - 1
+        yield _held(result + signs * SIZE * u * _size(result), result)
+
+
+def _large_faults(result: Tensor) -> Iterator[Tensor]:
+    """The result with some signs flipped, and without its exponents. No element becomes larger than the largest: a size
+    that is computed from it stays within reason."""
+    drawn = torch.rand(result.shape, generator=torch.Generator().manual_seed(result.numel()))
+    yield _held(torch.where(drawn <= max(FLIPPED, float(drawn.min())), -result, result), result)
+    mantissa, _ = torch.frexp(result)
+    yield _held(mantissa * _size(result), result)
+
+
+def _held(changed: Tensor, result: Tensor) -> Tensor:
+    """The change, but for sentinels."""
+    return torch.where(result.abs() < SENTINEL, changed, result).to(result.dtype)
+
+
+def _size(result: Tensor) -> float:
+    """The largest magnitude, sentinels left out; 0 where there is none."""
+    held = result.abs().masked_fill(~(result.abs() < SENTINEL), 0.0)
+    return float(held.max()) if held.numel() else 0.0
+
+
+def _spread(several: Sequence[T], most: int) -> list[T]:
+    """At most so many: one of each stretch, by a seeded choice."""
+    drawn = np.random.default_rng(0)
+    parts = np.array_split(np.arange(len(several)), min(most, len(several)) or 1)
+    return [several[int(drawn.choice(part))] for part in parts if len(part)]
+
+
+def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[Question]:
+    for one in questions:
+        if rows <= 0:
+            return
+        yield one.first(rows) if batched else one
+        rows -= len(one.samples)
+
+
+def _answers_alike(run: ReferenceRun, dtype: str) -> list[bool]:
+    """For each output: whether all answers are the same, so that a half which mixes the samples up would pass."""
+    trials = [Trial(one.samples, *pair) for one, pair in _beside_others(run, lambda one: one.reference)]
+    return [one.passed for one in judge(run.spec, dtype, trials, noise=run.noise).outputs]
+
+
+def _samples_alike(run: ReferenceRun) -> bool:
+    """Whether there are several samples, and all are the same."""
+    pairs = list(_beside_others(run, lambda one: one.inputs))
+    return bool(pairs) and all(
+        np.array_equal(one[name], other[name]) for _, (one, other) in pairs for name in one
+    )
+
+
+def _beside_others(
+    run: ReferenceRun, side: Callable[[Question], Arrays]
+) -> Iterator[tuple[Question, tuple[Arrays, Arrays]]]:
+    """One side of every question, beside that of other samples: of the row before, or of the next question where each
+    has one row. Of a single sample its perturbed copies are such others."""
+    alone = len({sample for one in run.bulk for sample in one.samples}) < 2
+    asked = run.perturbed if alone else run.bulk
+    several = [one for one in asked if len(one.samples) > 1] if run.spec.batched else []
+    for one in several:
+        yield one, (side(one), {name: np.roll(array, 1, 0) for name, array in side(one).items()})
+    if not several:
+        for one, other in pairwise(asked):
+            yield one, (side(one), side(other))

@@ -1,0 +1,78 @@
+"""The optimizers that a training may have: the classes of torch.optim by their names, with torch's own arguments.
+
+The rate and the decay of weights are settings of a job, and no arguments here. Needs nothing, not even torch.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..nearest_name import nearest_name
+
+DEFAULT = "AdamW"
+_ADAM = ("betas", "eps", "amsgrad", "foreach", "fused")
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "AdamW": _ADAM,
+    "Adam": _ADAM,
+    "NAdam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay", "foreach"),
+    "RAdam": ("betas", "eps", "decoupled_weight_decay", "foreach"),
+    "Adamax": ("betas", "eps", "foreach"),
+    "Adagrad": ("lr_decay", "initial_accumulator_value", "eps", "foreach", "fused"),
+    "Adadelta": ("rho", "eps", "foreach"),
+    "RMSprop": ("alpha", "eps", "momentum", "centered", "foreach"),
+    "SGD": ("momentum", "dampening", "nesterov", "foreach", "fused"),
+}
+SWITCHES = frozenset(("amsgrad", "foreach", "fused", "decoupled_weight_decay", "centered", "nesterov"))
+_BELOW_ONE = frozenset(("rho", "alpha", "momentum"))
+# As other libraries write them: https://huggingface.co/docs/transformers (optim), Keras (lower case).
+ALIASES: Mapping[str, str] = {
+    "adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "adamw_hf": "AdamW", "adam_w": "AdamW",
+}  # fmt: skip
+
+
+def read_optimizer(value: Any) -> dict[str, Any]:
+    """``{"name": …, ARGUMENT: …}`` of a name or of such a table, with torch's spelling of the name. Raises ValueError
+    with what was expected, what came and what to do."""
+    found = {"name": value} if isinstance(value, str) else value
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise ValueError(
+            f"expected a name such as 'SGD', or {{'name': 'SGD', 'momentum': 0.9}}, got {value!r:.80}"
+        )
+    spelt = {**{name.lower(): name for name in OPTIMIZERS}, **ALIASES}
+    if (name := spelt.get(found["name"].lower())) is None:
+        raise ValueError(
+            f"expected one of {', '.join(OPTIMIZERS)}, got {found['name']!r:.80}; another one is made by a function of "
+            "the model folder that model.toml names ([training] optimizer = 'optim.py:make')"
+        )
+    for argument, given in found.items():
+        if argument != "name":
+            _check(name, argument, given)
+    if found.get("nesterov") and (not found.get("momentum") or found.get("dampening")):
+        raise ValueError("nesterov needs a momentum above 0 and no dampening")
+    return {**found, "name": name}
+
+
+def _check(name: str, argument: str, given: Any) -> None:
+    if argument not in (known := OPTIMIZERS[name]):
+        near = nearest_name(argument, known)
+        raise ValueError(
+            f"{name} has no argument {argument!r}; the nearest of {', '.join(known)} is '{near}'. weight_decay and "
+            "learning_rate are settings of their own"
+        )
+    if argument in SWITCHES:
+        expected, fits = "true or false", isinstance(given, bool)
+    elif argument == "betas":
+        pair = isinstance(given, list | tuple) and len(given) == 2
+        expected, fits = (
+            "two numbers from 0 to below 1",
+            pair and all(_number(one) and one < 1 for one in given),
+        )
+    elif argument in _BELOW_ONE:
+        expected, fits = "a number from 0 to 1", _number(given) and given <= 1
+    else:
+        expected, fits = "a number from 0 on", _number(given)
+    if not fits:
+        raise ValueError(f"{argument}: expected {expected}, got {given!r:.80}")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")

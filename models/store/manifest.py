@@ -1,0 +1,97 @@
+"""The manifest of a version: the digest of each of its files, and the facts of its conversion. It is read strictly."""
+
+import errno
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import DamagedFile, NewerFormat
+from ..files.durable import READABLE, fsync
+from ..files.stored_json import stored_json
+
+LIVE, REFUSED = "live", "refused"
+# Of a version's folder. It rises with a change that older releases would misread; a manifest without one is of 1.
+# In format 1 the files of the original are named ``whole.*`` (`older_names.py`).
+FORMAT = 2
+
+
+def read_manifest(path: Path) -> Mapping[str, Any]:
+    """Raises DamagedFile naming the file and what is wrong with it, NewerFormat where a later release wrote it."""
+    try:
+        manifest = stored_json(path)
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error.strerror}; {restored(error)}") from error
+    except ValueError as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; {restored()}") from error
+    if not (
+        isinstance(manifest, dict)
+        and {"status", "digest", "files"} <= manifest.keys()
+        and isinstance(manifest["files"], dict)
+    ):
+        raise DamagedFile(
+            f"{path} is not a manifest: it needs status, digest and files; convert the model again"
+        )
+    if type(found := manifest.get("format", 1)) is int and found > FORMAT:
+        raise NewerFormat(
+            f"{path} has format {found}, and this release of halfeven reads 1 to {FORMAT}: a later one wrote it; use "
+            "that one, or convert the model again"
+        )
+    if fault := _fault_of(manifest):
+        raise DamagedFile(f"{path} is damaged: {fault}; {restored()}")
+    return manifest
+
+
+def restored(error: OSError | None = None) -> str:
+    """The advice for a file of a version that is missing or damaged. ``error``: the error of opening the file."""
+    if error is not None and error.errno in (errno.EACCES, errno.EPERM):
+        return "let the user who runs this read it"
+    return "where the folder is still being copied, wait; else restore the file or convert the model again"
+
+
+def _fault_of(manifest: Mapping[str, Any]) -> str | None:
+    """The first thing in a manifest that a conversion never writes, as a sentence; None where there is none.
+
+    The files themselves are compared with their digests when each is read.
+    """
+    if manifest["status"] not in (LIVE, REFUSED):
+        return f"its status is {str(manifest['status'])[:40]!r}, expected {LIVE!r} or {REFUSED!r}"
+    if not all(isinstance(found, str) for found in manifest["files"].values()):
+        return "a digest of a file is no text"
+    if manifest["digest"] != digest_of(manifest["files"]):
+        return "its digest is not that of its files"
+    if type(found := manifest.get("format", 1)) is not int or found < 1:
+        return f"its format is {str(found)[:40]!r}, expected 1 to {FORMAT}"
+    forms = manifest.get("forms", {})
+    if not isinstance(forms, dict) or not all(
+        isinstance(found, dict) and type(found.get("passed")) is bool for found in forms.values()
+    ):
+        return "its forms are not each passed or refused"
+    return None
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """The version's own digest: over the names and digests of its files."""
+    text = "".join(f"{name}\0{sha}\n" for name, sha in files.items())
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
+    """Write ``manifest.json``: ``facts`` beside the digests of all files of the folder. Every file is readable for all
+    and on the disk when this returns."""
+    files = {
+        path.relative_to(folder).as_posix(): sha256_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = {**facts, "format": FORMAT, "status": status, "digest": digest_of(files), "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
+        fsync(path)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

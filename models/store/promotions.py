@@ -1,0 +1,83 @@
+"""Which versions were made active, by whose order and in place of which one; and the lock under which that changes.
+
+    <store>/models/<name>/promotions.json   {"2": {"first": {"over": 1, "by": "operator", "at": …}, "last": {…}}}
+    <store>/models/<name>/.promoting        locked (flock) while the alias is compared and moved
+
+The first and the last promotion of each version are kept: the file grows with the versions, not with the calls.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import DamagedFile
+from ..files.durable import READABLE, replace_text
+from ..files.stored_json import stored_json
+
+Promotions = Mapping[int, Mapping[str, Any]]  # number → first and last, each with over, by and at
+
+
+@contextmanager
+def alias_lock(folder: Path) -> Iterator[None]:
+    """One promotion or rollback of a model at a time, over all processes and threads."""
+    path = folder / ".promoting"
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, os.O_RDWR | flags, READABLE)
+    except PermissionError:  # another user made it: reading is enough to lock on a local disk
+        handle = os.open(path, os.O_RDONLY | flags)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # with the handle the lock goes
+
+
+def read_promotions(folder: Path) -> Promotions:
+    """Every version of the model that was ever made active. Raises DamagedFile."""
+    path = folder / "promotions.json"
+    try:
+        saved = stored_json(path)
+        return {
+            int(number): {key: _entry(found[key]) for key in ("first", "last")}
+            for number, found in saved.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedFile(
+            f"{path} cannot be read ({error}); remove it: promoting goes on, and what stood in it is forgotten"
+        ) from error
+
+
+def _entry(saved: Any) -> Mapping[str, Any]:
+    """Raises as a damaged file makes it."""
+    return {key: saved[key] for key in ("over", "by", "at")}
+
+
+def record_promotion(folder: Path, number: int, over: int | None, by: str) -> None:
+    """Record a promotion. Hold `alias_lock`. Durable when this returns."""
+    entry = {"over": over, "by": by, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    found = dict(read_promotions(folder))
+    found[number] = {"first": entry, **found.get(number, {}), "last": entry}
+    text = json.dumps({str(key): found[key] for key in sorted(found)}, indent=2) + "\n"
+    replace_text(folder / "promotions.json", text)
+
+
+def was_cut_off(promotions: Promotions, number: int, live: int | None) -> bool:
+    """Whether the process that published the newest version ended before the version was active: the promotion was not
+    recorded, or it was and no other one followed."""
+    if number <= (live or 0):
+        return False
+    if (own := promotions.get(number)) is None:
+        return True
+    other = promotions.get(live or 0)
+    followed = other is not None and (
+        other["last"]["over"] == number or other["last"]["at"] > own["last"]["at"]
+    )
+    return own["last"]["over"] == live and not followed

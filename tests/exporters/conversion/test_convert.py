@@ -1,0 +1,73 @@
+"""When a model folder is converted again, and when it is not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from halfeven.exporters.conversion.convert import Conversion, Options, convert
+from halfeven.models.store.store import Store
+
+from tests.model_folders import LINEAR, write_folder
+
+
+def converted(folder: Path, store: Path) -> Conversion:
+    return convert(folder, Store(store), Options(forms=("torch",), level="O0"))
+
+
+@pytest.mark.slow
+def test_a_store_in_the_folder_is_no_part_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`halfeven convert .` writes one there."""
+    monkeypatch.chdir(write_folder(tmp_path / "net", LINEAR))
+    first = converted(Path(), Path("halfeven-store"))
+    assert converted(Path(), Path("halfeven-store")).unchanged
+    Path("notes.txt").write_text("changed")
+    again = converted(Path(), Path("halfeven-store"))
+    assert (first.version.number, again.version.number) == (1, 2)
+    sources = [file for file in again.version.manifest["files"] if file.startswith("source/")]
+    assert sources == ["source/model.py", "source/model.toml", "source/notes.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json", "spec.json"])
+def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_path: Path) -> None:
+    """It is what every sentence about a damaged file advises."""
+    folder = write_folder(tmp_path / "net", LINEAR)
+    first = converted(folder, tmp_path / "store").version
+    with (first.folder / file).open("r+b") as damaged:
+        damaged.write(b"\xff")
+    again = converted(folder, tmp_path / "store")
+    assert not again.unchanged and Store(tmp_path / "store").numbers("net") == [1, 2]
+    assert Store(tmp_path / "store").live_number("net") == again.version.number
+
+
+def test_data_that_a_model_reads_beside_its_code_is_part_of_the_folder(tmp_path: Path) -> None:
+    source = """
+import numpy as np
+import torch
+from pathlib import Path
+
+def build():
+    net = torch.nn.Linear(4, 3)
+    net.weight.data = torch.tensor(np.load(Path(__file__).with_name("w.npy")))
+    return net
+"""
+    folder = write_folder(tmp_path / "net", source)
+    random = np.random.default_rng()
+    np.save(folder / "w.npy", random.standard_normal((3, 4)).astype(np.float32))
+    first = converted(folder, tmp_path / "store").version
+    np.save(folder / "w.npy", random.standard_normal((3, 4)).astype(np.float32))
+    again = converted(folder, tmp_path / "store")
+    assert not again.unchanged
+    weights = "weights.safetensors"
+    assert first.manifest["files"][weights] != again.version.manifest["files"][weights]
+    assert converted(folder, tmp_path / "store").unchanged
+
+
+def test_copies_of_a_sample_count_once_in_the_proof(tmp_path: Path) -> None:
+    rows = np.random.default_rng().standard_normal((4, 4)).astype(np.float32)
+    folder = write_folder(tmp_path / "net", LINEAR, samples={"x": np.repeat(rows, 32, axis=0)})
+    done = convert(folder, Store(tmp_path / "store"), Options(forms=("torch",)))
+    assert "124 of 128 samples repeat others and are left out" in done.facts["notes"]
+    assert done.shown()["forms"]["torch"]["parity"]["samples"] == 2, "two plan and two judge"

@@ -1,0 +1,96 @@
+"""A half is judged at the sizes of batch at which it will serve."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.proof.prove import ReferenceRun, ask_reference, check_original_form, judged, take
+from halfeven.exporters.question import Answers, Arrays
+from halfeven.models.errors import ExportFailed
+from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "sizes"),
+    [
+        ("auto", "cpu", {1, 2, 3, 16}),
+        ("auto", "cuda:0", {1, 2, 3, 4, 8, 16}),
+        ((6, 12), "cpu", {1, 2, 3, 6, 12, 16}),
+        ((), "cuda:0", {1, 2, 3, 16}),
+    ],
+)
+def test_samples_are_asked_at_every_size_that_batches_are_filled_up_to(
+    asked: str | tuple[int, ...], device: str, sizes: set[int]
+) -> None:
+    tensors = [TensorSpec(name, "FP32", (Dim.parse(-1), Dim.parse(4))) for name in ("x", "y")]
+    spec = ModelSpec("m", (tensors[0],), (tensors[1],), 16, batching=Batching(0, 1, asked))  # type: ignore[arg-type]
+    samples = Samples({"x": np.random.default_rng(5).standard_normal((32, 4)).astype(np.float32)})
+    run = ask_reference(spec, samples, lambda inputs: {"y": inputs["x"]}, device=device)
+    assert {len(question.samples) for question in (*run.small, *run.bulk)} == sizes
+
+
+def run_on(count: int, original: Answers) -> ReferenceRun:
+    tensors = [TensorSpec(name, "FP32", (Dim(), Dim(4, 4))) for name in ("x", "y")]
+    x = np.random.default_rng(5).standard_normal((count, 4)).astype(np.float32)
+    return ask_reference(ModelSpec("m", (tensors[0],), (tensors[1],), 8), Samples({"x": x}), original)
+
+
+def test_few_judging_samples_are_joined_by_perturbed_ones_which_are_judged_apart() -> None:
+    run = run_on(8, lambda inputs: {"y": inputs["x"]})
+    asked = {sample for question in run.perturbed for sample in question.samples}
+    assert len(asked) == 24 and {sample for question in run.bulk for sample in question.samples} == set(
+        range(8)
+    )
+    report = judged(
+        run, "fp16", [take(run, lambda inputs: {"y": inputs["x"].astype(np.float16).astype(np.float32)})]
+    )
+    assert (
+        report.passed
+        and report.samples == 8
+        and report.perturbed is not None
+        and report.perturbed.samples == 24
+    )
+    seen = np.concatenate([question.inputs["x"] for question in run.bulk])
+
+    def right_on_samples_alone(inputs: Arrays) -> dict[str, np.ndarray]:
+        known = (inputs["x"][:, None] == seen).all(2).any(1, keepdims=True)
+        return {"y": np.where(known, inputs["x"], 2 * inputs["x"])}
+
+    near = replace(run, adversarial=[])
+    assert "perturbed" in judged(near, "fp16", [take(near, right_on_samples_alone)]).summary()
+    assert run_on(32, lambda inputs: {"y": inputs["x"]}).perturbed == []
+
+
+def test_a_perturbed_sample_without_a_finite_answer_is_not_asked() -> None:
+    def root(inputs: Arrays) -> dict[str, np.ndarray]:
+        with np.errstate(invalid="ignore"):
+            return {"y": np.sqrt(inputs["x"] + 1.0)}
+
+    run = run_on(8, root)
+    answers = [question.reference["y"] for question in run.perturbed]
+    assert 0 < sum(map(len, answers)) < 24 and all(np.isfinite(answer).all() for answer in answers)
+    assert all(len(question.samples) == len(question.inputs["x"]) for question in run.perturbed)
+
+
+def test_a_form_that_differs_in_fp32_is_the_exporters_fault_unless_the_program_itself_differs_as_much() -> (
+    None
+):
+    def original(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"]}
+
+    def moved(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"] + np.float32(0.01)}
+
+    run = run_on(16, original)
+    with pytest.raises(ExportFailed, match="this is the exporter's fault"):
+        check_original_form(run, moved)
+    tensor = TensorSpec("x", "FP32", (Dim(), Dim(4, 4)))
+    samples = Samples({"x": np.random.default_rng(5).standard_normal((16, 4)).astype(np.float32)})
+    noisy = ask_reference(
+        ModelSpec("m", (tensor,), (replace(tensor, name="y"),), 8), samples, original, exact=moved
+    )
+    with pytest.raises(
+        ExportFailed, match=r"the program itself differs by 0\.\d+ when it is computed in FP64"
+    ):
+        check_original_form(noisy, moved)

@@ -1,0 +1,100 @@
+"""The facts about a processor are asked in one place, and what is decided by them is tested with given ones."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from halfeven.exporters.on_device import environment
+from halfeven.models.engines.cpu import packed
+from halfeven.models.machine import processor
+from halfeven.models.machine.processor import Processor, this_processor
+from halfeven.serve.cli import doctor
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[3]
+PROCESSORS = {
+    "AVX2": Processor("A", "x86_64", "AVX2"),
+    "AVX-512": Processor("B", "x86_64", "AVX512"),
+    "AVX-512 with bf16": Processor("C", "x86_64", "AVX512", bf16_kernels=True, bf16_units=True),
+    "AVX-512 with FP16, and AMX": Processor(
+        "D", "x86_64", "AVX512", bf16_kernels=True, fp16_kernels=True, bf16_units=True, fp16_units=True
+    ),
+    "without oneDNN": Processor("E", "aarch64", "DEFAULT", onednn=False),
+}
+KINDS = {
+    "AVX2": "cpu x86_64 AVX2, oneDNN",
+    "AVX-512": "cpu x86_64 AVX512, oneDNN",
+    "AVX-512 with bf16": "cpu x86_64 AVX512, oneDNN, bf16",
+    "AVX-512 with FP16, and AMX": "cpu x86_64 AVX512, oneDNN, bf16, fp16",
+    "without oneDNN": "cpu aarch64 DEFAULT",
+}
+# Only these may ask torch or the system which instructions or kernels there are.
+ASKING = (
+    "get_cpu_capability",
+    "_is_mkldnn_bf16_supported",
+    "_is_mkldnn_fp16_supported",
+    "_is_avx",
+    "_is_amx",
+    "_is_vnni",
+)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_proof_is_bound_to_the_kernels_of_the_processor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "this_processor", lambda: PROCESSORS[name])
+    assert environment.environment(torch.device("cpu"))["device"] == KINDS[name]
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_types_that_are_packed_are_those_with_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "this_processor", lambda: PROCESSORS[name])
+    given = PROCESSORS[name]
+    for dtype, expected in {
+        torch.float32: given.onednn,
+        torch.bfloat16: given.bf16_kernels,
+        torch.float16: False,
+    }.items():
+        program = torch.export.export(
+            nn.Linear(512, 512, dtype=dtype).eval(), (torch.randn(4, 512, dtype=dtype),)
+        )
+        assert bool(packed.packable(program.module())) is expected, dtype
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_doctor_names_the_types_that_the_processor_multiplies(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "this_processor", lambda: PROCESSORS[name])
+    monkeypatch.setattr(doctor, "costs_here", lambda dtype: {})
+    found = {check["what"]: check for check in doctor.examine(Path("no-store"))["checks"]}["cpu"]
+    units = PROCESSORS[name].units()
+    assert found["found"].endswith(", ".join([PROCESSORS[name].instructions, *units]))
+    assert ("itself" in found["advice"]) is bool(units)
+
+
+def test_a_restricted_onednn_is_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert str(this_processor.__wrapped__()).endswith(", oneDNN up to AVX2")
+
+
+def test_a_system_that_does_not_describe_its_processor_has_an_unknown_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+    assert this_processor.__wrapped__().name == "unknown processor"
+
+
+def test_no_other_file_of_the_product_asks_about_the_processor() -> None:
+    found = []
+    for room in ("models", "exporters", "serve"):
+        for path in (ROOT / room).rglob("*.py"):
+            names = {
+                node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+            }
+            if (
+                any(name.startswith(ASKING) for name in names)
+                and path != ROOT / "models" / "machine" / "processor.py"
+            ):
+                found.append(str(path.relative_to(ROOT)))
+    assert found == []
