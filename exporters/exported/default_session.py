@@ -1,8 +1,7 @@
 """An exported half runs in ONNX Runtime with its default settings, as whoever gets the file runs it.
 
-ONNX Runtime 1.31 ends the process (a segmentation fault) where its optimiser joins a half Transpose with the MatMul
-that reads it. So no exported file has that pair, and each is run by default, in a process of its own, before it is
-handed out.
+Each is run so, in a process of its own, before it is handed out: its optimiser does more to a file than that of
+halfeven's engine, and one of its passes ends the process (`exporters/onnx/parted_transposes.py`).
 """
 
 import sys
@@ -10,15 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import onnx
 import onnxruntime
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ...models.errors import ExportFailed, ParityRefused
 from ...models.order.one_order import one_order
 from ...models.store.store import Version
 from ..onnx.output_names import output_names
-from ..onnx.reading.graph import ONNX, Names, attribute, graphs, names_in
 from ..proof.prove import ReferenceRun, judged
 from .file_rows import INPUTS, take_rows
 from .onnx_pair import HALF
@@ -40,19 +36,6 @@ for start in range(0, min(map(len, given.values())), rows or 1):
 join = np.concatenate if rows else np.stack
 np.savez(answers, **{name: join([one[place] for one in found]) for place, name in enumerate(names)})
 """
-
-
-def part_transposes(path: Path) -> int:
-    """Put a Reshape that changes nothing between each half Transpose and the MatMul that reads it, and write the file
-    where there is one; gives how many."""
-    model = onnx.load(path, load_external_data=False)
-    names, parted = Names(names_in(model.graph)), 0
-    types = _types(model)
-    for graph in graphs(model.graph):
-        parted += _part(graph, model.graph, types, names)
-    if parted:
-        onnx.save(model, path)
-    return parted
 
 
 def check_by_default(version: Version, run: ReferenceRun, folder: Path) -> None:
@@ -86,34 +69,3 @@ def _in_a_child(words: list[str]) -> None:
             f"ONNX Runtime {onnxruntime.__version__} does not run the half with its default settings: {why}; serve it "
             "with halfeven, which proves each file with the settings that it serves it with"
         )
-
-
-def _types(model: ModelProto) -> dict[str, int]:
-    values = (
-        value for graph in graphs(model.graph) for value in (*graph.value_info, *graph.input, *graph.output)
-    )
-    return {value.name: value.type.tensor_type.elem_type for value in values}
-
-
-def _part(graph: GraphProto, main: GraphProto, types: dict[str, int], names: Names) -> int:
-    made = {
-        node.output[0]: node for node in graph.node if node.op_type == "Transpose" and node.domain in ONNX
-    }
-    nodes, parted = list[NodeProto](), 0
-    for node in graph.node:
-        node = NodeProto.FromString(node.SerializeToString())
-        for place, name in enumerate(node.input if node.op_type == "MatMul" else ()):
-            order = attribute(made[name], "perm") if name in made else None
-            if not isinstance(order, list) or types.get(name, TensorProto.FLOAT16) == TensorProto.FLOAT:
-                continue
-            places, same = names.fresh(f"{name}__places"), names.fresh(f"{name}__same")
-            zeros = np.zeros(len(order), np.int64)
-            main.initializer.append(numpy_helper.from_array(zeros, places))
-            nodes.append(helper.make_node("Reshape", [name, places], [same], same))
-            node.input[place] = same
-            parted += 1
-        nodes.append(node)
-    if parted:
-        del graph.node[:]
-        graph.node.extend(nodes)
-    return parted

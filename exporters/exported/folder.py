@@ -22,9 +22,10 @@ from ...models.store.manifest import write_manifest
 from ...models.store.store import LIVE, Version
 from ..inputs.samples import stored_samples
 from ..on_device.reprove import reference_run_of
+from ..onnx.parted_transposes import part_transposes_in
 from ..proof.subject import CPU
 from .build_commands import BY_ENGINE, TENSORRT, commands_for
-from .default_session import check_by_default, part_transposes
+from .default_session import check_by_default
 from .file_rows import write_rows
 from .onnx_pair import HALF, ORIGINAL, check_exportable, put_pair, suit_tensorrt
 from .readme import readme
@@ -55,7 +56,7 @@ def export(
         if engine == TENSORRT:
             lacking, again = suit_tensorrt(version, run, samples, folder, notify)
             proof = again or proof
-        if parted := part_transposes(folder / HALF):
+        if parted := part_transposes_in(folder / HALF):
             notify(
                 f"{parted} half Transpose parted from the MatMul after it: ONNX Runtime's optimiser crashes on the pair"
             )

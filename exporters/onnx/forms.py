@@ -29,6 +29,7 @@ from ..proof.threads import fixed_threads
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .file_original import FileOriginal
 from .original_file import OriginalFile, why_original
+from .parted_transposes import part_transposes
 from .precision.file_graph import FileGraph, file_graph, file_operations
 from .precision.oracle import Oracle
 from .precision.ties import ties_of
@@ -196,6 +197,7 @@ class FileForms(PlannedForms[FileGraph, ForeignHalf]):
         if model is None:
             return Made("original.onnx", self._runtime(folder / "original.onnx", "fp32"))
         dtype = self.subject.precision.dtype
+        part_transposes(model)
         self._save(model, folder / "half.onnx", dtype)
         del model
         serves = self._runtime(folder / "half.onnx", dtype)

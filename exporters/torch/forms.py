@@ -27,6 +27,7 @@ from ...models.store.store import Draft
 from ..graph.original_graph import OriginalGraph
 from ..graph.traffic import Cast, Traffic
 from ..inputs.samples import Samples
+from ..onnx.parted_transposes import part_transposes_in
 from ..onnx.stored import half_file_on_cpu
 from ..plan.planned_forms import PlannedForms
 from ..proof.maker import Made
@@ -172,6 +173,7 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
         kept = ",".join(kept.node for kept in self.half.kept)
         about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
         write_onnx(self.half.program, spec, path, about)
+        part_transposes_in(path)
         if self.subject.device.type == "cpu":
             return Made("half.onnx", *half_file_on_cpu(path, spec, asked.dtype, reference_run))
         serves = self._onnx(path, asked.dtype)

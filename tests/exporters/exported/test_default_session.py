@@ -12,13 +12,14 @@ import onnxruntime
 import pytest
 from halfeven.exporters.conversion.convert import convert
 from halfeven.exporters.exported import default_session
-from halfeven.exporters.exported.default_session import part_transposes
 from halfeven.exporters.exported.folder import export
+from halfeven.exporters.onnx.parted_transposes import part_transposes_in
 from halfeven.models.errors import ExportFailed
 from halfeven.models.store.store import Store
 
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
+from tests.model_folders import tensor, write_folder
 
 RUN = "import sys, numpy, onnxruntime as o; s = o.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider']); s.run(None, dict(numpy.load(sys.argv[2])))"
 PAIRS = {
@@ -40,7 +41,8 @@ def test_a_half_transpose_is_parted_from_the_product_that_reads_it(pair: str, tm
     plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     (expected,) = onnxruntime.InferenceSession(path, plain).run(None, {"x": x})
     assert (
-        part_transposes(path) == pair.count("MatMul(t,") + pair.count(", t)") and part_transposes(path) == 0
+        part_transposes_in(path) == pair.count("MatMul(t,") + pair.count(", t)")
+        and part_transposes_in(path) == 0
     )
     onnx.checker.check_model(str(path), full_check=True)
     (came,) = onnxruntime.InferenceSession(path, plain).run(None, {"x": x})
@@ -56,7 +58,46 @@ def test_an_fp32_transpose_is_left_to_the_optimiser(tmp_path: Path) -> None:
     text = "g (float[n,4,4] x) => (float[n,4,4] y) { t = Transpose<perm=[0,2,1]>(x) y = MatMul(t, v) }"
     model = onnx.shape_inference.infer_shapes(parsed(text, {"v": np.eye(4, dtype=np.float32)}))
     onnx.save(model, tmp_path / "half.onnx")
-    assert part_transposes(tmp_path / "half.onnx") == 0
+    assert part_transposes_in(tmp_path / "half.onnx") == 0
+
+
+PROGRAM = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.head = nn.Parameter(torch.randn(6, 8) / 3), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.relu(self.head(x)).transpose(1, 2) @ self.mix
+
+def build():
+    torch.manual_seed(5)
+    return Net()
+"""
+
+
+@pytest.mark.slow
+def test_the_onnx_form_of_a_program_in_the_store_has_no_such_pair_and_runs_by_default(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    x = random.standard_normal((16, 6, 16)).astype(np.float32)
+    folder = write_folder(
+        tmp_path / "net",
+        PROGRAM,
+        inputs=[tensor("x", "FP32", [-1, 6, 16])],
+        outputs=[tensor("y", "FP32", [-1, 16, 8])],
+        samples={"x": x},
+        max_batch_size=8,
+    )
+    half = convert(folder, Store(tmp_path / "store")).version.file("half.onnx")
+    ops = [node.op_type for node in onnx.load(half).graph.node]
+    assert "Transpose" in ops and part_transposes_in(half) == 0
+    np.savez(tmp_path / "x.npz", x=x[:8])
+    done = subprocess.run([sys.executable, "-c", RUN, half, tmp_path / "x.npz"], check=False)
+    assert done.returncode == 0
 
 
 @pytest.mark.slow
@@ -72,10 +113,12 @@ def test_a_file_is_run_by_default_before_it_is_handed_out(
     store = Store(tmp_path / "store")
     version = convert(tmp_path / "files/net.onnx", store).version
     assert version.manifest["half"] == "fp16", version.manifest["reason"]
+    assert part_transposes_in(version.file("half.onnx")) == 0, "nor has the store's own file the pair"
     said = list[str]()
     export(version, "onnxruntime", tmp_path / "out", said.append)
     ops = [node.op_type for node in onnx.load(tmp_path / "out/half.onnx").graph.node]
-    assert ops[ops.index("Transpose") + 1] == "Reshape" and any("default settings" in line for line in said)
+    assert ops[ops.index("Transpose") + 1] == "Reshape"
+    assert any("default settings" in line for line in said)
     monkeypatch.setattr(default_session, "_CHILD", "import os; os.kill(os.getpid(), 11)")
     with pytest.raises(
         ExportFailed, match="does not run the half with its default settings: it ends by signal 11"

@@ -1,0 +1,58 @@
+"""A half file without the pair that ends ONNX Runtime: a half Transpose straight before the MatMul that reads it.
+
+ONNX Runtime 1.31 ends the process (a segmentation fault) where its optimiser joins the two, with its default settings.
+halfeven's own engine switches that off. Others open the file of a store as well, so no half file has the pair.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from .reading.graph import ONNX, Names, attribute, graphs, names_in
+
+
+def part_transposes_in(path: Path) -> int:
+    """As `part_transposes`, of a file; it is written anew where it has such a pair."""
+    model = onnx.load(path, load_external_data=False)
+    if parted := part_transposes(model):
+        onnx.save(model, path)
+    return parted
+
+
+def part_transposes(model: ModelProto) -> int:
+    """Put a Reshape that changes nothing between each half Transpose and the MatMul that reads it; gives how many."""
+    names, types = Names(names_in(model.graph)), _types(model)
+    return sum(_part(graph, model.graph, types, names) for graph in graphs(model.graph))
+
+
+def _types(model: ModelProto) -> dict[str, int]:
+    values = (
+        value for graph in graphs(model.graph) for value in (*graph.value_info, *graph.input, *graph.output)
+    )
+    return {value.name: value.type.tensor_type.elem_type for value in values}
+
+
+def _part(graph: GraphProto, main: GraphProto, types: dict[str, int], names: Names) -> int:
+    made = {
+        node.output[0]: node for node in graph.node if node.op_type == "Transpose" and node.domain in ONNX
+    }
+    nodes, parted = list[NodeProto](), 0
+    for node in graph.node:
+        node = NodeProto.FromString(node.SerializeToString())
+        for place, name in enumerate(node.input if node.op_type == "MatMul" else ()):
+            order = attribute(made[name], "perm") if name in made else None
+            if not isinstance(order, list) or types.get(name, TensorProto.FLOAT16) == TensorProto.FLOAT:
+                continue
+            places, same = names.fresh(f"{name}__places"), names.fresh(f"{name}__same")
+            zeros = np.zeros(len(order), np.int64)
+            main.initializer.append(numpy_helper.from_array(zeros, places))
+            nodes.append(helper.make_node("Reshape", [name, places], [same], same))
+            node.input[place] = same
+            parted += 1
+        nodes.append(node)
+    if parted:
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return parted
