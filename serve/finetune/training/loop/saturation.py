@@ -97,13 +97,9 @@ class _InFp32(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         call, written = (tuple(args), dict(kwargs or {})), getattr(func, "__name__", "").partition(".")[0]
         name = written.strip("_")
-        if name in _SATURATING and written.endswith(name + "_"):  # in place: what it is given will be gone
-            kept = args[0].clone()
-            answer, func, call = (
-                func(*args, **(kwargs or {})),
-                getattr(torch, name),
-                ((kept, *args[1:]), call[1]),
-            )
+        if name in _SATURATING and (written.endswith(name + "_") or call[1].pop("inplace", False)):
+            call = tree_map_only(Tensor, Tensor.clone, call)  # what it is given will be gone
+            answer, func = func(*args, **(kwargs or {})), getattr(torch, name, func)
         else:
             if self._made and (name in _LOSSES or (name in _CASTS and self._widens(*call))):
                 call = tree_map_only(
@@ -118,7 +114,7 @@ class _InFp32(TorchFunctionMode):
         if name in _SATURATING or (name in _FOLLOWED and known and self._only_made(given)):
             is_steep = name in _PROBABILITIES | _STEEP or any(one.is_steep for one in known)
             for place, one in enumerate(answer) if isinstance(answer, tuple | list) else [(None, answer)]:
-                if one.is_floating_point():
+                if isinstance(one, Tensor) and one.is_floating_point() and self._known(one) is None:
                     narrow = not _is_wide(one) or any(made.is_narrow for made in known)
                     self._made[id(one)] = _Made(
                         one, one._version, (func, call[0], call[1]), place, narrow, is_steep

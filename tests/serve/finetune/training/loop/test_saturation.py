@@ -34,6 +34,11 @@ ENDS: dict[str, Callable[[Tensor], Tensor]] = {
         torch.exp(scores) / torch.exp(scores).sum(-1, keepdim=True)
     ).log(),
     "tanh": lambda scores: torch.log((torch.tanh(scores) + 1) / 2 + 1e-9),
+    "in place": nn.Hardsigmoid(inplace=True),
+    "in place, by name": lambda scores: torch.sigmoid_(input=scores * 1),
+    "contiguous before": lambda scores: scores.sigmoid().contiguous(),
+    "cast to its own type": lambda scores: scores.softmax(-1).to(scores.dtype).flatten(),
+    "cast twice": lambda scores: torch.log(torch.exp(scores).float().sum(-1).float()),
     "of softplus": lambda scores: torch.log1p(1e-6 - torch.exp(-functional.softplus(scores))),
 }
 
