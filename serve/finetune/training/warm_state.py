@@ -5,7 +5,7 @@ Names of tensors: ``net:NET:TENSOR`` and ``optimizer:OPTIMIZER:CLASS:PARAMETER:K
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ....models.folder.optimizer_names import OPTIMIZERS
 from .loop.batch_loop import BatchLoop
 from .loop.learner import Learner
 from .loop.loop_state import copied
@@ -83,10 +84,11 @@ def _take_up_optimizer(loop: BatchLoop, owner: str, learner: Learner, tensors: T
         raise _other(
             f"{which} is {type(learner.optimizer).__name__} of {len(names)} parameters, and what was kept is {odd}"
         )
-    if odd := next((one for one in state.values() if one.keys() != _keys(learner.optimizer)), None):
-        wanted = ", ".join(sorted(_keys(learner.optimizer))) or "nothing"
+    wanted = dict(zip(names, _keys_of_each(learner.optimizer), strict=True))
+    if odd := next((name for name, one in state.items() if wanted[name] not in (None, one.keys())), None):
+        keys, found = (", ".join(sorted(one or ())) for one in (wanted[odd], state[odd]))
         raise _other(
-            f"{which} keeps {wanted} of each parameter, and what was kept has {', '.join(sorted(odd))}: one of its "
+            f"{which} keeps {keys or 'nothing'} of each parameter, and what was kept has {found}: one of its "
             "arguments (amsgrad, momentum, centered) is another"
         )
     there: dict[str, Any] = learner.optimizer.state_dict()
@@ -94,9 +96,16 @@ def _take_up_optimizer(loop: BatchLoop, owner: str, learner: Learner, tensors: T
     learner.optimizer.load_state_dict(there)
 
 
-def _keys(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The names of the tensors that the optimizer keeps of a parameter, by a step of a copy with one number."""
-    group = next(group for group in optimizer.param_groups if group["params"])
+def _keys_of_each(optimizer: torch.optim.Optimizer) -> Iterator[set[str] | None]:
+    """The names of the tensors that the optimizer keeps of each of its parameters, by a step of a copy with one number;
+    None where it is not one of torch's that are known: another one may keep others, or take no such step."""
+    known = type(optimizer).__name__ in OPTIMIZERS and type(optimizer).__module__.startswith("torch.optim.")
+    for group in optimizer.param_groups:
+        keys = _keys(optimizer, group) if known and group["params"] else None
+        yield from [keys] * len(group["params"])
+
+
+def _keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> set[str]:
     number, same = nn.Parameter(group["params"][0].new_zeros(1)), copy(optimizer)
     number.grad = torch.ones_like(number)
     same.state, same.param_groups = defaultdict(dict), [{**group, "params": [number]}]

@@ -118,3 +118,27 @@ def test_a_state_that_lacks_what_an_argument_needs_is_refused_by_its_name(
     with pytest.raises(Stopped, match=lacking) as caught:
         take_up(one_net(optimizer=optimizer, optimizer_args=other), path, "all")
     assert caught.value.code == "OTHER_TRAINING_STATE"
+
+
+def momentum_in_the_last_group(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    groups[-1]["momentum"] = 0.9
+    return torch.optim.SGD(groups, lr=1e-2)
+
+
+class NeedsItsAttribute(torch.optim.SGD):
+    """An optimizer of the operator's, whose attribute a copy does not have."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, lr=1e-2, momentum=0.9)
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, momentum_in_the_last_group, NeedsItsAttribute])
+def test_the_state_of_an_optimizer_of_the_operator_is_taken_up(make: Any, tmp_path: Path) -> None:
+    state, path = kept(one_net(make_optimizer=make), tmp_path, "all")
+    take_up(following := one_net(make_optimizer=make), path, "all")
+    assert state and same(state_for_the_next(following, "all"), state)
