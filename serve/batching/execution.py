@@ -160,7 +160,7 @@ class Execution:
     def _describe(self, request: Request, fault: Fault, run: Run) -> str:
         if len(run.items) > 1:
             return f"{self._who()} failed on a batch of {len(run.items)} requests with this one: {fault.text}"
-        shapes = ", ".join(str(list(array.shape)) for array in request.arrays)
+        shapes = ", ".join(str(list(array.shape)) for array in request.as_given)
         return (
             f"{self._who()} failed on this request, which was run alone (input shapes {shapes}): {fault.text}. "
             "The rest of its batch was not affected; try other values, and see the server's log for the traceback"

@@ -130,6 +130,11 @@ class Request:
         return lengths.cut(outputs, arrays)
 
     @property
+    def as_given(self) -> Sequence[np.ndarray]:
+        """Its arrays as the caller sent them."""
+        return self.arrays if self.given is None else self.given[1]
+
+    @property
     def counts(self) -> bool:
         """Tell whether this is a request of its own or the last part of one."""
         return self.part is None or self.part.last

@@ -74,8 +74,9 @@ def main() -> None:
 def _log_format(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """The form that the log is asked for in: by the last such option, or by the variable."""
     found = [value for name, value in environment.items() if name.upper() == "HALFEVEN_LOG_FORMAT"]
-    found += [word.partition("=")[2] for word in words if word.startswith("--log-format=")]
-    found += [after for word, after in pairwise(words) if word == "--log-format"]
+    for word, after in pairwise([*words, ""]):
+        name, given, value = word.partition("=")
+        found += [value if given else after] if name == "--log-format" else []
     return found[-1] if found else None
 
 

@@ -69,9 +69,9 @@ def _check_declared_length(headers: Iterable[tuple[bytes, bytes]], limit: int) -
 
 
 def _too_large(size: str, limit: int) -> str:
-    """Bounds below a MiB are those of orders, which no setting changes."""
+    """Bounds of a MiB and less are those of orders, which no setting changes."""
     return f"request size of {size} bytes exceeds the maximum allowed input size of {limit} bytes" + (
-        "" if limit < _MIB else f"; {MORE_ROOM}"
+        "" if limit <= _MIB else f"; {MORE_ROOM}"
     )
 
 
@@ -83,7 +83,8 @@ async def _gather(receive: Receive, limit: int, lease: Lease) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise TooLarge(_too_large(f"more than {limit}" if chunks else str(size), limit))
+            whole = not chunks and not message.get("more_body", False)
+            raise TooLarge(_too_large(str(size) if whole else f"more than {limit}", limit))
         lease.add(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):

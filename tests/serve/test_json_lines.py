@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halfeven.serve.cli.main import _log_format
 from halfeven.serve.foreign_lines import json_line
 
 BEGIN = "import os, subprocess, sys, threading, warnings\n"
@@ -91,3 +92,10 @@ def test_a_start_that_is_refused_says_so_in_objects(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     levels = [json.loads(line)["level"] for line in done.stderr.splitlines()]
     assert done.returncode == 2 and "error" in levels
+
+
+def test_the_last_of_several_forms_counts_however_each_is_written() -> None:
+    text, objects = "--log-format=text", ["--log-format", "json"]
+    assert _log_format(["serve", *objects, text], {}) == "text"
+    assert _log_format(["serve", text, *objects], {"HALFEVEN_LOG_FORMAT": "text"}) == "json"
+    assert _log_format(["serve"], {"halfeven_log_format": "json"}) == "json"

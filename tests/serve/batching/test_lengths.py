@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from halfeven.models.engines.engine import Engine
+from halfeven.models.spec.filled_lengths import Lengths
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.interface import Answer, PreparedVersion, Terms
@@ -137,7 +138,13 @@ async def test_a_request_in_parts_and_one_that_fails_share_batches_with_other_le
         await asyncio.sleep(0)
         device.release()
         assert right(await large, 7, rows=3) and right(await other, 5)
-        assert "poison" in str(await asyncio.gather(poison, return_exceptions=True))
+        assert "(input shapes [1, 4], [1, 4]): " in str(await asyncio.gather(poison, return_exceptions=True))
+
+
+def test_an_empty_axis_has_no_place_to_repeat_and_is_left_empty() -> None:
+    lengths, nothing = Lengths.of(spec(*LENGTHS)), [np.zeros((2, 0), np.int64)] * 2
+    assert lengths is not None and lengths.shared(((0,), (0,))) == ((0,), (0,))
+    assert [one.shape for one in lengths.filled(nothing)] == [(2, 0), (2, 0)]
 
 
 @async_test

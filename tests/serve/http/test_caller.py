@@ -79,8 +79,16 @@ def test_a_length_that_is_no_number_is_refused() -> None:
 def test_a_body_that_grows_too_large_is_refused_when_it_does() -> None:
     with pytest.raises(TooLarge, match="101 bytes exceeds"):
         read(chunk(bytes(101), False))
-    with pytest.raises(TooLarge, match="more than 100 bytes"):
-        read(chunk(bytes(99), True), chunk(bytes(2), True))
+    for pieces in ([chunk(bytes(99), True), chunk(bytes(2), True)], [chunk(bytes(101), True)]):
+        with pytest.raises(TooLarge, match="more than 100 bytes"):
+            read(*pieces)
+
+
+def test_only_where_a_setting_makes_room_the_refusal_names_it() -> None:
+    for limit, named in ((2**16, False), (2**20, False), (2**26, True)):
+        with pytest.raises(TooLarge) as caught:
+            read(headers=[(b"content-length", b"9" * 9)], limit=limit)
+        assert ("HALFEVEN_MAX_BODY_MIB" in str(caught.value)) == named
 
 
 def test_a_body_in_too_many_pieces_is_refused() -> None:
