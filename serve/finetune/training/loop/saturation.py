@@ -117,14 +117,14 @@ class _InFp32(TorchFunctionMode):
                 if isinstance(one, Tensor) and one.is_floating_point() and self._known(one) is None:
                     narrow = not _is_wide(one) or any(made.is_narrow for made in known)
                     self._made[id(one)] = _Made(
-                        one, one._version, (func, call[0], call[1]), place, narrow, is_steep
+                        one, _version_of(one), (func, call[0], call[1]), place, narrow, is_steep
                     )
         return answer
 
     def _known(self, one: Tensor) -> _Made | None:
         """What is known of this tensor; nothing where it was changed in place."""
         made = self._made.get(id(one))
-        return made if made is not None and made.version == one._version else None
+        return made if made is not None and made.version == _version_of(one) else None
 
     def _widens(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a cast gives FP32 of a half."""
@@ -163,3 +163,8 @@ class _InFp32(TorchFunctionMode):
 def _is_wide(value: Any) -> bool:
     dtype = value.dtype if isinstance(value, Tensor) else value
     return dtype in (torch.float32, torch.float64)
+
+
+def _version_of(one: Tensor) -> int:
+    """It grows where the tensor is changed in place; torch counts nothing of tensors made in inference mode."""
+    return -1 if one.is_inference() else one._version

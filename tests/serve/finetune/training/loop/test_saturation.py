@@ -102,6 +102,20 @@ def test_a_sigmoid_in_place_is_seen_and_one_that_was_written_over_is_not_compute
     assert torch.equal(found, scores.sigmoid().mul(0.5).float())
 
 
+def test_a_part_in_inference_mode_is_left_as_it_is() -> None:
+    class Frozen(Ending):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                weights = self.layer(x).softmax(-1)
+            return self.layer(x) * weights.clone()
+
+    net, x = Frozen(nn.Identity()), torch.randn(5, 4)
+    with autocast_of(Settings(precision="bf16"), "cpu", net):
+        found = net(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(found, net(x))
+
+
 def test_a_loss_that_takes_the_half_itself_gets_fp32() -> None:
     net, x, y = Ending(nn.Sigmoid()), torch.randn(5, 4), torch.rand(5, 6)
     with autocast_of(Settings(precision="bf16"), "cpu", net):
