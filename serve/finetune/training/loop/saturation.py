@@ -55,12 +55,12 @@ _LOSSES = frozenset(
 
 
 class _Made(NamedTuple):
-    """``tensor`` is held, so that no other one gets its id; ``version``: of what was computed. ``place``: among several
+    """``tensor`` is held, so that no other one gets its id; ``state``: of what was computed. ``place``: among several
     answers of the call. ``is_narrow``: it, or one that it was computed of, is a half. ``is_steep``: a rounding to half
     must not stay in it: it is a probability, or has a function of infinite slope behind it."""
 
     tensor: Tensor
-    version: int
+    state: tuple[Any, int]
     call: tuple[Callable[..., Any], Any, Any]
     place: int | None
     is_narrow: bool
@@ -116,15 +116,17 @@ class _InFp32(TorchFunctionMode):
             for place, one in enumerate(answer) if isinstance(answer, tuple | list) else [(None, answer)]:
                 if isinstance(one, Tensor) and one.is_floating_point() and self._known(one) is None:
                     narrow = not _is_wide(one) or any(made.is_narrow for made in known)
+                    self._in_fp32.pop(id(one), None)
                     self._made[id(one)] = _Made(
-                        one, _version_of(one), (func, call[0], call[1]), place, narrow, is_steep
+                        one, _state_of(one), (func, call[0], call[1]), place, narrow, is_steep
                     )
         return answer
 
     def _known(self, one: Tensor) -> _Made | None:
-        """What is known of this tensor; nothing where it was changed in place."""
+        """What is known of this tensor; nothing where it was changed in place, or a function of the model's own, which
+        has a backward of its own, gave it as its answer."""
         made = self._made.get(id(one))
-        return made if made is not None and made.version == _version_of(one) else None
+        return made if made is not None and made.state == _state_of(one) else None
 
     def _widens(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a cast gives FP32 of a half."""
@@ -143,21 +145,34 @@ class _InFp32(TorchFunctionMode):
         return self._wide(one)
 
     def _wide(self, one: Tensor) -> Tensor:
-        """The same tensor, computed in FP32 from what the saturating function was given."""
+        """The same tensor, computed in FP32 from what the saturating function was given: a loop, for a chain may be as
+        long as a sequence."""
+        left = [one]
+        while left:
+            made = self._known(left[-1])
+            if made is None or id(left[-1]) in self._in_fp32:
+                left.pop()
+                continue
+            given = [of for of in tree_leaves(made.call[1:]) if isinstance(of, Tensor) and self._known(of)]
+            if missing := [of for of in given if id(of) not in self._in_fp32]:
+                left += missing
+            else:
+                self._in_fp32[id(left.pop())] = self._again(made)
+        return self._float(one)
+
+    def _again(self, made: _Made) -> Tensor:
+        func, args, kwargs = made.call
+        if getattr(func, "__name__", "").partition(".")[0].strip("_") in _CASTS:
+            return self._float(args[0])
+        args, kwargs = tree_map_only(Tensor, self._float, (args, kwargs))
+        with torch.autocast(made.tensor.device.type, enabled=False):
+            answer = func(*args, **kwargs)
+        return answer if made.place is None else answer[made.place]
+
+    def _float(self, one: Tensor) -> Tensor:
         if not one.is_floating_point():
             return one
-        if (made := self._known(one)) is None:
-            return one.float()
-        if id(one) not in self._in_fp32:
-            func, args, kwargs = made.call
-            if getattr(func, "__name__", "").partition(".")[0].strip("_") in _CASTS:
-                self._in_fp32[id(one)] = self._wide(args[0])
-            else:
-                args, kwargs = tree_map_only(Tensor, self._wide, (args, kwargs))
-                with torch.autocast(one.device.type, enabled=False):
-                    answer = func(*args, **kwargs)
-                self._in_fp32[id(one)] = answer if made.place is None else answer[made.place]
-        return self._in_fp32[id(one)]
+        return one.float() if self._known(one) is None else self._in_fp32[id(one)]
 
 
 def _is_wide(value: Any) -> bool:
@@ -165,6 +180,7 @@ def _is_wide(value: Any) -> bool:
     return dtype in (torch.float32, torch.float64)
 
 
-def _version_of(one: Tensor) -> int:
-    """It grows where the tensor is changed in place; torch counts nothing of tensors made in inference mode."""
-    return -1 if one.is_inference() else one._version
+def _state_of(one: Tensor) -> tuple[Any, int]:
+    """What computes its gradient, and a number that grows where it is changed in place, which torch does not count for
+    tensors made in inference mode."""
+    return one.grad_fn, -1 if one.is_inference() else one._version

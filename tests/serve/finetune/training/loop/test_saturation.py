@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from halfeven.serve.finetune.training.loop.training_terms import DTYPES, Setting
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import binary_cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from tests.slow import slow_but
 
@@ -41,6 +43,30 @@ ENDS: dict[str, Callable[[Tensor], Tensor]] = {
     "cast twice": lambda scores: torch.log(torch.exp(scores).float().sum(-1).float()),
     "of softplus": lambda scores: torch.log1p(1e-6 - torch.exp(-functional.softplus(scores))),
 }
+
+
+def shares_left_over(scores: Tensor) -> Tensor:
+    left = (share := scores.sigmoid())
+    for _ in range(300):  # of a stick that is broken again and again: longer than Python's stack
+        left = left * (1 - share / 300)
+    return left.log()
+
+
+ENDS["a long chain"] = shares_left_over
+
+
+class Turned(torch.autograd.Function):
+    """A sigmoid that turns the gradient around."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        ctx.save_for_backward(found := scores.sigmoid())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (found,) = ctx.saved_tensors
+        return -grads[0] * found * (1 - found)
 
 
 class Ending(nn.Module):
@@ -100,6 +126,24 @@ def test_a_sigmoid_in_place_is_seen_and_one_that_was_written_over_is_not_compute
         assert torch.equal(net(x).float(), net.layer(x).float().sigmoid().clamp(1e-4, 1 - 1e-4))
         found, scores = over(x).float(), over.layer(x)
     assert torch.equal(found, scores.sigmoid().mul(0.5).float())
+
+
+@pytest.mark.parametrize(
+    "end", [Turned.apply, lambda scores: checkpoint(torch.sigmoid, scores, use_reentrant=True)]
+)
+def test_a_function_with_a_backward_of_its_own_keeps_it(end: Callable[[Tensor], Tensor]) -> None:
+    net, x = Ending(end), torch.randn(5, 4)
+    grads = []
+    for context in (
+        autocast_of(Settings(precision="bf16"), "cpu", net),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        net.zero_grad()
+        with context:
+            loss = functional.mse_loss(net(x).float(), torch.ones(5, 6))
+        loss.backward()
+        grads.append(net.layer.weight.grad)
+    assert torch.equal(*grads)
 
 
 def test_a_part_in_inference_mode_is_left_as_it_is() -> None:
