@@ -133,7 +133,7 @@ def test_a_sigmoid_in_place_is_seen_and_one_that_was_written_over_is_not_compute
 )
 def test_a_function_with_a_backward_of_its_own_keeps_it(end: Callable[[Tensor], Tensor]) -> None:
     net, x = Ending(end), torch.randn(5, 4)
-    grads = []
+    grads = list[Tensor]()
     for context in (
         autocast_of(Settings(precision="bf16"), "cpu", net),
         torch.autocast("cpu", torch.bfloat16),
@@ -142,6 +142,7 @@ def test_a_function_with_a_backward_of_its_own_keeps_it(end: Callable[[Tensor], 
         with context:
             loss = functional.mse_loss(net(x).float(), torch.ones(5, 6))
         loss.backward()
+        assert net.layer.weight.grad is not None
         grads.append(net.layer.weight.grad)
     assert torch.equal(*grads)
 
