@@ -74,7 +74,7 @@ def reason_of(job: Facts) -> str:
         case "cancelled":
             return "Cancelled as asked; the active version was not touched."
         case "queued":
-            return "Waiting for the trainer: jobs run one at a time."
+            return "Waiting for its turn: no more jobs run at once than the server was started with (--jobs)."
         case _:
             return ""
 

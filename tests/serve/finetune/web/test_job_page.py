@@ -152,7 +152,7 @@ def test_while_learning_rates_are_tried_the_page_says_how_many_are_done() -> Non
 def test_a_job_that_has_only_begun_has_a_page_without_plots() -> None:
     job = {"id": "ftjob-1", "model": "digits", "status": "queued", "halfeven": None, "error": None}
     page = Tags(render_job(job, [], []))
-    assert "Queued" in page.text and not page.marked("line")
+    assert "Queued" in page.text and "(--jobs)" in page.text and not page.marked("line")
 
 
 def test_hostile_text_is_shown_and_never_obeyed() -> None:
