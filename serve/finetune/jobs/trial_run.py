@@ -187,7 +187,7 @@ def _figures(trained: Mapping[str, Any], conversion_s: float | None) -> dict[str
 
 
 def chooses(declares_steps: bool) -> Mapping[str, Any]:
-    """The settings of the trial that measures the seconds; with several optimizers none does (`declared_steps.py`)."""
+    """The settings of the trial that measures seconds; none with several optimizers (`choices/declared_steps.py`)."""
     return {} if declares_steps else {"precision": AUTO}
 
 

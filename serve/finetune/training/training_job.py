@@ -72,7 +72,8 @@ class Orders:
 
 def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line:
     """The whole job: its last line, ``done``, ``paused`` or ``cancelled``; with ``trial_steps`` in the request only its
-    first steps, and the line ``tried``. A process of another ``rank`` (`ranks.py`) takes its steps alone, and gives
+    first steps, and the line ``tried``. A process of another ``rank`` (`loop/ranks.py`) takes its steps alone, and
+    gives
     ``followed``. Raises Stopped, RankLost."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
