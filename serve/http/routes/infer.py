@@ -74,7 +74,8 @@ class InferFront:
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
         self.bounds = bounds or ServerBounds(seconds=body_timeout_s)
-        self.urls: dict[bytes, tuple[str, str | None]] = {}  # `connection/hot_protocol.py` remembers paths here
+        # `connection/hot_protocol.py` remembers paths here.
+        self.urls: dict[bytes, tuple[str, str | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
