@@ -40,6 +40,7 @@ ELSEWHERE = [
     "npm",
     "trtexec",
     "openssl",
+    "cosign",
     "brew",
 ]
 ANOTHER_CODE = {"halfeven parity signal@1 --limit": 3, "halfeven convert signal --level O3": 3}
