@@ -39,8 +39,8 @@ ELSEWHERE = [
     "pytest",
     "npm",
     "trtexec",
-    "openssl",
     "cosign",
+    "openssl",
     "brew",
 ]
 ANOTHER_CODE = {"halfeven parity signal@1 --limit": 3, "halfeven convert signal --level O3": 3}
