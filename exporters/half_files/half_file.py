@@ -162,8 +162,7 @@ def _describe(draft: Path, version: Version, data: str) -> None:
 
 def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: None) -> dict[str, Any]:
     """Hold ``file`` and its proof against the digests of the proof, and prove the half again under the ONNX Runtime
-    that is installed now, and with true half storage; gives the facts of the proof
-    (`exported.other_engine.prove_engine`).
+    that is installed now, and with true half storage; gives the facts of `exported.other_engine.prove_engine`.
 
     ``samples``: judge with these instead of those of the proof. Raises BadInput where there is no proof beside the
     file, ParityRefused where a file is not the one that was proven.

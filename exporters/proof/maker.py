@@ -79,8 +79,7 @@ class Maker(Protocol):
     def facts(self) -> dict[str, Any]:
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
-        ``search``: `search.delta_debugging.outcome`. ``original_because``, where the maker decides to serve the
-        original: why.
+        ``search``: `search.delta_debugging.outcome`. ``original_because``, why the maker decides on the original.
         ``choosing``, where a node chooses by comparing: a sentence about it (`onnx/forms.py`).
         """
         ...

@@ -63,8 +63,7 @@ def _taken(use: Callable[[Any], None]) -> Callable[[Any], None]:
     return take
 
 
-# What they give is sent by every request of this process (`access/client_key.py`): the commands themselves do not read
-# them.
+# What they give is sent by every request of this process (`access/client_key.py`); the commands do not read them.
 Key = Annotated[
     str | None,
     typer.Option(
