@@ -114,7 +114,7 @@ class Forbidden(BadInput):
 
 class Unforeseen(BadInput):
     """A file cannot be read, for a reason that its reader does not know, and is refused. The log has the traceback;
-    write the file anew (`files/guarded_reading.py`)."""
+    write the file anew."""
 
     code = "unreadable"
 
