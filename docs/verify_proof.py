@@ -3,8 +3,9 @@
     python verify_proof.py model.fp16.onnx
 
 It recomputes every digest, runs the half on the rows of the proof with the reference implementation of ONNX (each node
-of half is computed in FP32 and rounded once), and holds the answers against those of FP32 by rules 0 to 3 of the gate
-(docs/precision.md). Exit code 0: verified; 3: not. It says nothing of the rules about decisions and order.
+of half is computed in FP32 and rounded once), and holds the answers against those of FP32 by the gate's rules about
+sentinels, masks, integers and errors (docs/precision.md). Exit code 0: verified; 3: not. It says nothing of the rules
+about decisions and order.
 """
 
 import hashlib

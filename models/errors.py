@@ -114,7 +114,7 @@ class Forbidden(BadInput):
 
 class Unforeseen(BadInput):
     """A file cannot be read, for a reason that its reader does not know, and is refused. The log has the traceback;
-    write the file anew (`guarded_reading.py`)."""
+    write the file anew."""
 
     code = "unreadable"
 
@@ -149,7 +149,7 @@ class OrderEnded(CannotConvert):
     """A bound that protects the machine ended the work: there is no verdict, nothing is published. The message names
     the bound and the setting that raises it.
 
-    How busy or small a machine is never decides a plan, a form or a verdict (`one_order.py`)."""
+    How busy or small a machine is never decides a plan, a form or a verdict (`order/one_order.py`)."""
 
     code = "order_ended"
 

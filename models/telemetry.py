@@ -4,8 +4,8 @@ ONNX Runtime (1.31) sends usage figures to its makers by default, and keeps an i
 home folder; it reads its variable when it is imported. Ray and the Hugging Face libraries have such reports too, and
 look for newer versions of themselves.
 
-`halfeven/__init__.py` calls `switch_off` before anything else: every process that imports halfeven, by whatever door,
-has the variables before it imports the others. Its children inherit them.
+`__init__.py` of the package calls `switch_off` before anything else: every process that imports halfeven, by whatever
+door, has the variables before it imports the others. Its children inherit them.
 """
 
 import os

@@ -8,9 +8,12 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from halfeven.exporters.gate.limits import min_sqnr_db
+from halfeven.models.spec.spec import UNIT_ROUNDOFF, ParityLimits
 
 from tests.patience import PATIENCE_S
 
@@ -20,6 +23,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), ROOT / "models
 NAVIGATION = re.findall(r"^ +- (?:[\w ]+: )?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
 GENERATED = "reference"  # the hook of the site adds these pages to the navigation
 MOST_WORDS = 120
+NO_NUMBERS = ("unstable", "overridden")  # fields of the limits that no share or size is
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -88,6 +92,18 @@ def test_the_heading_that_a_message_names_has_a_model_folder_to_copy() -> None:
     page, heading = re.findall(r'(docs/\w+\.md), has one to copy under "([^"]+)"', source)[0]
     part = (ROOT / page).read_text().split(f" {heading}\n")[1].split("\n## ")[0]
     assert "model.toml <<" in part and "[[inputs]]" in part
+
+
+def test_the_limits_of_the_gate_are_those_of_its_table() -> None:
+    """`ParityLimits` has their defaults; docs/precision.md tells them, a percentage for a share."""
+    part = (DOCS / "precision.md").read_text().split("\n## What the gate holds\n\n")[1].split("\n\n")[0]
+    rows = re.findall(
+        r"\| (?P<number>[\d.e-]+)(?P<percent> ?%)?[^|]*\| `(?P<key>\w+)` \|$", part, re.MULTILINE
+    )
+    shown = {key: float(number) / (100 if percent else 1) for number, percent, key in rows}
+    limits = {field.name: field.default for field in fields(ParityLimits) if field.name not in NO_NUMBERS}
+    limits["min_sqnr_db"] = round(min_sqnr_db(ParityLimits(), UNIT_ROUNDOFF["fp16"]), 1)
+    assert shown == pytest.approx(limits)
 
 
 def tables(page: Path) -> list[tuple[str, list[str]]]:

@@ -23,6 +23,9 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
+NAMED_FILE = re.compile(r"`([a-z0-9_/]+\.py)`")
+# What `halfeven diff` writes, a user's own file, and a file of MLflow.
+NOT_OURS = {"node.py", "layers.py", "mlflow/store/tracking/file_store.py"}
 
 
 @cache
@@ -242,6 +245,22 @@ def test_no_file_of_ours_is_loaded_by_its_path_and_children_are_started_as_modul
                 )  # it starts itself again
                 faults += [] if first in ("-P", "-PB", "-IS") else [f"{file}: {ast.unparse(node)}"]
     assert faults == []
+
+
+def unknown_files(text: str, folder: Path) -> list[str]:
+    """The Python files that a text names in backticks, and that are not there from ``folder`` or one around it."""
+    around = [folder, *(each for each in folder.parents if each.is_relative_to(ROOT))]
+    return [name for name in NAMED_FILE.findall(text) if not any((each / name).is_file() for each in around)]
+
+
+def test_files_that_comments_name_are_found_from_there() -> None:
+    assert unknown_files("as `spec/spec.py` and `capture.py` say", ROOT / "models/capture") == []
+    assert unknown_files("as `spec.py` and `capture/gone.py` say", ROOT / "models/capture") == [
+        "spec.py",
+        "capture/gone.py",
+    ]
+    found = {file: unknown_files(file.read_text(), file.parent) for file in sources(ROOT).values()}
+    assert {str(file): named for file, names in found.items() if (named := set(names) - NOT_OURS)} == {}
 
 
 @pytest.mark.slow

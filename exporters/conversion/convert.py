@@ -95,7 +95,7 @@ class Conversion:
         return any(form["passed"] for form in self.facts["forms"].values())
 
     def shown(self) -> dict[str, Any]:
-        """The facts with each form's parity report, as `report.render_terminal` takes them."""
+        """The facts with each form's parity report, as `report.page.render_terminal` takes them."""
         reports = self.version.json("parity.json")["forms"]
         forms = {name: form | {"parity": reports.get(name)} for name, form in self.facts["forms"].items()}
         return {**self.facts, "forms": forms}

@@ -1,6 +1,6 @@
 """The gate for the answers of an engine that is not ours: a function that can be asked, or a file of answers.
 
-Everything is as for our own forms: the version's original answers the same questions on a CPU, and `prove.judged`
+Everything is as for our own forms: the version's original answers the same questions on a CPU, and `proof.prove.judged`
 decides.
 """
 

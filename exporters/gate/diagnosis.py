@@ -1,7 +1,7 @@
 """Range or precision: why a half errs, found by what the same rounding costs where nothing can overflow.
 
 The floor is a report over the same questions, answered by the plan's program with the half's mantissa and
-FP32's exponent (`emulation.mantissa_rounding`): no conversion of these nodes can err less. Where only the half
+FP32's exponent (`autocast.emulation.mantissa_rounding`): no conversion of these nodes can err less. Where only the half
 fails, numbers left its range; where the floor fails too, rounding itself is too much.
 """
 

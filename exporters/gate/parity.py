@@ -1,7 +1,7 @@
 """The parity gate: may this half stand in for that original? Arrays in, numbers out.
 
-The rules (design, §4), for every output over all real judged samples; u is the half's unit roundoff and S
-the largest |R| of that output:
+The rules (docs/precision.md, "What the gate holds") for every output over all real judged samples; u is the half's unit
+roundoff and S the largest |R| of that output:
 
 0. an |R| ≥ 1e9 is a sentinel: C has its sign and |C| ≥ 1e4 or is infinite, and it is left out of the rest;
 1. names, shapes, datatypes and the masks of NaN, +Inf and −Inf are the same (for adversarial inputs not the sizes that

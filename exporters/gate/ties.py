@@ -1,4 +1,4 @@
-"""Integer outputs that may differ because their scores tie (design, §4, rule 2).
+"""Integer outputs that may differ because their scores tie (rule 2 of `parity.py`).
 
 An index that comes out of topk, sort, argmax and their like, through shape and type ops alone, may be
 another one where the original's own values at both indices are closer than 4u·S; S is the largest magnitude of

@@ -147,7 +147,7 @@ class ParityReport:
     """The gate's answer for one form. ``dropped`` names adversarial inputs without a finite reference.
 
     ``diagnoses``, one for each output, are there once `diagnosis.py` has compared the half with its floor.
-    ``perturbed``: what was found on inputs that were made of few samples (`prove.augmented`), judged apart by the
+    ``perturbed``: what was found on inputs that were made of few samples (`proof.prove.augmented`), judged apart by the
     rules that hold for each of them alone.
     """
 

@@ -3,8 +3,8 @@ address) where a size does not fit the graph, and then ends this one.
 
     python -P -m halfeven.exporters.guessing.run_child PARENT
 
-It needs numpy and onnxruntime alone. Its memory is limited from outside (`one_order.py`); it ends with the process of
-the number ``PARENT``, in the middle of a run too.
+It needs numpy and onnxruntime alone. Its memory is limited from outside (`models/order/one_order.py`); it ends with the
+process of the number ``PARENT``, in the middle of a run too.
 
 It reads messages from standard input and answers each on standard output, until the input ends. A message is the
 length of its head (8 bytes, little endian), the head as JSON, and the bytes of its arrays. The first one has the file

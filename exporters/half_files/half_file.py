@@ -2,7 +2,7 @@
 
     model.fp16.onnx      the half
     model.fp16.data      its weights, from 2 GB on
-    model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`folder.py`)
+    model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`exported/folder.py`)
 
 Both are there together, or neither: nothing is written of a half that is not proven equal. They are made in a hidden
 folder beside them, which is renamed to ``.model.fp16.ready`` when it is whole. What moves its files to their places
@@ -162,7 +162,7 @@ def _describe(draft: Path, version: Version, data: str) -> None:
 
 def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: None) -> dict[str, Any]:
     """Hold ``file`` and its proof against the digests of the proof, and prove the half again under the ONNX Runtime
-    that is installed now, and with true half storage; gives the facts of the proof (`other_engine.prove_engine`).
+    that is installed now, and with true half storage; gives the facts of `exported.other_engine.prove_engine`.
 
     ``samples``: judge with these instead of those of the proof. Raises BadInput where there is no proof beside the
     file, ParityRefused where a file is not the one that was proven.

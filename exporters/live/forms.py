@@ -39,7 +39,7 @@ WEIGHTS = "weights.safetensors"
 def live_subject(
     asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], notify: Notify
 ) -> tuple[Subject, "LiveForms"]:
-    """A model folder ready for the road (`road.travel`): its module built, checked and made again.
+    """A model folder ready for the road (`conversion.road.travel`): its module built, checked and made again.
 
     Raises BadFolder or BadSetting for a fault that the operator can correct, CaptureFailed where the module's code does
     not run.
@@ -63,7 +63,7 @@ def live_subject(
 
 @dataclass(slots=True)
 class LiveForms:
-    """Makes the live form (`maker.Maker`)."""
+    """Makes the live form (`proof.maker.Maker`)."""
 
     subject: Subject
     built: Built
@@ -159,7 +159,7 @@ class LiveForms:
         return [kept.node for kept in self.kept]
 
     def facts(self) -> dict[str, Any]:
-        """As in `maker.Maker`; ops are counted in one run, for autocast casts at every request."""
+        """As in `proof.maker.Maker`; ops are counted in one run, for autocast casts at every request."""
         counts = self.counts
         size = sum(
             tensor.numel() * tensor.element_size() for tensor in self.built.live.module.state_dict().values()

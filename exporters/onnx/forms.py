@@ -1,4 +1,4 @@
-"""The one form of a foreign ONNX file, planned, made and judged on the road (`maker.Maker`)."""
+"""The one form of a foreign ONNX file, planned, made and judged on the road (`proof.maker.Maker`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def foreign_subject(
     notify: Notify,
     original_because: str | None = None,
 ) -> tuple[Subject, Maker]:
-    """A folder with an ONNX file ready for the road (`road.travel`): read, checked against model.toml, normalised.
+    """A folder with an ONNX file ready for `conversion.road.travel`: read, checked against model.toml, normalised.
 
     What cannot be half, or cannot be planned although ONNX Runtime runs it, is served in FP32; so is what the caller
     has a reason for (``original_because``). Raises BadFolder, TooLarge, BadSetting for a fault that the operator can

@@ -62,7 +62,7 @@ def _elements(constants: Iterable[TensorProto], types: Iterable[int]) -> int:
 
 @dataclass(slots=True)
 class OriginalFile:
-    """The one form of a file that is served as it is (`maker.Maker`), ``because`` of what.
+    """The one form of a file that is served as it is (`proof.maker.Maker`), ``because`` of what.
 
     ``answers``: as ONNX Runtime's CPU gives them.
     """

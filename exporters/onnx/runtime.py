@@ -1,6 +1,6 @@
 """ONNX Runtime's CPU on a whole model in memory: whether it loads, its answers, whether they depend on the batch.
 
-It keeps chains of half nodes in FP32, so it never judges half storage; `oracle.py` does.
+It keeps chains of half nodes in FP32, so it never judges half storage; `precision/oracle.py` does.
 """
 
 import re
@@ -117,7 +117,7 @@ def loaded(source: str | bytes | Path) -> onnxruntime.InferenceSession:
     """A session on a CPU. Raises ONNX Runtime's own error."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`
+    options.intra_op_num_threads = torch.get_num_threads()  # `proof.threads.fixed_threads`
     return onnxruntime.InferenceSession(
         source,
         options,

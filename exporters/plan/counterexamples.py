@@ -40,7 +40,7 @@ class Counterexamples:
     ``draw``: batches of unseen samples with the original's answers, sets in order. ``join``: batches of known
     questions. ``judge``: the gate's report at `SHARE` of its limit. ``rank``: the judge of the order
     (`search.ranking`); it asks for room for swaps until ``room_ends`` operations are spent. ``spent``: the operations
-    so far (`operations.Meter`).
+    so far (`policy.operations.Meter`).
     """
 
     rows: int

@@ -1,4 +1,4 @@
-"""What makers of captured programs and of ONNX files have in common (`maker.Maker`): a graph that the planner plans."""
+"""What makers of programs and of ONNX files have in common (`proof.maker.Maker`): a graph that the planner plans."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar

@@ -32,7 +32,7 @@ class Maker(Protocol):
 
     @property
     def row_operations(self) -> int:
-        """An estimate of the operations for one row of the original (`operations.py`)."""
+        """An estimate of the operations for one row of the original (`policy/operations.py`)."""
         ...
 
     def original(self) -> Answers:
@@ -79,7 +79,7 @@ class Maker(Protocol):
     def facts(self) -> dict[str, Any]:
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
-        ``search``: `delta_debugging.outcome`. ``original_because``, where the maker decides to serve the original: why.
+        ``search``: `search.delta_debugging.outcome`. ``original_because``, why the maker decides on the original.
         ``choosing``, where a node chooses by comparing: a sentence about it (`onnx/forms.py`).
         """
         ...

@@ -3,7 +3,7 @@
 Both read ``facts``, the JSON-able dict of one conversion. Absent values are not drawn, so that older versions
 render too. ``model``, ``version``, ``digest``, ``status``, ``reason``, ``precision``, ``samples`` (source,
 planning, judging, batch_sizes), ``capture`` (notes), ``environment`` and ``replay`` describe the conversion;
-``forms`` maps a form to what the command line prints of it and ``parity``, its `verdict.ParityReport` as
+``forms`` maps a form to what the command line prints of it and ``parity``, its `gate.verdict.ParityReport` as
 JSON (with ``diagnoses``: floor, distance, range or precision). ``half`` is the half's dtype, None where nothing is
 half. Beyond the gate (each made in `sections.py`
 unless another file is named):
@@ -17,7 +17,7 @@ unless another file is named):
 - ``casts`` {count, bytes, bytes_before, rows: [{source, from, to, bytes, readers, more}]}
 - ``power`` {shown, samples, noticed, missed, nodes: [{node, op, noticed, response, why}]}: `gate.power.Power.to_json`
 - ``worst`` {output, sample, row, error_u, inputs: [{name, shape, least, largest, mean, zeros, not_finite}]}:
-  `worst.worst_sample`
+  `gate.worst.worst_sample`
 
 In JSON a null number has no bound.
 """

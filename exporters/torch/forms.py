@@ -53,7 +53,7 @@ from .program_original import ProgramOriginal
 
 @dataclass(slots=True)
 class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
-    """Makes the forms of an exported program (`maker.Maker`)."""
+    """Makes the forms of an exported program (`proof.maker.Maker`)."""
 
     _original: Answers | None = None
     _module: GraphModule | None = None

@@ -3,7 +3,7 @@
     python -P -m halfeven.models.capture.child REQUEST.json PARENT
 
 ``PARENT`` is the number of the process that started it, with which it ends. Its memory is limited from outside
-(`one_order.py`).
+(`order/one_order.py`).
 
 Of ours it imports files of this folder alone, as parts of ``halfeven``: a model folder with its own ``models/`` or
 ``errors.py`` imports its own. ``sources.py`` makes the module, ``autocast.py`` and

@@ -10,7 +10,7 @@ import torch
 from ..order.lacking_memory import NO_MEMORY, causes
 
 logger = logging.getLogger("halfeven.engines")
-# Lower case, beside what processors say (`lacking_memory.py`): cuBLAS, the CUDA runtime, ONNX Runtime's arenas, cuDNN.
+# Lower case, beside those of processors (`order/lacking_memory.py`): cuBLAS, CUDA, ONNX Runtime's arenas, cuDNN.
 _NO_MEMORY = (
     *NO_MEMORY,
     "alloc_failed",

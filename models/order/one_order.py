@@ -1,7 +1,7 @@
 """One order: a command or a job that makes a version, or guesses one, with every process that it starts.
 
 Its bounds of time and memory protect the machine and decide nothing: what they end has no verdict (`OrderEnded`), and
-the message names the bound and the setting that raises it. Runs are counted where a count decides (`file_runs.py`).
+the message names the bound and its setting. Runs are counted where a count decides (`exporters/guessing/file_runs.py`).
 """
 
 import os

@@ -1,6 +1,6 @@
 """A model's inputs and outputs: names, datatypes and shapes, each free dimension with its bounds.
 
-A spec is read from ``model.toml`` once (`package.py`), made exact by the capture (ranges and equalities that
+A spec is read from ``model.toml`` once (`folder/package.py`), made exact by the capture (ranges and equalities that
 ``torch.export`` found) and stored as ``spec.json`` with each version. Requests, samples and outputs are checked against
 it.
 """

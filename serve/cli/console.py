@@ -63,7 +63,7 @@ def _taken(use: Callable[[Any], None]) -> Callable[[Any], None]:
     return take
 
 
-# What they give is sent by every request of this process (`client_key.py`): the commands themselves do not read them.
+# What they give is sent by every request of this process (`access/client_key.py`); the commands do not read them.
 Key = Annotated[
     str | None,
     typer.Option(
@@ -88,7 +88,7 @@ def command(work: Callable[..., Ended]) -> Callable[..., None]:
 
 
 def order(work: Callable[..., Ended]) -> Callable[..., None]:
-    """`command` for work that runs what strangers made: it has the bounds of one order (`one_order.py`)."""
+    """`command` for work that runs what strangers made, bounded as one order (`models/order/one_order.py`)."""
     return _as_typer_reads(work, _finish_order)
 
 

@@ -2,7 +2,7 @@
 
 Convert in both forms, prove, serve, predict held-out samples, convert again under another policy and watch the swap
 under live traffic, roll back; then fine-tune through the API on digits that version 1 cannot read, and convert the
-result. Everything uses what users have: `exporters.conversion.convert`, a server process, HTTP.
+result. Everything uses what users have: the function behind `halfeven convert`, a server process, HTTP.
 """
 
 import shutil

@@ -29,7 +29,7 @@ Notify = Callable[[str], None]
 def judge_again(
     target: str, store: Store, samples: Path | None, device: str, notify: Notify
 ) -> dict[str, Any]:
-    """Facts as `report.render_terminal` takes them. ``target``: a folder, NAME or NAME@VERSION.
+    """Facts as `report.page.render_terminal` takes them. ``target``: a folder, NAME or NAME@VERSION.
 
     Raises UnknownName for a target that is neither, BadInput for a version that has no half to judge.
     """

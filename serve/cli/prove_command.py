@@ -29,7 +29,7 @@ def prove_against(
     headers: Sequence[str],
     notify: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The facts of the proof (`other_engine.prove_engine`). ``target``: NAME, NAME@VERSION or an exported folder.
+    """The facts of `exported.other_engine.prove_engine`. ``target``: NAME, NAME@VERSION or an exported folder.
 
     Raises UnknownName, BadSetting, BadInput or BadSamples for what was named, NotReady or EngineFailed where the engine
     gives no answer.

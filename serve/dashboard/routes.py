@@ -1,8 +1,8 @@
 """The web pages for people (home, a page for each model, a timeline of events, the routes) and what their forms order.
 
 Pages are written by the server and work without a script; `page.js` only puts in what has moved. Links are relative: a
-proxy may show the server below a path. A form is taken from the server's own pages alone (`web_guard.py`). Every page
-names only models that the request's key may know of, and offers only what it may do (`route_scopes.py`).
+proxy may show the server below a path. A form is taken from the server's own pages alone (`http/web_guard.py`). Every
+page names only models that the request's key may know of, and offers only what it may do (`http/route_scopes.py`).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Each call of the gRPC service runs the same functions as the HTTP routes, with other messages around them.
 
-A call needs of a key what the HTTP route needs that does the same: ``like`` names it, and `route_scopes.py` decides.
+A call needs of a key what the HTTP route ``like`` needs, which does the same (`http/route_scopes.py`).
 """
 
 import asyncio

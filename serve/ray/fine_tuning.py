@@ -106,8 +106,8 @@ class OwnServer:
 
     def published(self, facts: Facts) -> Facts:
         """Publish what a job made, and make it active where the job may. ``facts`` and what is returned: as
-        `job_command.facts_of`, with the version's number in the application's store. Of a job that made no version, or
-        one that the gate refused, nothing is published."""
+        `client.job_command.facts_of`, with the version's number in the application's store. Of a job that made no
+        version, or one that the gate refused, nothing is published."""
         facts = {**facts, "page": None}  # it ends with this server
         made = self._made_by(facts["job"])
         if made is None or made.status != LIVE:

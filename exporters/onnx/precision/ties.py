@@ -1,4 +1,4 @@
-"""Integer outputs of an ONNX graph that may differ because their scores tie (design, §4, rule 2).
+"""Integer outputs of an ONNX graph that may differ because their scores tie (rule 2 of `gate/parity.py`).
 
 An index that comes out of TopK, ArgMax or ArgMin, through shape and type ops alone, may be another one where the
 original's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.

@@ -12,7 +12,7 @@ from typing import Any
 from ....models.errors import NotReady, Overloaded
 from ....models.store.store import Store, Version
 from ..data.files import Files
-from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS, chosen_precision
+from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS, NO_GRADIENT, chosen_precision
 from . import training_request as asked
 from .child_watch import result_of
 from .choices.declared_steps import declared_steps
@@ -28,7 +28,6 @@ from .worker_process import Child, Priority
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever
 PRIORITY: Priority = "low"  # not idle: the caller waits for the result of the trial
-NO_GRADIENT = "NO_GRADIENT"
 NEWEST_JOBS = 50
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
 COMPARED_STEPS = 8
@@ -187,7 +186,7 @@ def _figures(trained: Mapping[str, Any], conversion_s: float | None) -> dict[str
 
 
 def chooses(declares_steps: bool) -> Mapping[str, Any]:
-    """The settings of the trial that measures the seconds; with several optimizers none does (`declared_steps.py`)."""
+    """The settings of the trial that measures seconds; none with several optimizers (`choices/declared_steps.py`)."""
     return {} if declares_steps else {"precision": AUTO}
 
 

@@ -4,7 +4,7 @@
 
 Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it works, ``{"type": "done", …}`` or
 ``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, it ends. When the server is
-killed it ends at once, busy or not (`ends_with_parent.py`): the next server converts again, and only that may publish.
+killed it ends at once, busy or not (`models/order/ends_with_parent.py`): only the next server converts and publishes.
 """
 
 import contextlib

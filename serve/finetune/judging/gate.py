@@ -42,8 +42,8 @@ Predictions = Mapping[
 class GateTerms:
     """The limits for a job's version. ``margin``: how much worse it may be (a share, or relative growth of an error).
 
-    For the record and the promotion (`concluding.py`): ``against``, the number of the active version that was measured,
-    and ``not_judged``, why these sets judge nothing.
+    For the record and the promotion (`jobs/concluding.py`): ``against``, the number of the active version that was
+    measured, and ``not_judged``, why these sets judge nothing.
     """
 
     margin: float

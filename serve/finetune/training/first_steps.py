@@ -12,7 +12,6 @@ from .loop.batch_loop import BatchLoop
 from .loop.training_terms import DATA_FAULTS
 from .trainee import Trainee
 
-NO_GRADIENT = "NO_GRADIENT"
 _NAMED = 10
 
 

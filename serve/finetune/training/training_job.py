@@ -23,14 +23,14 @@ from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import AUTO, settings_of
 from .evaluation import BestStep, held_out_loss, seconds_of_a_row
-from .first_steps import NO_GRADIENT, first_steps, idle_sentence, without_gradient
+from .first_steps import first_steps, idle_sentence, without_gradient
 from .loop.amp import Loop
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
 from .loop.patience import audit, finite_names
 from .loop.ranks import ranks_of
 from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
-from .loop.setting_names import NONE, STATE_FILE
+from .loop.setting_names import NO_GRADIENT, NONE, STATE_FILE
 from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
@@ -72,8 +72,8 @@ class Orders:
 
 def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line:
     """The whole job: its last line, ``done``, ``paused`` or ``cancelled``; with ``trial_steps`` in the request only its
-    first steps, and the line ``tried``. A process of another ``rank`` (`ranks.py`) takes its steps alone, and gives
-    ``followed``. Raises Stopped, RankLost."""
+    first steps, and the line ``tried``. A process of another ``rank`` (`loop/ranks.py`) takes its steps alone, and
+    gives ``followed``. Raises Stopped, RankLost."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
     memory = PeakMemory(request["device"])

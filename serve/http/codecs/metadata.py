@@ -123,7 +123,7 @@ def index_entry(name: str, version: str, state: str = "READY", reason: str = "")
 
 
 def model_statistics(name: str, version: str, counters: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of ``model_stats`` from `interface.Statistics`; a missing counter is zero."""
+    """One entry of ``model_stats`` from `batching.interface.Statistics`; a missing counter is zero."""
     phases = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
     none = (0, 0)
     batches = counters.get("batches", {})

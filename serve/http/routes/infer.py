@@ -45,11 +45,12 @@ Headers = list[tuple[bytes, bytes]]
 class InferFront:
     """An ASGI application around another one. ``inference``: that of ``app``; by default one of its own.
 
-    `Inference.begin` and `finish` do the work without awaiting anything, so that `hot_protocol.py` can call them
-    straight from the HTTP parser; ``__call__`` is the same for any ASGI server.
+    `Inference.begin` and `finish` do the work without awaiting anything, so that `connection/hot_protocol.py` can call
+    them straight from the HTTP parser; ``__call__`` is the same for any ASGI server.
     """
 
-    hot = True  # whether `hot_protocol.py` may answer; else every request goes through ``__call__``
+    # `connection/hot_protocol.py` may answer; else every request goes through ``__call__``.
+    hot = True
 
     def __init__(
         self,
@@ -73,7 +74,8 @@ class InferFront:
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
         self.bounds = bounds or ServerBounds(seconds=body_timeout_s)
-        self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
+        # `connection/hot_protocol.py` remembers paths here.
+        self.urls: dict[bytes, tuple[str, str | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -43,8 +43,8 @@ class BatchToTime:
 class Stopwatch:
     """Times batches on the device thread (``call``), between live ones, and takes their cost from the budget.
 
-    ``idle``: whether the device has nothing to do. ``batch_seconds`` as `cpu_choice.batch_seconds`. ``clock`` gives
-    seconds. ``allowed`` raises where nothing may be run any more.
+    ``idle``: whether the device has nothing to do. ``batch_seconds`` as `loading.cpu_choice.batch_seconds`. ``clock``
+    gives seconds. ``allowed`` raises where nothing may be run any more.
     """
 
     call: Callable[[Callable[[], float]], float]

@@ -1,4 +1,4 @@
-"""How many rows of a batch are useful, measured again by the load's rule (`useful_rows.py`), and by live traffic."""
+"""How many rows of a batch are useful, measured again by the rule of `loading/useful_rows.py`, and by live traffic."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,5 +1,6 @@
 """One table of operation classes: every name is an operation, has one class, and means the same for both back ends."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +29,8 @@ SAME = {
     Action.INPUT: {OnnxRule.FOLLOW},
 }
 BOTH = [found for found in CLASSES if found.aten and found.onnx and Trait.SEES_SIZES not in found.traits]
+# What ONNX calls so is another operation than torch's: a picture's size, any scatter, a sum of several tensors.
+OTHER_MEANING = {"Resize", "Scatter", "Sum"}
 every_class = pytest.mark.parametrize("found", BOTH, ids=lambda found: found.name)
 every_level = pytest.mark.parametrize("level", LEVELS)
 
@@ -94,6 +97,16 @@ def test_both_back_ends_give_a_class_the_same_rule(found: OpClass, level: str) -
     actions = {planned(name, level) for name in found.aten}
     (action,) = actions
     assert {ruled(name, level) for name in found.onnx} <= SAME[action]
+
+
+def test_a_rule_of_an_onnx_operator_is_that_of_its_namesake_in_torch() -> None:
+    """Else a module and its own file differ, as torch's exporter writes the one as the other."""
+    faults = []
+    for name in {onnx_name for found in CLASSES for onnx_name in found.onnx} - OTHER_MEANING:
+        for namesake in {name.lower(), re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()}:
+            ruled_apart = class_of(name).o1 not in (class_of(namesake).o1, Rule.LEFT_ALONE)
+            faults += [name] if ruled_apart and hasattr(torch.ops.aten, namesake) else []
+    assert faults == []
 
 
 def test_what_no_class_has_follows_its_inputs() -> None:

@@ -5,9 +5,9 @@ What ``auto`` means:
 - ``n_epochs``: as many as make about 300 steps, from 3 to 50;
 - ``batch_size``: an eighth of the training rows, from 2 (BatchNorm needs two) to 32, and not above the model's
   ``max_batch_size``;
-- ``learning_rate``: found by a range test in the trainer's process (`range_test.py`); ``learning_rate_multiplier`` in
-  its place is that multiple of 1e-4 (AdamW's usual rate for going on with a trained model);
-- ``precision``: measured there (`precision_test.py`); ``fp16_emulated`` stores FP16 and computes products in FP32;
+- ``learning_rate``: found by a range test in the trainer's process (`training/range_test.py`);
+  ``learning_rate_multiplier`` in its place is that multiple of 1e-4, AdamW's usual rate for a trained model;
+- ``precision``: measured there (`training/precision_test.py`); ``fp16_emulated`` stores FP16, its products are FP32's;
 - ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
 - ``warmup_ratio``: a twentieth of the steps, and at most 100 steps; of ``one_cycle`` three tenths (torch's own);
 - ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;

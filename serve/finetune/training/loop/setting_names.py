@@ -13,6 +13,7 @@ EXACT_FIRST = ("fp32", "fp16", "bf16")
 HALF_MODELS = ("fp16", "bf16")  # the precisions of a half model
 REFUSE, MASK = "refuse", "mask"  # of a target that is NaN
 STATE_FILE = "training_state.safetensors"  # of a version: what the next training may begin with
+NO_GRADIENT = "NO_GRADIENT"  # code of a finding and an event: parameters that the loss does not depend on
 NONE, NETS, ALL = "none", "nets", "all"  # of that state
 NEARLY = 1.03  # of the shortest time: what is hardly slower and more exact is taken
 # Each schedule with the settings that it reads besides `warmup_ratio`, which all of them read.
