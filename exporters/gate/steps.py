@@ -43,9 +43,18 @@ class Made(Generic[V]):
     is_whole: bool
 
 
-def steps_behind(output: V, made: Callable[[V], Made[V]]) -> dict[V, str]:
+def steps_behind(
+    output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V, str]] | None = None
+) -> dict[V, str]:
     """The steps (value → kind) that decide the whole numbers of an output. None where it has other numbers, and none
-    behind what chooses among several (argmax, NonMaxSuppression)."""
+    behind what chooses among several (argmax, NonMaxSuppression). ``known``: those of other values, found so far."""
+    known = {} if known is None else known
+    if output not in known:
+        known[output] = _steps_behind(output, made, known)
+    return known[output]
+
+
+def _steps_behind(output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V, str]]) -> dict[V, str]:
     found, seen, left = dict[V, str](), set[V](), [output]
     while left:
         value = left.pop()
@@ -55,7 +64,7 @@ def steps_behind(output: V, made: Callable[[V], Made[V]]) -> dict[V, str]:
         one = made(value)
         if one.op and not one.inputs:
             continue  # a constant
-        if kind := _kind(one, made):
+        if kind := _kind(one, made, known):
             found[value] = kind
         elif one.is_whole and one.op not in _KINDS and not has(one.op, Trait.COMPARES):
             left += [each for each in one.inputs if made(each).is_whole]
@@ -66,13 +75,13 @@ def steps_behind(output: V, made: Callable[[V], Made[V]]) -> dict[V, str]:
     return found
 
 
-def _kind(one: Made[V], made: Callable[[V], Made[V]]) -> str:
+def _kind(one: Made[V], made: Callable[[V], Made[V]], known: dict[V, dict[V, str]]) -> str:
     """The kind of step that makes a value; empty where none does, or where it reads whole numbers already."""
     if (kind := one.op.lower()) in _ROUNDS and not one.is_whole:
         return kind
     kind = "compare" if has(one.op, Trait.COMPARES) else _KINDS.get(one.op, "")
     floats = [each for each in one.inputs if not made(each).is_whole]
-    return kind if one.is_whole and not all(steps_behind(each, made) for each in floats) else ""
+    return kind if one.is_whole and not all(steps_behind(each, made, known) for each in floats) else ""
 
 
 @dataclass(slots=True)

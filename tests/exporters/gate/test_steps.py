@@ -12,7 +12,7 @@ import pytest
 import torch
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.rejudge import rejudge
-from halfeven.exporters.gate.steps import other_sides
+from halfeven.exporters.gate.steps import Made, other_sides, steps_behind
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.precision.ties import ties_of as ties_of_file
@@ -226,6 +226,7 @@ def test_a_mask_of_two_numbers_that_both_are_computed() -> None:
         ("int64", "s = Shape(a) y = Identity(s)"),
         ("float", "b = Greater(a, t) c = Cast<to=1>(b) y = Mul(a, c)"),
         ("float", "y = Relu(a)"),
+        ("float", "b = Floor(a) c = com.microsoft.Gelu(a) y = Add(b, c)"),
     ],
 )
 def test_what_comes_from_no_step_is_not_found(kind: str, text: str) -> None:
@@ -235,6 +236,17 @@ def test_what_comes_from_no_step_is_not_found(kind: str, text: str) -> None:
         ties_of_file(*bare(model), spec_of(model), "fp16", Samples({"x": X})), "stepped", {}
     )
     assert not found
+
+
+def test_steps_behind_many_casts_are_found_in_few_looks() -> None:
+    looks: list[int] = []
+
+    def made(value: int) -> Made[int]:
+        looks.append(value)
+        return Made("Cast" if value else "", (value - 1,) if value else (), value % 2 == 1)
+
+    assert steps_behind(61, made) == {1: "trunc"}
+    assert len(looks) < 61**2
 
 
 def test_numbers_from_a_step_that_tie_are_left_out_and_counted() -> None:
