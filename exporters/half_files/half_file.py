@@ -2,7 +2,7 @@
 
     model.fp16.onnx      the half
     model.fp16.data      its weights, from 2 GB on
-    model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`folder.py`)
+    model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`exported/folder.py`)
 
 Both are there together, or neither: nothing is written of a half that is not proven equal. They are made in a hidden
 folder beside them, which is renamed to ``.model.fp16.ready`` when it is whole. What moves its files to their places

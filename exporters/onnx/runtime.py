@@ -1,6 +1,6 @@
 """ONNX Runtime's CPU on a whole model in memory: whether it loads, its answers, whether they depend on the batch.
 
-It keeps chains of half nodes in FP32, so it never judges half storage; `oracle.py` does.
+It keeps chains of half nodes in FP32, so it never judges half storage; `precision/oracle.py` does.
 """
 
 import re

@@ -32,7 +32,7 @@ class Maker(Protocol):
 
     @property
     def row_operations(self) -> int:
-        """An estimate of the operations for one row of the original (`operations.py`)."""
+        """An estimate of the operations for one row of the original (`policy/operations.py`)."""
         ...
 
     def original(self) -> Answers:

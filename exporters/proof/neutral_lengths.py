@@ -56,15 +56,16 @@ def joined_lengths(
     questions, worst = list[Question](), 0.0
     for samples, inputs, how in _rows_of_all_lengths(spec, lengths, judging):
         alone, filled = (answers_or_refusal(answers, inputs) for answers in (original, filled_up))
-        if isinstance(refusal := alone if isinstance(alone, Exception) else filled, Exception):
+        if not isinstance(alone, Exception):  # a half is asked what FP32 itself answers otherwise, too
+            questions.append(Question(samples, inputs, alone, how))
+        if isinstance(alone, Exception) or isinstance(filled, Exception):
+            refusal = alone if isinstance(alone, Exception) else filled
             return JoinedLengths(questions, f"the FP32 model does not run with {how}: {refusal}")
-        assert not isinstance(alone, Exception) and not isinstance(filled, Exception)
         for name, answer in alone.items():
             differs, fault = _compared(name, answer, filled[name], noise.get(name))
             if fault:
                 return JoinedLengths(questions, f"with {how}, output '{name}' {fault}")
             worst = max(worst, differs)
-        questions.append(Question(samples, inputs, alone, how))
     return JoinedLengths(questions, differs=worst)
 
 

@@ -41,7 +41,7 @@ class Found:
     ``minimal``: the certificate is complete and each of its scores fails; False where the budget ended first.
     ``exhausted``: the budget ended before all was tried that would have been.
     ``before``, ``after``: the scores with nothing kept and with ``kept``; ``evaluations``: runs of the judge.
-    ``unseen``: samples besides, on which what was found was tried (`refinement.refined`).
+    ``unseen``: samples besides, on which what was found was tried (`refined`).
     """
 
     kept: tuple[str, ...]

@@ -103,7 +103,11 @@ def test_what_differs_once_it_is_filled_up_is_refused_by_name(
 def test_a_mean_of_all_places_is_found_where_the_shortest_row_is_one_place() -> None:
     spec = replace(masked(POOLED, length="length=1..24"), batching=Batching(lengths=(24,)))
     assert run_of(spec, mean).joined.refused == ""
-    assert "filled up to 24" in run_of(spec, mean_of_all).joined.refused
+    run = run_of(spec, mean_of_all)
+    assert "filled up to 24" in run.joined.refused
+    assert not judged(
+        run, "fp16", [take(run, mean_of_all)]
+    ).passed  # a stored version that asks for lengths all the same
 
 
 def test_a_class_is_asked_of_more_rows_than_its_scores() -> None:
