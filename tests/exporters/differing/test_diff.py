@@ -317,6 +317,16 @@ def test_an_engine_is_compared_by_its_outputs(tmp_path: Path) -> None:
     assert differences(a, engine, x, "fp16")["equal"]
 
 
+def test_an_output_that_the_other_file_lacks_is_a_difference(tmp_path: Path) -> None:
+    text = "g (float[n,4] x) => ({outputs}) {{ y = Tanh(x) {name} = Exp(x) }}"
+    for file, outputs, name in (("a", "float[n,4] y, float[n,4] z", "z"), ("b", "float[n,4] y", "other")):
+        onnx.save(parsed(text.format(outputs=outputs, name=name), {}), tmp_path / f"{file}.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 4), np.float32))
+    a, b = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    assert differences(a, b, tmp_path / "x.npz")["first"]["tensor"] == "z"
+    assert differences(b, a, tmp_path / "x.npz")["equal"]
+
+
 def test_no_rounding_explains_another_answer_however_deep_the_net(tmp_path: Path) -> None:
     random, rows, wide, last = np.random.default_rng(0), tmp_path / "x.npz", 32, "x"
     weights, text = {}, ""
