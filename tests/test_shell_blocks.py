@@ -39,6 +39,7 @@ ELSEWHERE = [
     "pytest",
     "npm",
     "trtexec",
+    "cosign",
     "openssl",
     "brew",
 ]

@@ -43,7 +43,9 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
 def _of_file(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # a sum is added up in the same order on every machine
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
 

@@ -67,7 +67,7 @@ def compared(a: Side, inputs: Arrays, theirs: Arrays, units: Mapping[str, float]
     steps = _steps(a.nodes, units)
     local = a.tensors(inputs, given) if given else plain
     of_inputs = {name: steps.get(tensor, STEP) for name, tensor in a.inputs.items()}
-    shaken = a.tensors(moved(inputs, of_inputs), moved(given, steps))
+    nearby = a.tensors(moved(inputs, of_inputs), moved(given, steps))
     both, found, long = 0, list[Difference](), dict[str, int]()
     for node in a.nodes:
         name = node.name
@@ -76,7 +76,7 @@ def compared(a: Side, inputs: Arrays, theirs: Arrays, units: Mapping[str, float]
             continue
         both += 1
         error = _error(local[name], theirs[name], plain[name])
-        noise = _noise(local[name], shaken[name], plain[name], steps[name])
+        noise = _noise(local[name], nearby[name], plain[name], steps[name])
         explained = min(UNITS * long[name] ** 0.5 * noise, MOST)
         if error > explained:
             is_float = _kind(local[name]) == "f"
@@ -108,8 +108,8 @@ def _steps(nodes: Sequence[GraphNode], units: Mapping[str, float]) -> dict[str, 
     return {name: max(step, units.get(name, STEP)) for name, step in found.items()}
 
 
-def _noise(local: np.ndarray, shaken: np.ndarray, plain: np.ndarray, step: float) -> float:
-    change = _error(local, shaken, plain)
+def _noise(local: np.ndarray, nearby: np.ndarray, plain: np.ndarray, step: float) -> float:
+    change = _error(local, nearby, plain)
     if _kind(local) != "f":
         return max(change, TIED) if step > STEP else change
     return min(max(step, change), MOST_STEPS * step)
