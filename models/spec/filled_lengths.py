@@ -76,8 +76,9 @@ class Lengths:
         ]
 
     def size(self, name: str, size: int) -> int:
-        """The size that an axis of this name and size is filled up to; its own where it is longer than all of them."""
-        return next((most for most in self.axes[name][1] if size <= most), size)
+        """The size that an axis of this name and size is filled up to; its own where it is longer than all of them, or
+        0: no last place could be repeated."""
+        return next((most for most in self.axes[name][1] if 0 < size <= most), size)
 
     def _fill(self, array: np.ndarray, names: Sequence[str], is_mask: bool) -> np.ndarray:
         for axis, name in enumerate(names, 1):

@@ -239,6 +239,9 @@ def test_filling_up_repeats_the_last_place_and_masks_it(fill: int) -> None:
     (cut,) = lengths.cut([np.zeros((3, fill, 6))], arrays)
     assert cut.shape == (3, fill - 3, 6) and cut.flags.c_contiguous
     assert lengths.shared(((9,), (9,))) == ((16,), (16,))
+    empty = [np.zeros((3, 0), np.int64)] * 2  # shares no batch with others
+    assert [array.shape for array in lengths.filled(empty)] == [(3, 0)] * 2
+    assert lengths.shared(((0,), (0,))) == ((0,), (0,))
 
 
 def test_lengths_are_never_filled_up_where_nothing_asks_for_it() -> None:
