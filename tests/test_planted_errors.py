@@ -1,6 +1,7 @@
 """Errors of order, lifetime and fault handling, planted in engines, memory, batches and threads: each breaks a claim.
 
-The staging's own are in `models/engines/test_on_simulated_gpu.py`. Claims are tests, or scenes on the simulated device.
+The staging's own are in `tests/models/engines/test_on_simulated_gpu.py`. Claims are tests, or scenes on the simulated
+device.
 """
 
 import random

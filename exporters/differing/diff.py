@@ -108,8 +108,9 @@ def _answers(
         pairs = partners(a, theirs)
         made = theirs.tensors(inputs)
         units = theirs.units(made, set(pairs.values()))
-        answers = {name: made[other] for name, other in pairs.items() if other in made}
-        units = {name: units.get(other, FP32) for name, other in pairs.items()}
+        missing = {name: np.zeros(0) for name in a.outputs.values() if name not in pairs}
+        answers = missing | {name: made[other] for name, other in pairs.items() if other in made}
+        units = dict.fromkeys(missing, FP32) | {n: units.get(other, FP32) for n, other in pairs.items()}
     else:
         came = {name: np.asarray(array) for name, array in theirs(inputs).items()}
         missing = {name: np.zeros(0) for name in a.outputs if came.keys() & a.outputs.keys()}

@@ -25,6 +25,7 @@ Side = OnnxSide | ProgramSide
 STEP = 2.0**-20  # the relative step of FP32: far above its rounding, far below what changes an answer
 UNITS = 4.0  # steps that a node may err by
 MOST_STEPS = 2.0**10  # an index or a threshold that a step moves explains no more than this
+MOST = 0.25  # of the largest value, or of the indices: no rounding explains more
 TIED = 0.02  # of the indices that are read from half: their scores tie
 
 
@@ -75,7 +76,8 @@ def compared(a: Side, inputs: Arrays, theirs: Arrays, units: Mapping[str, float]
             continue
         both += 1
         error = _error(local[name], theirs[name], plain[name])
-        explained = UNITS * long[name] ** 0.5 * _noise(local[name], nearby[name], plain[name], steps[name])
+        noise = _noise(local[name], nearby[name], plain[name], steps[name])
+        explained = min(UNITS * long[name] ** 0.5 * noise, MOST)
         if error > explained:
             is_float = _kind(local[name]) == "f"
             found.append(Difference(name, node.op, error if is_float else np.inf, explained))

@@ -25,9 +25,9 @@ Rest = Callable[[np.ndarray], Arrays]
 # A step, what it reads, its result, and the rest of the run behind it.
 See = Callable[[V, Sequence[np.ndarray], np.ndarray, Rest], None]
 
-_ROUNDS = {"round": "round", "floor": "floor", "ceil": "floor", "trunc": "floor"}
+_ROUNDS = {"round": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "quantize": np.rint}
 _CASTS = ("Cast", "to", "_to_copy", "type_as")
-_KINDS = {"QuantizeLinear": "quantize", **dict.fromkeys(_CASTS, "floor")}
+_KINDS = {"QuantizeLinear": "quantize", **dict.fromkeys(_CASTS, "trunc")}
 # Beside what moves or selects numbers. Of whole numbers these give whole numbers, or multiples of one.
 _WHOLE_STAYS_WHOLE = (*_CASTS, "Mul", "mul", "Sign", "sign", "ReduceSum", "sum", "getitem", "Identity")
 _SELECTS = (Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS, Trait.DIVIDES)
@@ -43,9 +43,18 @@ class Made(Generic[V]):
     is_whole: bool
 
 
-def steps_behind(output: V, made: Callable[[V], Made[V]]) -> dict[V, str]:
+def steps_behind(
+    output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V, str]] | None = None
+) -> dict[V, str]:
     """The steps (value → kind) that decide the whole numbers of an output. None where it has other numbers, and none
-    behind what chooses among several (argmax, NonMaxSuppression)."""
+    behind what chooses among several (argmax, NonMaxSuppression). ``known``: those of other values, found so far."""
+    known = {} if known is None else known
+    if output not in known:
+        known[output] = _steps_behind(output, made, known)
+    return known[output]
+
+
+def _steps_behind(output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V, str]]) -> dict[V, str]:
     found, seen, left = dict[V, str](), set[V](), [output]
     while left:
         value = left.pop()
@@ -55,7 +64,7 @@ def steps_behind(output: V, made: Callable[[V], Made[V]]) -> dict[V, str]:
         one = made(value)
         if one.op and not one.inputs:
             continue  # a constant
-        if kind := _kind(one, made):
+        if kind := _kind(one, made, known):
             found[value] = kind
         elif one.is_whole and one.op not in _KINDS and not has(one.op, Trait.COMPARES):
             left += [each for each in one.inputs if made(each).is_whole]
@@ -66,13 +75,13 @@ def steps_behind(output: V, made: Callable[[V], Made[V]]) -> dict[V, str]:
     return found
 
 
-def _kind(one: Made[V], made: Callable[[V], Made[V]]) -> str:
+def _kind(one: Made[V], made: Callable[[V], Made[V]], known: dict[V, dict[V, str]]) -> str:
     """The kind of step that makes a value; empty where none does, or where it reads whole numbers already."""
-    if (kind := _ROUNDS.get(one.op.lower(), "")) and not one.is_whole:
+    if (kind := one.op.lower()) in _ROUNDS and not one.is_whole:
         return kind
     kind = "compare" if has(one.op, Trait.COMPARES) else _KINDS.get(one.op, "")
     floats = [each for each in one.inputs if not made(each).is_whole]
-    return kind if one.is_whole and not all(steps_behind(each, made) for each in floats) else ""
+    return kind if one.is_whole and not all(steps_behind(each, made, known) for each in floats) else ""
 
 
 @dataclass(slots=True)
@@ -176,31 +185,34 @@ def other_sides(
     with np.errstate(invalid="ignore", over="ignore"):
         if kind == "compare":
             near = np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)) < margin
-            several = (near & ~result, ~result), (near & result, ~result)
+            sides = [np.where(near, other, result) for other in (np.True_, np.False_)]
+        elif result.dtype.kind == "b":  # a cast: every number but zero is true
+            sides = [np.where(np.abs(values[0]) < margin, ~result, result)]
         else:
-            below, above, size = _distances(kind, values, result)
-            several = (above < margin / size, result + 1), (below < margin / size, result - 1)
-    for near, other in several:
-        if near.any():
-            yield np.where(near, other, result).astype(result.dtype)
+            sides = [_moved(kind, values, result, by) for by in (margin, -margin)]
+    for side in sides:
+        if not np.array_equal(side, result, equal_nan=side.dtype.kind == "f"):
+            yield side
 
 
-def _distances(
-    kind: str, values: Sequence[np.ndarray], result: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """How far each value is from where the result is one less and one more; the size of a level."""
-    size = float(values[1].reshape(-1)[0]) if kind == "quantize" else 1.0
-    zero = values[2].astype(np.float64) if kind == "quantize" and len(values) > 2 else 0.0
-    past = values[0].astype(np.float64) / size + zero - result.astype(np.float64)
-    if kind == "floor":  # ceil, and truncation of negative numbers, where the value is below the result
-        return np.where(past < 0, past + 1, past), np.where(past > 0, 1 - past, -past), size
-    below, above = 0.5 + past, 0.5 - past
-    saturated = np.abs(past) > 0.5 + 1e-3
-    return (
-        np.where(saturated & (past < 0), np.inf, below),
-        np.where(saturated & (past > 0), np.inf, above),
-        size,
-    )
+def _moved(kind: str, values: Sequence[np.ndarray], result: np.ndarray, by: float) -> np.ndarray:
+    """The result where every value is moved ``by`` a number: one more or one less than ``result`` at most, and within
+    its type. What is no whole number stays as it is."""
+    quantizes = kind == "quantize"
+    size = values[1].reshape(-1)[0] if quantizes else 1
+    zero = values[2].astype(np.float64) if quantizes and len(values) > 2 else 0.0
+    ends = np.iinfo(result.dtype) if result.dtype.kind in "iu" else None
+    value, own = (values[0] / size).astype(np.float64), result.astype(np.float64)
+
+    def of(way: float) -> np.ndarray:
+        found = _ROUNDS[kind](value + way / float(size)) + zero
+        return found if ends is None else np.clip(found, ends.min, ends.max)
+
+    moved = np.clip(of(by), own - 1, own + 1)
+    is_step = (own == np.rint(own)) & (of(-abs(by)) <= own) & (own <= of(abs(by)))
+    side = result.copy()
+    np.copyto(side, moved, where=is_step & (moved != own), casting="unsafe")
+    return side
 
 
 def _between(

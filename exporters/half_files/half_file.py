@@ -20,7 +20,7 @@ from typing import Any, Literal
 import onnx
 from onnx import external_data_helper
 
-from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
+from ...models.errors import BadFolder, BadInput, BadSetting, Conflict, DamagedFile, ParityRefused, TooLarge
 from ...models.files.durable import fsync
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
@@ -94,6 +94,12 @@ def _check(source: Path, target: Path) -> None:
         raise BadSetting(f"-o {target}: there is no folder {target.parent}; make it first")
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise BadSetting(f"-o {target}: expected a file in a folder that may be written")
+    if not _is_ours(target) and (
+        found := [one for one in (target, target.with_suffix(DATA)) if one.exists()]
+    ):
+        raise Conflict(
+            f"{found[0]} is no half of an earlier run, so it is not replaced; move it, or give another -o"
+        )
     if proof.exists() and not (proof.is_dir() and not any(proof.iterdir())):
         try:
             exported_version(proof)
@@ -101,6 +107,14 @@ def _check(source: Path, target: Path) -> None:
             raise Conflict(
                 f"{proof} is no proof of an earlier run, so it is not replaced: {error}; move it, or give another -o"
             ) from error
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether the file says of itself that its proof was made here (`_describe`)."""
+    try:
+        return any(each.key == "halfeven.proof" for each in read_graph(target).metadata_props)
+    except (BadFolder, TooLarge):  # none, or another kind of file
+        return False
 
 
 def _written(version: Version, target: Path, notify: Notify) -> dict[str, Any]:

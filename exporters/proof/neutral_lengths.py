@@ -1,7 +1,8 @@
 """Measures whether rows may be filled up to a common length: whether the FP32 model answers them as it does alone.
 
-For each size that an axis is filled up to, a few judging samples are cut to the shortest length that goes there. The
-original answers them so, and filled up (`models/spec/filled_lengths.py`). What differs by more than FP32's own noise is
+For each size that an axis is filled up to, a few judging samples are cut to the shortest length that goes there, and to
+one half way to it: what is filled up repeats the last place, so of a single place any mean stays the same. The original
+answers them so, and filled up (`models/spec/filled_lengths.py`). What differs by more than FP32's own noise is
 not filled up when it is served. The half is asked these rows, against the original's answers to each alone.
 """
 
@@ -16,7 +17,8 @@ from ..gate.noise import ROOM, Noise
 from ..inputs.samples import Samples
 from ..question import Answers, Arrays, Question, answers_or_refusal, largest_of, same_among_others
 
-ROWS = 4  # for each size
+ROWS = 4  # for each length
+BATCHES = 16  # of these, where an output has whole numbers, which hide small differences
 FLOOR = (
     2.0**-21
 )  # of the output's largest value: sums of other lengths round otherwise, also where no noise was seen
@@ -54,15 +56,16 @@ def joined_lengths(
     questions, worst = list[Question](), 0.0
     for samples, inputs, how in _rows_of_all_lengths(spec, lengths, judging):
         alone, filled = (answers_or_refusal(answers, inputs) for answers in (original, filled_up))
-        if isinstance(refusal := alone if isinstance(alone, Exception) else filled, Exception):
+        if not isinstance(alone, Exception):  # a half is asked what FP32 itself answers otherwise, too
+            questions.append(Question(samples, inputs, alone, how))
+        if isinstance(alone, Exception) or isinstance(filled, Exception):
+            refusal = alone if isinstance(alone, Exception) else filled
             return JoinedLengths(questions, f"the FP32 model does not run with {how}: {refusal}")
-        assert not isinstance(alone, Exception) and not isinstance(filled, Exception)
         for name, answer in alone.items():
             differs, fault = _compared(name, answer, filled[name], noise.get(name))
             if fault:
                 return JoinedLengths(questions, f"with {how}, output '{name}' {fault}")
             worst = max(worst, differs)
-        questions.append(Question(samples, inputs, alone, how))
     return JoinedLengths(questions, differs=worst)
 
 
@@ -101,17 +104,23 @@ def _compared(name: str, alone: np.ndarray, filled: np.ndarray, noise: Noise | N
 def _rows_of_all_lengths(
     spec: ModelSpec, lengths: Lengths, judging: Samples
 ) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray], str]]:
-    """Samples cut to the shortest length of each size, or repeated where they are shorter, and what they are."""
-    samples, rows = next(judging.batches(min(ROWS, spec.max_batch_size)))
+    """Samples cut to two lengths of each size, or repeated where they are shorter, and what they are."""
+    is_whole = any(tensor.type.numpy.kind != "f" for tensor in spec.outputs)
+    several = list(judging.batches(min(ROWS, spec.max_batch_size), BATCHES if is_whole else 1))
+    asked = list[dict[str, int]]()
     for step in range(max(len(sizes) for _, sizes in lengths.axes.values())):
-        cut = dict[str, int]()
+        shortest, half_way = dict[str, int](), dict[str, int]()
         for name, (dim, sizes) in lengths.axes.items():
             place = min(step, len(sizes) - 1)
-            cut[name] = max(dim.minimum, sizes[place - 1] + 1 if place else 1)
+            shortest[name] = max(dim.minimum, sizes[place - 1] + 1 if place else 1)
+            half_way[name] = (shortest[name] + sizes[place]) // 2
+        asked += [shortest, half_way] if half_way != shortest else [shortest]
+    for cut in asked:
         how = ", ".join(
             f"'{name}' of {size} filled up to {lengths.size(name, size)}" for name, size in cut.items()
         )
-        yield samples, _cut(spec, lengths, rows, cut), how
+        for samples, rows in several:
+            yield samples, _cut(spec, lengths, rows, cut), how
 
 
 def _cut(spec: ModelSpec, lengths: Lengths, rows: Arrays, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -56,7 +56,8 @@ class ReferenceRun:
     (`policy/operations.py`; 0: unknown). ``is_slow``: that is so many, or the answers are so large, that every sample
     is asked as seldom as the gate allows. ``noise``: what the original answers otherwise when it is evaluated another
     way, by output. ``perturbed``: inputs made of few judging samples, judged apart. ``invented``: of these how many
-    were made, and how many the original refused. ``joined``: rows of other lengths, judged apart, filled up.
+    were made, and how many the original refused. ``joined``: rows of other lengths, judged apart once they are filled
+    up.
     """
 
     spec: ModelSpec

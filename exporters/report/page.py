@@ -5,8 +5,7 @@ render too. ``model``, ``version``, ``digest``, ``status``, ``reason``, ``precis
 planning, judging, batch_sizes), ``capture`` (notes), ``environment`` and ``replay`` describe the conversion;
 ``forms`` maps a form to what the command line prints of it and ``parity``, its `gate.verdict.ParityReport` as
 JSON (with ``diagnoses``: floor, distance, range or precision). ``half`` is the half's dtype, None where nothing is
-half. Beyond the gate (each made in `sections.py`
-unless another file is named):
+half. Beyond the gate (each made in `sections.py` unless another file is named):
 
 - ``recommendation`` {convert, message}
 - ``curve`` {nodes, astray_u, points: [{at, node, op, error_u, lost}], first}: `curve.Curve.to_json`

@@ -39,7 +39,7 @@ def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[s
 
 
 def casts_section(casts: Sequence[Cast], before: int | None = None) -> dict[str, Any]:
-    """``casts``: of `torch.forms.cast_map` those that move most; ``before``: bytes before casts were placed."""
+    """``casts``: of a half, those that move most first; ``before``: bytes before casts were placed."""
     rows = sorted(casts, key=lambda cast: -cast.bytes)
     shown = [
         {

@@ -144,10 +144,11 @@ class FileSteps:
 
     def _made(self, name: str) -> Made[str]:
         node, is_whole = self._makers.get(name), self._types.get(name) not in _FLOATS
-        if node is None or node.domain not in ONNX:
-            return Made("" if node is None else node.op_type, (), is_whole)
+        if node is None:
+            return Made("", (), is_whole)
         inputs = (each for each in sorted(read_by(node)) if each not in self._weights)
-        return Made(node.op_type, tuple(inputs), is_whole)
+        op = node.op_type if node.domain in ONNX else f"{node.domain}.{node.op_type}"
+        return Made(op, tuple(inputs), is_whole)
 
     def run(self, inputs: Arrays, see: See[str]) -> None:
         """Run the file; ``see`` is shown each step."""

@@ -95,7 +95,7 @@ def _misstated(value: ValueInfoProto, tensor: TensorSpec) -> str:
     """The shape that a file states where model.toml says another number of axes; empty where it says as many.
 
     ONNX Runtime gives what it computes, whatever a file states of its outputs; an exporter states what the traced call
-    had. Answers are checked when the file has been run (`forms.py`).
+    had. Answers are checked when the file has been run (`onnx/forms.py`).
     """
     type_ = value.type.tensor_type
     if not type_.HasField("shape") or len(type_.shape.dim) == len(tensor.shape):

@@ -14,6 +14,8 @@ from halfeven.exporters.question import Answers, Arrays
 from halfeven.models.errors import BadFolder, BadInput, BadSamples, NotRun
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 
+from tests.exporters.onnx.onnx_files import parsed
+
 WIDE = 32
 
 
@@ -313,6 +315,37 @@ def test_an_engine_is_compared_by_its_outputs(tmp_path: Path) -> None:
     error = 1e-3
     assert differences(a, engine, x)["first"]["tensor"] == "y"
     assert differences(a, engine, x, "fp16")["equal"]
+
+
+def test_an_output_that_the_other_file_lacks_is_a_difference(tmp_path: Path) -> None:
+    text = "g (float[n,4] x) => ({outputs}) {{ y = Tanh(x) {name} = Exp(x) }}"
+    for file, outputs, name in (("a", "float[n,4] y, float[n,4] z", "z"), ("b", "float[n,4] y", "other")):
+        onnx.save(parsed(text.format(outputs=outputs, name=name), {}), tmp_path / f"{file}.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 4), np.float32))
+    a, b = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    assert differences(a, b, tmp_path / "x.npz")["first"]["tensor"] == "z"
+    assert differences(b, a, tmp_path / "x.npz")["equal"]
+
+
+def test_no_rounding_explains_another_answer_however_deep_the_net(tmp_path: Path) -> None:
+    random, rows, wide, last = np.random.default_rng(0), tmp_path / "x.npz", 32, "x"
+    weights, text = {}, ""
+    for layer in range(24):
+        weights[f"w{layer}"] = (random.standard_normal((wide, wide)) * 1.5 / wide**0.5).astype(np.float32)
+        text += f"m{layer} = MatMul({last}, w{layer}) t{layer} = Tanh(m{layer}) "
+        last = f"t{layer}"
+    text = f"g (float[n,{wide}] x) => (float[n,{wide}] y, int64[n] c) {{ {text} y = Identity({last}) c = ArgMax<axis=1, keepdims=0>({last}) }}"  # noqa: E501
+    onnx.save(parsed(text, weights), tmp_path / "a.onnx")
+    np.savez(rows, x=random.standard_normal((8, wide)).astype(np.float32))
+    a = OnnxSide(tmp_path / "a.onnx")
+    for factor, others, name in ((1.0, 0, None), (0.5, 0, "y"), (1.0, 2, "c")):
+
+        def engine(inputs: Arrays, factor: float = factor, others: int = others) -> dict[str, np.ndarray]:
+            came = a.tensors(inputs)
+            return {"y": came["y"] * np.float32(factor), "c": came["c"] + (np.arange(4) < others)}
+
+        first = diff.differences(a, engine, rows, "bf16")["first"]
+        assert (first and first["tensor"]) == name
 
 
 def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path) -> None:

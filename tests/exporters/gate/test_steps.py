@@ -12,7 +12,7 @@ import pytest
 import torch
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.rejudge import rejudge
-from halfeven.exporters.gate.steps import other_sides
+from halfeven.exporters.gate.steps import Made, other_sides, steps_behind
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.precision.ties import ties_of as ties_of_file
@@ -37,7 +37,10 @@ NEAR = 4 * U  # of a largest magnitude of 1
     [
         ("round", [2.5 - NEAR / 2, 2.5 + NEAR / 2, 2.0, -1.5 + NEAR / 2], [2, 3, 2, -1], [3, 2, 2, -2]),
         ("floor", [3 - NEAR / 2, 3 + NEAR / 2, 2.5, 3 + 2 * NEAR], [2, 3, 2, 3], [3, 2, 2, 3]),
-        ("floor", [-3 + NEAR / 2, -3 - NEAR / 2], [-2, -3], [-3, -2]),  # truncated
+        ("floor", [3.0, 2.0 - NEAR / 2], [3, 1], [2, 2]),  # a whole number has no step above it
+        ("ceil", [3.0, 3 + NEAR / 2, -NEAR / 2], [3, 4, 0], [4, 3, 1]),
+        ("trunc", [-3 + NEAR / 2, -3 - NEAR / 2], [-2, -3], [-3, -2]),
+        ("trunc", [0.0, NEAR / 2, -NEAR / 2, 3.0], [0, 0, 0, 3], [0, 0, 0, 2]),  # nor has zero one
     ],
 )
 def test_what_lands_on_the_other_side(
@@ -55,6 +58,16 @@ def test_the_other_sides_of_a_comparison_and_of_a_quantisation() -> None:
     values = [np.array([0.26 - 1e-4, 0.24, 99.0]), np.array(0.04), np.array(5, np.uint8)]
     (more,) = other_sides("quantize", values, np.array([11, 11, 255], np.uint8), 2e-3)
     assert more.tolist() == [12, 11, 255]
+    for kind, value in (("quantize", 255.5 - NEAR / 2), ("trunc", 256 - NEAR / 2)):  # the type ends there
+        values = [np.array([value]), np.array(1.0), np.array(0, np.uint8)]
+        assert not [*other_sides(kind, values, np.array([255], np.uint8), NEAR)], kind
+    (cast,) = other_sides(
+        "trunc", [np.array([0.0, NEAR / 2, 1.0, 5.0])], np.array([False, True, True, True]), NEAR
+    )
+    assert cast.tolist() == [True, False, True, True], "a cast to truth values has its step at zero"
+    assert not [*other_sides("round", [np.array([3.141])], np.array([3.14]), 0.7)], (
+        "decimals are no whole numbers"
+    )
     assert not [*other_sides("round", [np.array([2, 3])], np.array([2, 3]), 1.0)], (
         "whole numbers are near none"
     )
@@ -213,6 +226,7 @@ def test_a_mask_of_two_numbers_that_both_are_computed() -> None:
         ("int64", "s = Shape(a) y = Identity(s)"),
         ("float", "b = Greater(a, t) c = Cast<to=1>(b) y = Mul(a, c)"),
         ("float", "y = Relu(a)"),
+        ("float", "b = Floor(a) c = com.microsoft.Gelu(a) y = Add(b, c)"),
     ],
 )
 def test_what_comes_from_no_step_is_not_found(kind: str, text: str) -> None:
@@ -222,6 +236,17 @@ def test_what_comes_from_no_step_is_not_found(kind: str, text: str) -> None:
         ties_of_file(*bare(model), spec_of(model), "fp16", Samples({"x": X})), "stepped", {}
     )
     assert not found
+
+
+def test_steps_behind_many_casts_are_found_in_few_looks() -> None:
+    looks: list[int] = []
+
+    def made(value: int) -> Made[int]:
+        looks.append(value)
+        return Made("Cast" if value else "", (value - 1,) if value else (), value % 2 == 1)
+
+    assert steps_behind(61, made) == {1: "trunc"}
+    assert len(looks) < 61**2
 
 
 def test_numbers_from_a_step_that_tie_are_left_out_and_counted() -> None:

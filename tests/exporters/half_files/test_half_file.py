@@ -136,6 +136,11 @@ def test_nothing_of_the_users_is_overwritten(half: Path) -> None:
     (half.parent / "folder.onnx").mkdir()
     with pytest.raises(BadSetting, match="expected a file in a folder that may be written"):
         write_half(model, half.parent / "folder.onnx")
+    for name, text in (("mine.onnx", model.read_bytes()), ("notes.onnx", b"mine"), ("out.data", b"mine")):
+        (half.parent / name).write_bytes(text)
+        with pytest.raises(Conflict, match=f"{name} is no half of an earlier run"):
+            write_half(model, (half.parent / name).with_suffix(".onnx"))
+        (half.parent / name).unlink()
     (half.parent / "out.proof").mkdir()
     (half.parent / "out.proof" / "mine.txt").write_text("mine")
     with pytest.raises(Conflict, match="no proof of an earlier run"):

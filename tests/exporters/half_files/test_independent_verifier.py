@@ -37,6 +37,26 @@ def test_it_verifies_what_the_gate_proved_with_the_same_error(half: Path) -> Non
     assert float(said.split()[1].rstrip("u")) == pytest.approx(output["max_error_u"], abs=0.3)
 
 
+def test_numbers_behind_a_step_may_differ_near_it_as_the_gate_counted() -> None:
+    module = runpy.run_path(str(VERIFIER))
+    limits = {"limit_u": 8.0, "min_sqnr_db": 40.0, "min_slice_sqnr_db": 20.0}
+    fp32 = np.tile(np.arange(1, 101, dtype=np.float32), (10, 1))
+    for tied, stepped, wrong, passed in (
+        (3, 1000, 3, True),
+        (3, 1000, 4, False),
+        (99, 1000, 11, False),
+        (3, 0, 1, False),
+    ):
+        half = fp32.copy()
+        half[0, 50 : 50 + wrong] += 1
+        judged = limits | {"tied": tied, "statistics": {"stepped": stepped}}
+        try:
+            found = module["check_output"]("y", half, fp32, judged, 2.0**-11)
+            assert passed and found == 0
+        except module["Refused"]:
+            assert not passed, (tied, stepped, wrong)
+
+
 def appended(name: str) -> Callable[[Path], None]:
     def change(half: Path) -> None:
         path = half if name == "half" else proof_folder(half) / name

@@ -14,7 +14,7 @@ from halfeven.exporters.onnx.conversion import read_foreign
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import BadFolder, BadRequest
 from halfeven.models.spec.value_range import ValueRange
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from tests.exporters.onnx.onnx_files import parsed, saved, spec_of
 
@@ -40,6 +40,7 @@ COMPUTED = {
     "a maximum": f"g (int64[n,5] ids) => {TABLE} {{ i = Max(ids, zero) j = Sub(i, three) y = Gather(w, j) }}",
     "a part that is replaced": f"g (int64[n,5] ids) => {TABLE} {{ c = Less(ids, zero) i = Where(c, three, ids) y = Gather(w, i) }}",
     "all but some": f"g (int64[n,5] ids) => {TABLE} {{ c = Less(ids, three) d = Not(c) i = Where(d, ids, three) y = Gather(w, i) }}",
+    "EmbedLayerNormalization": f"g (int64[n,5] ids) => {TABLE} {{ j = Cast<to = 6>(ids) k = Sub(j, j) y, m = com.microsoft.EmbedLayerNormalization(j, k, w, v, w, gain, gain) }}",
     "a concatenation": "g (int64[n,5] ids) => (float[n,10,4] y) { j = Add(ids, three) i = Concat<axis = 1>(ids, j) y = Gather(w, i) }",
 }
 FREE = {
@@ -50,17 +51,20 @@ FREE = {
 
 def built(text: str) -> ModelProto:
     random = np.random.default_rng()
-    return parsed(
+    model = parsed(
         text,
         {
             "w": random.standard_normal((50, 4)).astype(np.float32),
             "v": random.standard_normal((30, 4)).astype(np.float32),
             "row": random.standard_normal((1, 50)).astype(np.float32),
+            "gain": np.ones(4, np.float32),
             "zero": np.array(0), "one": np.array(1), "three": np.array(3), "fifty": np.array([50]),
             "zero1": np.array([0]), "one1": np.array([1]), "two1": np.array([2]),
             "depth": np.array([50]), "off_on": np.array([0.0, 1.0], np.float32),
         },
     )  # fmt: skip
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
 
 
 def derived(model: ModelProto, path: Path) -> ValueRange | None:

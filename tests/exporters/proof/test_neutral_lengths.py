@@ -77,7 +77,7 @@ def test_a_model_that_its_mask_keeps_from_filled_up_places_is_asked_so(
     run = run_of(spec, original)
     assert run.joined.refused == "" and run.joined.differs <= 1e-6
     asked = [question.inputs["ids"].shape[1] for question in run.joined.questions]
-    assert asked == [2, 9, 17]  # the shortest that goes into each size
+    assert asked == [2, 5, 9, 12, 17, 20]  # the shortest that goes into each size, and one half way to it
     assert "filled up to 8, 16, 24: that changes no FP32 answer" in run.joined.sentence(SIZES)
 
 
@@ -98,6 +98,27 @@ def test_what_differs_once_it_is_filled_up_is_refused_by_name(
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(joined.refused)
     assert joined.refused in joined.sentence(SIZES) and "not filled up" in joined.sentence(SIZES)
+
+
+def test_a_mean_of_all_places_is_found_where_the_shortest_row_is_one_place() -> None:
+    spec = replace(masked(POOLED, length="length=1..24"), batching=Batching(lengths=(24,)))
+    assert run_of(spec, mean).joined.refused == ""
+    run = run_of(spec, mean_of_all)
+    assert "filled up to 24" in run.joined.refused
+    assert not judged(
+        run, "fp16", [take(run, mean_of_all)]
+    ).passed  # a stored version that asks for lengths all the same
+
+
+def test_a_class_is_asked_of_more_rows_than_its_scores() -> None:
+    spec = masked(tensor("class"))
+    ids = generate(spec, 64).arrays["ids"]
+
+    def rare(inputs: Arrays) -> dict[str, np.ndarray]:
+        is_unlike_the_first = ~np.isin(inputs["ids"][:, 0], ids[:4, 0])
+        return {"class": is_unlike_the_first * inputs["ids"].shape[1]}
+
+    assert ask_reference(spec, generate(spec, 64), rare).joined.refused
 
 
 def test_an_axis_that_an_input_has_the_lengths_of_is_filled_up_without_a_mask() -> None:
@@ -218,6 +239,9 @@ def test_filling_up_repeats_the_last_place_and_masks_it(fill: int) -> None:
     (cut,) = lengths.cut([np.zeros((3, fill, 6))], arrays)
     assert cut.shape == (3, fill - 3, 6) and cut.flags.c_contiguous
     assert lengths.shared(((9,), (9,))) == ((16,), (16,))
+    empty = [np.zeros((3, 0), np.int64)] * 2  # shares no batch with others
+    assert [array.shape for array in lengths.filled(empty)] == [(3, 0)] * 2
+    assert lengths.shared(((0,), (0,))) == ((0,), (0,))
 
 
 def test_lengths_are_never_filled_up_where_nothing_asks_for_it() -> None:
