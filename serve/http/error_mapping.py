@@ -155,8 +155,8 @@ _EXIT: dict[type[BaseException], int] = {
 # What each exit code of the command line means; 1 to 4 of an error are those of `_EXIT`.
 EXIT_CODES = {
     0: "done",
-    1: "anything else: no server answers, the server's or halfeven's own fault, interrupted by Ctrl-C",
-    2: "bad usage or input, or a file, folder or store that cannot be read or written; the message names it",
+    1: "anything else: no server answers, a full disk, a damaged version, halfeven's own fault, interrupted by Ctrl-C",
+    2: "bad usage or input, or a file, folder or store that cannot be opened; the message names it",
     3: "refused: by the parity gate, or by what judges a fine-tuned version; or a check found something (`lint`, "
     "`selftest`, `reproduce`, `verify`, `check`, `diff`, `index-check`)",
     4: "cannot be captured, converted or exported",
