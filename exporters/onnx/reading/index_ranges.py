@@ -90,8 +90,10 @@ class _Needs:
                 return name, moved
             return name, moved.of_rank(self.rank(name))
         index = self.program.weights.get(node.input[1]) if node.op_type == "Gather" else None
-        if index is not None and index.ndim < 2 and len(set(index.flat)) == index.size:  # columns
-            return name, self.cut(node, int(attribute(node, "axis", 0)), list(map(int, index.flat)), bounds)  # type: ignore[arg-type]
+        if index is not None and index.ndim < 2:  # columns
+            axis = int(attribute(node, "axis", 0))  # type: ignore[arg-type]
+            places = [int(place) % (self.size(name, axis) or 1) for place in index.flat]
+            return name, self.cut(node, axis, places, bounds) if len({*places}) == len(places) else None
         parts = [self.program.weights.get(part) for part in node.input[1:]] if node.op_type == "Slice" else []
         if len(parts) > 2 and all(part is not None and part.size == 1 for part in parts):
             start, end, axis, *step = (int(part.item()) for part in parts)  # type: ignore[union-attr]
@@ -105,7 +107,7 @@ class _Needs:
         if size is None or limits is None:
             return None
         inner = bounds.along_new_axis(rank, axis % rank)
-        return inner.cut_out(axis % rank, size, [place % size for place in places], *limits)
+        return inner.cut_out(axis % rank, size, places, *limits)
 
     def offset(self, node: NodeProto) -> tuple[str, int | None]:
         """The value that a constant is added to, and the constant; None where neither is one."""

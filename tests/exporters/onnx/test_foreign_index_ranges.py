@@ -105,6 +105,14 @@ def test_a_column_has_the_range_of_its_own_table(tmp_path: Path) -> None:
     assert taken(model, range(-200, 200), 1) == list(range(-30, 30))
 
 
+def test_a_column_that_is_taken_twice_is_left_to_the_runtime(tmp_path: Path) -> None:
+    """-1 and 1 are the same column of two: its numbers index a table of 50 rows and another of 30."""
+    text = "g (int64[n,2] ids) => (float[n] y) { t = Gather<axis = 1>(ids, ends) y = GatherND(wide, t) }"
+    for ends in ([-1, 1], [1, -1]):
+        model = parsed(text, {"ends": np.array(ends), "wide": np.zeros((50, 30), np.float32)})
+        assert derived(model, tmp_path) is None
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_an_index_that_the_graph_computes_is_refused_by_the_engine(name: str, tmp_path: Path) -> None:
     model = built(COMPUTED[name])
