@@ -104,7 +104,7 @@ def _add_orders(routes: APIRouter, behind: Behind, body_timeout_s: float) -> Non
 
         async def ordered(m: str, request: Request, order: str = order) -> Response:
             WebGuard.check_own_form(request.scope["headers"])
-            body = await read_body(request.scope, request.receive, _FORM_BYTES, body_timeout_s)
+            body = await read_body(request.scope, request.receive, _FORM_BYTES, body_timeout_s, more_room="")
             asked = {key: values[0] for key, values in parse_qs(body.decode("latin-1")).items()}
             await run_in_threadpool(carry_out, order, m, asked)
             return Response(status_code=303, headers={"location": f"../{quote(m, safe='')}"})

@@ -15,7 +15,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 MAX_CHUNKS = DEFAULTS.body_pieces
-_MIB = 2**20
 _LEASE = "halfeven.lease"  # in the scope of a request
 
 
@@ -35,47 +34,55 @@ def lease_of(scope: MutableMapping[str, Any]) -> Lease:
 
 
 async def read_body(
-    scope: MutableMapping[str, Any], receive: Receive, limit: int, timeout_s: float = 30.0
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+    limit: int,
+    timeout_s: float = 30.0,
+    more_room: str = MORE_ROOM,
 ) -> bytes:
     """The whole request body, at most ``limit`` bytes; a body that came in one piece is not copied.
 
-    It counts in the request's lease. Raises TooLarge, Overloaded, SlowBody after ``timeout_s`` seconds, CallerLeft.
+    It counts in the request's lease. ``more_room`` ends the message of TooLarge: how a larger one is admitted.
+    Raises TooLarge, Overloaded, SlowBody after ``timeout_s`` seconds, CallerLeft.
     """
-    _check_declared_length(scope["headers"], limit)
+    _check_declared_length(scope["headers"], limit, more_room)
     lease = lease_of(scope)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _gather(receive, limit, lease)
+            return await _gather(receive, limit, lease, more_room)
     except TimeoutError:
         raise SlowBody(f"the request's body did not arrive within {timeout_s:g} s; send it faster") from None
 
 
 async def read_json_body(
-    scope: MutableMapping[str, Any], receive: Receive, limit: int, timeout_s: float = 30.0
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+    limit: int,
+    timeout_s: float = 30.0,
+    more_room: str = MORE_ROOM,
 ) -> bytes:
     """The same for a body that will be parsed as JSON: the parsed objects count in the lease too."""
-    body = await read_body(scope, receive, limit, timeout_s)
+    body = await read_body(scope, receive, limit, timeout_s, more_room)
     lease_of(scope).add(json_bytes(body))
     return body
 
 
-def _check_declared_length(headers: Iterable[tuple[bytes, bytes]], limit: int) -> None:
+def _check_declared_length(headers: Iterable[tuple[bytes, bytes]], limit: int, more_room: str) -> None:
     for name, value in headers:
         if name == b"content-length":
             if not value.isdigit():
                 raise BadRequest(f"Content-Length must be a number of bytes, got {value[:40]!r}")
             if len(value) > 18 or int(value) > limit:
-                raise TooLarge(_too_large(value.decode("ascii")[:20], limit))
+                raise TooLarge(_too_large(value.decode("ascii")[:20], limit, more_room))
 
 
-def _too_large(size: str, limit: int) -> str:
-    """Bounds of a MiB and less are those of orders, which no setting changes."""
+def _too_large(size: str, limit: int, more_room: str) -> str:
     return f"request size of {size} bytes exceeds the maximum allowed input size of {limit} bytes" + (
-        "" if limit <= _MIB else f"; {MORE_ROOM}"
+        f"; {more_room}" if more_room else ""
     )
 
 
-async def _gather(receive: Receive, limit: int, lease: Lease) -> bytes:
+async def _gather(receive: Receive, limit: int, lease: Lease, more_room: str) -> bytes:
     chunks: list[bytes] = []
     size = 0
     message = await receive()
@@ -84,7 +91,7 @@ async def _gather(receive: Receive, limit: int, lease: Lease) -> bytes:
         size += len(chunk)
         if size > limit:
             whole = not chunks and not message.get("more_body", False)
-            raise TooLarge(_too_large(str(size) if whole else f"more than {limit}", limit))
+            raise TooLarge(_too_large(str(size) if whole else f"more than {limit}", limit, more_room))
         lease.add(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):

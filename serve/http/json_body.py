@@ -13,14 +13,18 @@ _SMALL_BODY = 2**20
 
 
 async def read_order(
-    request: Request, limit: int = _SMALL_BODY, timeout_s: float = 30.0, needs_type: bool = True
+    request: Request,
+    limit: int = _SMALL_BODY,
+    timeout_s: float = 30.0,
+    needs_type: bool = True,
+    more_room: str = "",
 ) -> bytes:
     """The whole body, at most ``limit`` bytes; an empty one needs no content type.
 
-    ``needs_type``: a body without a content type is refused too (V2 clients send none). Raises NotJson, and what
+    ``more_room``: as of `read_body`. ``needs_type``: a body without a content type is refused too (V2 clients send none). Raises NotJson, and what
     `read_json_body` does.
     """
-    body = await read_json_body(request.scope, request.receive, limit, timeout_s)
+    body = await read_json_body(request.scope, request.receive, limit, timeout_s, more_room)
     kinds = request.headers.getlist("content-type")
     if body.strip() and ((needs_type and not kinds) or not all(map(_is_json, kinds))):
         came = repr(", ".join(kinds)[:80]) if kinds else "none"

@@ -13,6 +13,7 @@ from ..codecs.metadata import index_entry
 from ..codecs.repository import read_index, read_load, read_unload
 from ..error_mapping import LoadFailed, NotOffered, without_folders
 from ..json_body import json_answer, read_order
+from ..limits.request_limits import MORE_ROOM
 from .v2 import config_of
 
 _WAYS_OUT = {
@@ -41,7 +42,9 @@ def add_repository(
     @app.post("/v2/repository/models/{m}/load", tags=["models"])
     async def load(m: str, request: Request) -> Response:
         """Load a model's live version; answers when it is active. The version before serves until then."""
-        body = await read_order(request, max_body_bytes, body_timeout_s, needs_type=False)
+        body = await read_order(
+            request, max_body_bytes, body_timeout_s, needs_type=False, more_room=MORE_ROOM
+        )
         await run_in_threadpool(load_model, roster, m, body)
         return Response()
 
