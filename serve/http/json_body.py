@@ -21,8 +21,8 @@ async def read_order(
 ) -> bytes:
     """The whole body, at most ``limit`` bytes; an empty one needs no content type.
 
-    ``more_room``: as of `read_body`. ``needs_type``: a body without a content type is refused too (V2 clients send none). Raises NotJson, and what
-    `read_json_body` does.
+    ``more_room``: as of `read_body`. ``needs_type``: a body without a content type is refused too (V2 clients send
+    none). Raises NotJson, and what `read_json_body` does.
     """
     body = await read_json_body(request.scope, request.receive, limit, timeout_s, more_room)
     kinds = request.headers.getlist("content-type")
