@@ -96,9 +96,12 @@ class Execution:
         waits_ns = [run.began_ns - request.since_ns for request in batch]
         mended = condition.mended(batch, outputs, run.took_ns)  # before the rows are handed out
         took_ns, rows, assemble_ns = run.took_ns, run.rows, run.assemble_ns
+        shares: Iterable[list[np.ndarray]] = _split(outputs, batch)
+        if batch[0].given is not None:  # a batch is filled up as a whole
+            shares = map(Request.own, batch, shares)
         answers: list[Outcome] = [
-            (request, Answer(request.own(share), prepared, wait_ns, took_ns, rows, assemble_ns))
-            for request, share, wait_ns in zip(batch, _split(outputs, batch), waits_ns, strict=True)
+            (request, Answer(share, prepared, wait_ns, took_ns, rows, assemble_ns))
+            for request, share, wait_ns in zip(batch, shares, waits_ns, strict=True)
         ]
         for index, how in mended.items():
             answers[index] = self._mended(*answers[index], how)
