@@ -105,17 +105,16 @@ class Batcher:
         else:
             shapes, nbytes = None, 0
         self._admission.admit(rows, nbytes, now_ns)
-        future = WaitingFuture(loop)
+        future = WaitingFuture(loop=loop)
         request = Request(arrays, rows, future, now_ns, shapes, nbytes)
+        future.places = self._admission, (request,)
         if self._is_lonely and self._goes_alone(loop):
             self._brief_polling.asked(now_ns)
             if not self._answer_here(intake.spec, request):
-                future.places = self._admission, (request,)
                 self._hand_over(intake.spec, [request])
             if future.done():
                 self._brief_polling.answered(loop)
             return future
-        future.places = self._admission, (request,)
         if not self._pending:
             self._open(loop, intake.spec)
         self._pending.append(request)
@@ -154,7 +153,7 @@ class Batcher:
         self._admission.admit(rows, nbytes, now_ns, urgent, timeout_ns)
         alone = terms.deterministic
         special = urgent or alone or timeout_ns > 0
-        future = WaitingFuture(loop)
+        future = WaitingFuture(loop=loop)
         request = Request(arrays, rows, future, now_ns, shapes, nbytes, special, urgent, alone)
         if timeout_ns:
             request.deadline_ns = now_ns + timeout_ns

@@ -15,13 +15,11 @@ from .request_queue import Request
 
 
 class WaitingFuture(asyncio.Future[Answer]):
-    """The future of an accepted request. ``places``: what it takes in the queue, until it is answered."""
+    """The future of an accepted request. ``places``: what it takes in the queue, until it is answered; to be set at
+    once (a constructor of its own would cost each request 0.2 µs)."""
 
     __slots__ = ("places",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.places: tuple[Admission, Sequence[Request]] | None = None
+    places: tuple[Admission, Sequence[Request]] | None
 
     def cancel(self, msg: object = None) -> bool:
         self.leave()
