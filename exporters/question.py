@@ -64,7 +64,7 @@ def answers_or_refusal(half: Answers, inputs: Arrays) -> Arrays | Exception:
 def same_among_others(
     alone: np.ndarray, row: np.ndarray, largest: float, share: float = SAME_AMONG_OTHERS
 ) -> bool:
-    """Whether a row is answered among others as it is alone: integers are equal, numbers nearly so. ``largest``: of the
+    """True if a row is answered among others as it is alone: integers are equal, numbers nearly so. ``largest``: of the
     output (`largest_of`)."""
     if alone.shape != row.shape or alone.dtype.kind != "f":
         return np.array_equal(alone, row)

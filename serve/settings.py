@@ -228,7 +228,7 @@ class Settings(BaseSettings):
 
     @property
     def needs_keys(self) -> bool:
-        """Tell whether requests are refused where there is no key file too."""
+        """True if requests are refused where there is no key file too."""
         return not is_loopback(self.host) and not self.expose_without_auth
 
     @property

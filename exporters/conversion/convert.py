@@ -87,7 +87,7 @@ class Conversion:
 
     @property
     def asked_passed(self) -> bool:
-        """Whether every form that was attempted passed."""
+        """True if every form that was attempted passed."""
         return all(form["passed"] for form in self.facts["forms"].values())
 
     @property
@@ -246,7 +246,7 @@ def _range_of(ids: tuple[int, int]) -> str:
 
 
 def _holds(version: Version) -> bool:
-    """Whether the version that was made of an unchanged model folder can be kept: none of the version's files is
+    """True if the version that was made of an unchanged model folder can be kept: none of the version's files is
     damaged, and for a live version the Python files that it imports from outside the folder have not changed. Those
     are not in the fingerprint."""
     try:

@@ -206,7 +206,7 @@ class _Conversion:
 
 
 def _may_retreat(form: Form) -> bool:
-    """Whether a plan with more nodes in FP32 is likely to make this form equal; True as well where the form is equal.
+    """True if a plan with more nodes in FP32 is likely to make this form equal; True as well where the form is equal.
 
     That is likely where the error is below `NEAR` times the allowed one. It is likely with any error where the plan
     passed on the planning samples: then a judged sample is only more sensitive than those. And where no setting would
@@ -218,7 +218,7 @@ def _may_retreat(form: Form) -> bool:
 
 
 def _is_acceptable(report: ParityReport) -> bool:
-    """Whether there are settings under ``[parity]`` that would accept the refused half of this report. True as well if
+    """True if there are settings under ``[parity]`` that would accept the refused half of this report. True as well if
     the report has no diagnoses."""
     refused = [one for one in report.diagnoses if one.verdict != "equal"]
     return not report.diagnoses or (bool(refused) and all(one.override for one in refused))

@@ -167,7 +167,7 @@ def _padded(new: NewNodes, sums: ir.Value, data: ir.Value, rank: int) -> ir.Valu
 
 
 def _same_beside(data: ir.Value, updates: ir.Value, axis: int) -> bool:
-    """Whether the inputs ``data`` and ``updates`` of a Scatter node are known to have equal sizes on all axes except
+    """True if the inputs ``data`` and ``updates`` of a Scatter node are known to have equal sizes on all axes except
     ``axis``."""
     pairs = enumerate(zip(_shape(data), _shape(updates), strict=True))
     return all(each == axis or _same(one, other) for each, (one, other) in pairs)

@@ -234,7 +234,7 @@ def _wrong_shape(spec: TensorSpec, expected: tuple[int, ...], pair: Pair) -> Fai
 
 
 def _only_there(original: tuple[int, ...], half: tuple[int, ...], axes: Collection[int]) -> bool:
-    """Whether two shapes differ along these axes alone."""
+    """True if two shapes differ along these axes alone."""
     return len(original) == len(half) and all(
         one == other or axis in axes for axis, (one, other) in enumerate(zip(original, half, strict=True))
     )

@@ -83,7 +83,7 @@ class Graph(Protocol):
         ...
 
     def has_half(self, kept: Collection[str] = ()) -> bool:
-        """Whether any node is half with these nodes in FP32 as well."""
+        """True if any node is half with these nodes in FP32 as well."""
         ...
 
     def half(

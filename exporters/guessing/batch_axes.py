@@ -78,7 +78,7 @@ def _states(graph: GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _is_recurrent(node: NodeProto) -> bool:
-    """Whether a node is an ONNX RNN, GRU or LSTM whose states have the batch on axis 1. With the attribute ``layout`` 1
+    """True if a node is an ONNX RNN, GRU or LSTM whose states have the batch on axis 1. With the attribute ``layout`` 1
     the batch is axis 0."""
     return node.op_type in _STATES_IN and node.domain in ONNX and not attribute(node, "layout", 0)
 
@@ -113,7 +113,7 @@ def batch_of(
 
 
 def paired(tried: Tried, places: Sequence[int | None]) -> bool:
-    """Whether an output of the ONNX file holds one number for each pair of samples of the batch, as x·xᵀ does.
+    """True if an output of the ONNX file holds one number for each pair of samples of the batch, as x·xᵀ does.
 
     Such an output has, besides its batch axis, a second axis that grows with the number of samples. ``places``: the
     batch axis of each output.
@@ -137,7 +137,7 @@ def _grow_twice(
 
 
 def are_independent(graph: GraphProto, tried: Tried, places: Sequence[int | None], run: Run) -> bool:
-    """Whether the ONNX file gives each sample of a successful trial run the same answer when it is run alone. A network
+    """True if the ONNX file gives each sample of a successful trial run the same answer when it is run alone. A network
     over graphs, whose first axis counts the nodes of one graph, does not.
 
     ``places``: the batch axis of each output. True without a run for a file with DynamicQuantizeLinear: its scale is

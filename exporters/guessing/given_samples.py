@@ -43,7 +43,7 @@ class GivenSamples:
         return cls([dict(zip(columns, row, strict=True)) for row in rows])
 
     def have_one_row(self, axes: Mapping[str, int]) -> bool:
-        """Whether a batch axis of 1 is there in every input of a sample. ``axes``: as in `of`."""
+        """True if a batch axis of 1 is there in every input of a sample. ``axes``: as in `of`."""
         return all(array.shape[axes.get(name, 0) :][:1] == (1,) for name, array in self.requests[0].items())
 
     def rows(self, count: int, axes: Mapping[str, int]) -> Arrays:
@@ -54,11 +54,11 @@ class GivenSamples:
                 for name in self.requests[0]}  # fmt: skip
 
     def has_values(self, name: str, number: int) -> bool:
-        """Whether an input has this number in every sample."""
+        """True if an input has this number in every sample."""
         return all(bool((request[name] == number).all()) for request in self.requests)
 
     def are_lengths(self, name: str, of: Sequence[tuple[str, int]]) -> bool:
-        """Whether the values of an input are from 1 to the size of each of these (input, axis)."""
+        """True if the values of an input are from 1 to the size of each of these (input, axis)."""
         return all(
             bool(((request[name] >= 1) & (request[name] <= request[other].shape[axis])).all())
             for request in self.requests

@@ -126,7 +126,7 @@ class _Found:
         )
 
     def one_row_each(self, axes: Mapping[str, int]) -> bool:
-        """Whether some of the given samples, each by itself, have a row in every output: with one row or two, the
+        """True if some of the given samples, each by itself, have a row in every output: with one row or two, the
         things that were found in a picture may be as many by chance."""
         for request in () if self.given is None else self.given.requests[:FEW]:
             try:
@@ -253,7 +253,7 @@ def _described(values: Sequence[ValueInfoProto], name: str) -> str:
 
 
 def _may_batch(inputs: Sequence[ValueInfoProto], axes: Mapping[str, int]) -> bool:
-    """Whether the batch axis of every input has a free size or the size 1, so that rows can be batched.
+    """True if the batch axis of every input has a free size or the size 1, so that rows can be batched.
 
     ``axes``: input name → its batch axis, for the inputs where that is not the first.
     """

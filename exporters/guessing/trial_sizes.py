@@ -111,7 +111,7 @@ class _Trial:
     def runs_changed(
         self, sizes: Sequence[int], places: Sequence[int], change: Callable[[int], int], rows: int
     ) -> bool:
-        """Whether ONNX Runtime can run the ONNX file after ``change`` is applied to the sizes of some of its axes.
+        """True if ONNX Runtime can run the ONNX file after ``change`` is applied to the sizes of some of its axes.
 
         Axes that must have equal sizes are one group.
 
@@ -121,7 +121,7 @@ class _Trial:
         return self.is_alike(self.outputs(self.with_sizes(changed), rows))
 
     def is_alike(self, outputs: Sequence[np.ndarray] | None) -> bool:
-        """Whether ONNX Runtime ran the file (``outputs`` is not None) and each output has as many axes as in the first
+        """True if ONNX Runtime ran the file (``outputs`` is not None) and each output has as many axes as in the first
         successful run. With very small sizes a Squeeze may remove an axis."""
         return outputs is not None and [array.ndim for array in outputs] == self.axes
 

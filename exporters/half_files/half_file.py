@@ -110,7 +110,7 @@ def _check(source: Path, target: Path) -> None:
 
 
 def _is_ours(target: Path) -> bool:
-    """Whether the file says of itself that its proof was made here (`_describe`)."""
+    """True if the file says of itself that its proof was made here (`_describe`)."""
     try:
         return any(each.key == "halfeven.proof" for each in read_graph(target).metadata_props)
     except (BadFolder, TooLarge):  # none, or another kind of file

@@ -54,7 +54,7 @@ _ONNX = ("onnxruntime", "onnxruntime_onnx")
 
 
 def is_repository(path: Path) -> bool:
-    """Whether a folder is a Triton model (it has a config.pbtxt or a version with a model file), or a Triton repository
+    """True if a folder is a Triton model (it has a config.pbtxt or a version with a model file), or a Triton repository
     (at least one of its folders is such a model)."""
     return _is_model(path) or any(_is_model(place) for place in _folders(path))
 

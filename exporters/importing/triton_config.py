@@ -179,7 +179,7 @@ class _Config:
 
 
 def _is_default(value: Any) -> bool:
-    """Whether this value is the field's default, so that stating it changes nothing. An empty message is no default:
+    """True if this value is the field's default, so that stating it changes nothing. An empty message is no default:
     its presence alone has a meaning."""
     if isinstance(value, dict):
         return bool(value) and all(_is_default(each) for values in value.values() for each in values)

@@ -37,7 +37,7 @@ def at_once(call: Callable[[], T]) -> T:
 
 
 def holds_here(version: Version, device: torch.device) -> bool:
-    """Whether the stored proof was made on this kind of device under these libraries."""
+    """True if the stored proof was made on this kind of device under these libraries."""
     return version.read("parity.json", itemgetter("environment")) == environment(device)
 
 

@@ -234,7 +234,7 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def has_half(model: ModelProto) -> bool:
-    """Whether a value of the model is half."""
+    """True if a value of the model is half."""
     values = (*model.graph.input, *model.graph.output)
     casts = (attribute(node, "to") for node in walk(model.graph) if node.op_type == "Cast")
     types = {value.type.tensor_type.elem_type for value in values} | {t.data_type for t in tensors(model)}

@@ -95,7 +95,7 @@ class Counterexamples:
             yield batch
 
     def search(self, ask: Ask) -> bool:
-        """Whether a half fails any unseen sample; the worst sets are asked of every half from now on.
+        """True if a half fails any unseen sample; the worst sets are asked of every half from now on.
 
         The samples are asked in parts, each twice as large as the one before: a half that fails some of the first is
         not asked the others.
@@ -122,7 +122,7 @@ class Counterexamples:
         return sum(trial.samples[0] // self.rows != last for trial in trials)
 
     def _fails(self, trials: Sequence[Trial]) -> bool:
-        """Whether a half fails some of these sets; the worst join those that are asked."""
+        """True if a half fails some of these sets; the worst join those that are asked."""
         failed = [(excess(report), number) for number, report in self._reports(trials)]
         worst = sorted((one for one in failed if not one[0] <= 1), key=lambda one: -one[0])[:WORST]
         numbers = {number for _, number in worst}
@@ -153,7 +153,7 @@ class Counterexamples:
             yield number, self.judge(list(of_set))
 
     def _breaks_order(self, trials: Sequence[Trial], operations: int) -> bool:
-        """Whether a half breaks the order of `RANKED` rows. If so, those rows that err most are ranked in every trial
+        """True if a half breaks the order of `RANKED` rows. If so, those rows that err most are ranked in every trial
         from now on: as many as `ORDER_OPERATIONS` allow, twice as many each time that a half breaks the order again.
         ``operations``: of one question.
         """

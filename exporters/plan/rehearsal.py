@@ -119,7 +119,7 @@ class Rehearsal:
         return by_measured_error(candidates, error_of, lambda: self.meter.spent() < end)
 
     def find_counterexamples(self, kept: Collection[str]) -> bool:
-        """Whether the half fails unseen samples (`Counterexamples`)."""
+        """True if the half fails unseen samples (`Counterexamples`)."""
         ask = self._ask(kept)
         if self._suspects <= set(kept) and self.counterexamples.errs_little(ask):
             return False
@@ -130,7 +130,7 @@ class Rehearsal:
         return {one.node for one in self._graph.candidates() if one.reason}
 
     def floor_passes(self) -> bool:
-        """Whether rounding alone, with FP32's range, stays within the gate's limits."""
+        """True if rounding alone, with FP32's range, stays within the gate's limits."""
         ask = self._ask((), floor=True)
         report = self._judged(self._graph.spec.parity, list(ask(self.samples)), list(ask(self.adversarial())))
         return report.passed

@@ -242,7 +242,7 @@ def class_of(name: str) -> OpClass:
 
 
 def has(name: str, *traits: Trait) -> bool:
-    """Whether an operation has one of these traits."""
+    """True if an operation has one of these traits."""
     return not class_of(name).traits.isdisjoint(traits)
 
 

@@ -41,7 +41,7 @@ class Entry:
         return self.saturated > 0 or not fits
 
     def keeps_its_readers(self, searched: bool) -> bool:
-        """Whether the nodes that read it stay in FP32 by rule: where half would be infinite, or no search decides."""
+        """True if the nodes that read it stay in FP32 by rule: where half would be infinite, or no search decides."""
         return self.over_budget and (self.saturated > 0 or not searched)
 
     @property

@@ -51,7 +51,7 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
 
 
 def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
-    """Whether these arrays have finite numbers, and every one of them is so large (`SENTINEL`) that the gate compares
+    """True if these arrays have finite numbers, and every one of them is so large (`SENTINEL`) that the gate compares
     only its sign."""
     sizes = [
         np.abs(answer[np.isfinite(answer)].astype(np.float64)) for answer in answers

@@ -268,7 +268,7 @@ def _answers_alike(run: ReferenceRun, dtype: str) -> list[bool]:
 
 
 def _samples_alike(run: ReferenceRun) -> bool:
-    """Whether there are several samples, and all are the same."""
+    """True if there are several samples, and all are the same."""
     pairs = list(_beside_others(run, lambda one: one.inputs))
     return bool(pairs) and all(
         np.array_equal(one[name], other[name]) for _, (one, other) in pairs for name in one

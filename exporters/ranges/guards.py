@@ -60,7 +60,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def reaches_a_division(start: T, readers: Callable[[T], Iterable[tuple[T, str, bool]]]) -> bool:
-    """Whether a node's result becomes a divisor, through operations that keep a zero a zero.
+    """True if a node's result becomes a divisor, through operations that keep a zero a zero.
 
     ``readers``: the readers of a node, with their operation and whether they divide by it.
     """
@@ -131,7 +131,7 @@ def aten_name(node: Node) -> str:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node's result is its first argument's memory, unchanged."""
+    """True if a node's result is its first argument's memory, unchanged."""
     if not isinstance(node.target, OpOverload) or not node.target._schema.returns:
         return False
     alias = node.target._schema.returns[0].alias_info

@@ -163,7 +163,7 @@ class Rules:
         return chosen(parts, node.name)
 
     def _is_product(self, node: Node) -> bool:
-        """Whether a sentinel is multiplied with a factor that selects (0 or 1, or 0 and −1)."""
+        """True if a sentinel is multiplied with a factor that selects (0 or 1, or 0 and −1)."""
         other = node.args[1]
         if isinstance(other, int | float):
             return self._limit < abs(other) < math.inf and node.args[0] not in self.masked
@@ -184,7 +184,7 @@ class Rules:
         return Masked(value)
 
     def _holds_only(self, node: Node, value: float) -> bool:
-        """Whether a tensor had only zeros and one mask value on all samples."""
+        """True if a tensor had only zeros and one mask value on all samples."""
         held = self._profile.range(self._prefix + node.name)
         return held is not None and held.holds_only(value)
 

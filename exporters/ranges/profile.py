@@ -171,7 +171,7 @@ def _floats(values: Any) -> list[Tensor]:
 
 
 def _holds_all(view: Tensor, source: Any) -> bool:
-    """Whether a view holds every element of its source (an expanded one each as often)."""
+    """True if a view holds every element of its source (an expanded one each as often)."""
     return isinstance(source, Tensor) and view.dtype == source.dtype and view.numel() >= source.numel() > 0
 
 

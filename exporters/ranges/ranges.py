@@ -64,7 +64,7 @@ class Range:
         return self.non_finite > 0
 
     def holds_only(self, sentinel: float) -> bool:
-        """Whether there were only zeros and one mask value (below zero)."""
+        """True if there were only zeros and one mask value (below zero)."""
         if self.non_finite or self.highest > 0.0 or self.sentinel_highest > 0.0:
             return False
         lows = {self.lowest, -self.smallest, self.sentinel_lowest, self.sentinel_highest}

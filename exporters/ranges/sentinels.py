@@ -132,7 +132,7 @@ def _scores(sink: Node, state: Masked, prefix: str, profile: Profile) -> float:
 
 
 def _broadcasts(sink: Node, masked: Mapping[Node, Masked], state: Masked) -> bool:
-    """Whether a mask of rows has the query's axes, each of its size or 1."""
+    """True if a mask of rows has the query's axes, each of its size or 1."""
     mask, query = _mask_of(sink, masked).meta.get("val"), sink.args[0].meta.get("val")  # type: ignore[union-attr]
     if not isinstance(mask, Tensor) or not isinstance(query, Tensor) or not 2 <= mask.ndim <= query.ndim:
         return False

@@ -244,7 +244,7 @@ def copy_source(source: Path | str, target: Path, also: Sequence[str] = ()) -> N
 
 
 def _is_small_and_inside(folder: Path, path: Path) -> bool:
-    """Whether ``path`` is a small file inside of ``folder``. A file that a link outside of it leads to is not
+    """True if ``path`` is a small file inside of ``folder``. A file that a link outside of it leads to is not
     copied into a store."""
     try:
         opened_inside(folder, path, SOURCE_MAX_BYTES - 1).close()

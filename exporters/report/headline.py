@@ -66,6 +66,6 @@ def perturbed_samples(facts: Mapping[str, Any]) -> int:
 
 
 def is_generated(facts: Mapping[str, Any]) -> bool:
-    """Whether a half was judged on samples that nobody gave."""
+    """True if a half was judged on samples that nobody gave."""
     judged = facts.get("half", "") is not None
     return judged and (facts.get("samples") or {}).get("source") == "generated"

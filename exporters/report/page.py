@@ -158,7 +158,7 @@ def _findings(facts: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _in_fp32(facts: Mapping[str, Any]) -> bool:
-    """Whether the version is live although nothing in it is half."""
+    """True if the version is live although nothing in it is half."""
     return facts["status"] in PASSED and facts.get("half", "") is None
 
 

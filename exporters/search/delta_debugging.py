@@ -166,7 +166,7 @@ class _Search:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent."""
+        """True if the budget is spent."""
         return self.runs >= self._budget.evaluations or self._spent() >= self._end
 
     def passes(self, kept: Sequence[str]) -> bool:

@@ -24,7 +24,7 @@ OrderJudge = Callable[[Sequence[Trial], bool], ParityReport | None]
 
 
 def ranks(spec: ModelSpec) -> bool:
-    """Whether any output is of a kind that ranks."""
+    """True if any output is of a kind that ranks."""
     return any(tensor.kind in KINDS for tensor in spec.outputs)
 
 

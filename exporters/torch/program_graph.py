@@ -202,7 +202,7 @@ def _batches(spec: ModelSpec, samples: Samples) -> Iterator[list[Tensor]]:
 
 
 def _may_be_kept(node: Node) -> bool:
-    """Whether a node may stay in FP32. A node that writes into its input may not: it would write into the cast copy."""
+    """True if a node may stay in FP32. A node that writes into its input may not: it would write into the cast copy."""
     return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
 
 

@@ -66,7 +66,7 @@ _CLONED = "torch.ops.aten.clone.default"
 
 
 def is_admitted(target: str) -> bool:
-    """Whether a node's target, as an archive writes it, may be there at all (for ``as_strided`` see
+    """True if a node's target, as an archive writes it, may be there at all (for ``as_strided`` see
     `strided_fault`)."""
     words = target.split(".")
     if len(words) == 2 and words[0] in _BUILTIN:
@@ -87,7 +87,7 @@ def is_admitted(target: str) -> bool:
 
 @functools.cache
 def _is_plain_operation(space: str, name: str, overload: str) -> bool:
-    """Whether the operation is admitted, by its name and by the schema in torch's table."""
+    """True if the operation is admitted, by its name and by the schema in torch's table."""
     known = f"{space}::{name}" + ("" if overload == "default" else f".{overload}")
     if _REFUSED.fullmatch(name) or known not in _table() or (name[0] == "_" and name not in _PRIVATE):
         return False

@@ -33,12 +33,12 @@ _OPERATORS = (
 
 
 def is_symbol(name: str) -> bool:
-    """Whether it is the name of a size, as torch gives them: letters and a number (``s0``, ``u12``)."""
+    """True if it is the name of a size, as torch gives them: letters and a number (``s0``, ``u12``)."""
     return _SYMBOL.fullmatch(name) is not None
 
 
 def is_arithmetic(expression: str) -> bool:
-    """Whether evaluating it can do nothing but compute a number or a truth of bounded size."""
+    """True if evaluating it can do nothing but compute a number or a truth of bounded size."""
     if (
         len(expression) > MAX_CHARACTERS
         or not (expression.isascii() and expression.isprintable())

@@ -183,7 +183,7 @@ def load_samples(request: Request) -> list["Tensor"]:
 
 
 def takes_by_name(forward: Callable[..., Any], names: Sequence[str]) -> bool:
-    """Whether the inputs are given to ``forward`` by their names: each is the name of one of its parameters, or
+    """True if the inputs are given to ``forward`` by their names: each is the name of one of its parameters, or
     ``forward`` has ``**kwargs`` and no other parameter that an input could be given to in order."""
     parameters = inspect.signature(forward).parameters
     kinds = inspect.Parameter

@@ -116,7 +116,7 @@ def _closer(construct: str, remedy: str, code: str) -> tuple[str, str]:
 
 
 def _integer_input(error: BaseException, words: Sequence[str]) -> bool:
-    """Whether an integer input met weights: then its datatype in model.toml is wrong, and half is not the cause."""
+    """True if an integer input met weights: then its datatype in model.toml is wrong, and half is not the cause."""
     return "dtype" in words[0] and any(
         f" {name} " in f"{error} " for name in ("Long", "Int", "Short", "Byte")
     )
@@ -227,7 +227,7 @@ def tail(error: BaseException, request: Request) -> str:
 
 
 def is_own(file: str, request: Request) -> bool:
-    """Whether this source file is the user's; libraries may be installed inside the user's folder (.venv)."""
+    """True if this source file is the user's; libraries may be installed inside the user's folder (.venv)."""
     place, roots = Path(file), {Path(root).resolve() for root in (request["folder"], *request["path"])}
     return any("-packages" not in str(place.relative_to(root)) for root in roots & set(place.parents))
 
@@ -246,7 +246,7 @@ def of_the_model(frames: Sequence[traceback.FrameSummary], request: Request) -> 
 
 
 def _is_torch_or_python(file: str) -> bool:
-    """Whether this source file is torch's, the Python standard library's or halfeven's. A stack frame in such a file
+    """True if this source file is torch's, the Python standard library's or halfeven's. A stack frame in such a file
     does not show which line of the model's code failed."""
     place, torch = Path(file), getattr(sys.modules.get("torch"), "__file__", None)
     folders = [Path(source).parent for source in (__file__, torch) if source]
@@ -291,7 +291,7 @@ def _stack() -> list[traceback.FrameSummary]:
 
 
 def is_specialised(error: BaseException) -> bool:
-    """Whether this error of torch.export says that the model's code makes a constant of a size that has to stay free,
+    """True if this error of torch.export says that the model's code makes a constant of a size that has to stay free,
     such as the number of rows."""
     return SPECIALISED in str(error)
 

@@ -38,7 +38,7 @@ def axes_of(program: "ExportedProgram", request: Request) -> dict[str, int]:
 
 
 def is_for_one_row(torch: ModuleType, request: Request) -> bool:
-    """Whether the batch of the request's program is 1 where model.toml has a free one."""
+    """True if the batch of the request's program is 1 where model.toml has a free one."""
     if request["max_batch_size"] < 2:
         return False
     program = torch.export.load(Path(request["folder"]) / request["source"])

@@ -35,7 +35,7 @@ def inline_regions(program: ExportedProgram) -> None:
 
 
 def has_casts(program: ExportedProgram) -> bool:
-    """Whether a region that asks for half has left half values: on a CPU only one for the CPU does."""
+    """True if a region that asks for half has left half values: on a CPU only one for the CPU does."""
     parts = [part for part in program.graph_module.modules() if isinstance(part, GraphModule)]
     found = [part.graph.find_nodes(op="call_function", target=_REGION) for part in parts]
     return any(node.args[0] == "cpu" and node.args[2] for nodes in found for node in nodes)

@@ -114,7 +114,7 @@ def as_built(module: Any) -> Any:
 
 
 def is_lazy(parameter: object) -> bool:
-    """Whether the parameter has no size yet. A lazy layer (nn.LazyLinear) begins with such parameters; they get a size
+    """True if the parameter has no size yet. A lazy layer (nn.LazyLinear) begins with such parameters; they get a size
     when weights are loaded or when the layer is run for the first time."""
     return type(parameter).__name__ == "UninitializedParameter"
 

@@ -71,7 +71,7 @@ def is_any_order(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def scatters_and_adds(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether several elements may come together in one; a scatter or a put that only writes is none of these."""
+    """True if several elements may come together in one; a scatter or a put that only writes is none of these."""
     name = _plain_name(target)
     if name == "scatter":
         return "reduce" in target._overloadname
@@ -186,7 +186,7 @@ def agreement_of(precision: str, in_any_order: Sequence[str]) -> float:
 
 
 def agrees(one: Tensor, other: Tensor, agreement: float) -> bool:
-    """Whether two outputs are equal bit for bit, or floats that differ by no more than ``agreement``, a part of the
+    """True if two outputs are equal bit for bit, or floats that differ by no more than ``agreement``, a part of the
     largest finite magnitude."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

@@ -53,7 +53,7 @@ _GONE = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host had no memory for this run, so that fewer rows may do."""
+    """True if the device or the host had no memory for this run, so that fewer rows may do."""
     return any(
         isinstance(one, torch.OutOfMemoryError | MemoryError) or _mentions(one, _NO_MEMORY)
         for one in causes(error)
@@ -61,12 +61,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def no_half_kernel(error: BaseException) -> bool:
-    """Whether an operation has no kernel for halves on the device, which may compute it in FP32."""
+    """True if an operation has no kernel for halves on the device, which may compute it in FP32."""
     return any(_mentions(one, _NO_HALF_KERNEL) for one in causes(error))
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether every later call on the device will fail in this process: a sticky CUDA error."""
+    """True if every later call on the device will fail in this process: a sticky CUDA error."""
     return any(
         (isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA)) and _mentions(one, _GONE)
         for one in causes(error)
@@ -74,7 +74,7 @@ def device_lost(error: BaseException) -> bool:
 
 
 def device_answers(error: BaseException, device: str) -> bool:
-    """Whether the device still computes after this error: asked only where the text is of CUDA and says neither.
+    """True if the device still computes after this error: asked only where the text is of CUDA and says neither.
 
     An operation on one element and a synchronisation; a device with too little memory for that answers as well.
     """

@@ -150,7 +150,7 @@ def live_json(
 
 
 def is_current(version: Version) -> bool:
-    """Whether the operator's folder still has the text with which a live version was proven."""
+    """True if the operator's folder still has the text with which a live version was proven."""
     wanted = version.json(LIVE_FILE)
     try:
         LiveSource(Path(wanted["folder"]), wanted["source"]).check(wanted["text"])

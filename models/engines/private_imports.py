@@ -57,7 +57,7 @@ class PrivateImports:
 
     @property
     def current(self) -> bool:
-        """Whether every imported file is still as it was then."""
+        """True if every imported file is still as it was then."""
         return all(Path(file).is_file() and sha256_of(Path(file)) == sha for file, sha in self.files.items())
 
     def module(self, file: Path) -> ModuleType:

@@ -19,7 +19,7 @@ def use_true_fp32() -> None:
 
 
 def is_true_fp32() -> bool:
-    """Whether nothing has changed the FP32 settings since `use_true_fp32`."""
+    """True if nothing has changed the FP32 settings since `use_true_fp32`."""
     return all(settings.fp32_precision == "ieee" for settings in _settings())
 
 

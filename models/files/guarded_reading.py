@@ -60,5 +60,5 @@ def guarded(
 
 
 def _has_a_log() -> bool:
-    """Whether this process shows tracebacks: a server writes them to its log, a command shows them when asked to."""
+    """True if this process shows tracebacks: a server writes them to its log, a command shows them when asked to."""
     return logging.getLogger().hasHandlers() or os.environ.get("HALFEVEN_LOG_LEVEL") == "debug"

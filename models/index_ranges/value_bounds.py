@@ -29,7 +29,7 @@ class Bounds:
         return cls(np.full(shape, low, object), np.full(shape, high, object))
 
     def holds(self, low: int, high: int) -> bool:
-        """Whether a tensor of values from ``low`` to ``high`` is within them everywhere."""
+        """True if a tensor of values from ``low`` to ``high`` is within them everywhere."""
         return bool((self.low <= low).all() and (self.high >= high).all())
 
     def clipped(self, low: int, high: int) -> "Bounds":
@@ -83,7 +83,7 @@ class Bounds:
         return ValueRange(tuple(int(pair[0]) for pair in pairs), tuple(int(pair[1]) for pair in pairs))
 
     def admit(self, values: ValueRange) -> bool:
-        """Whether every value of a range is within these ends."""
+        """True if every value of a range is within these ends."""
         lows, highs = np.array(values.low, object), np.array(values.high, object)
         return bool((self.low <= lows).all() and (self.high >= highs).all())
 

@@ -54,7 +54,7 @@ def _mounts_of(controller: str, version: int, root: Path) -> Iterator[tuple[Path
 
 
 def _is_around(top: str, path: str) -> bool:
-    """Whether the group at ``path`` lies inside of the group ``top``, which is mounted."""
+    """True if the group at ``path`` lies inside of the group ``top``, which is mounted."""
     own = PurePosixPath(path)
     return own.is_relative_to(top) and ".." not in own.parts
 

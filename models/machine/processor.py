@@ -44,7 +44,7 @@ class Processor:
         return [name for name, found in (("bf16", self.bf16_units), ("fp16", self.fp16_units)) if found]
 
     def computes(self, dtype: torch.dtype) -> bool:
-        """Whether oneDNN has kernels for this type; it has those of FP32 wherever it is."""
+        """True if oneDNN has kernels for this type; it has those of FP32 wherever it is."""
         found = {torch.bfloat16: self.bf16_kernels, torch.float16: self.fp16_kernels, torch.float32: True}
         return self.onednn and found.get(dtype, False)
 

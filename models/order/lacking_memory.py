@@ -16,12 +16,12 @@ NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this error of Python, torch or another library, or one of its causes, says that memory was lacking."""
+    """True if this error of Python, torch or another library, or one of its causes, says that memory was lacking."""
     return any(isinstance(one, MemoryError) or mentions_lacking_memory(str(one)) for one in causes(error))
 
 
 def mentions_lacking_memory(words: str) -> bool:
-    """Whether a message, or what a process wrote last, says that memory was lacking."""
+    """True if a message, or what a process wrote last, says that memory was lacking."""
     text = words.lower().replace("cannot allocate memory in static tls block", "")
     return any(one in text for one in NO_MEMORY)
 

@@ -85,7 +85,7 @@ class Order:
         return child.returncode, said
 
     def was_killed_for_memory(self) -> bool:
-        """Whether the kernel killed one of the order's processes because they had too much memory together."""
+        """True if the kernel killed one of the order's processes because they had too much memory together."""
         return self.group is not None and self.group.has_killed()
 
     def out_of_time(self, what: str) -> OutOfTime:
@@ -189,7 +189,7 @@ class MemoryGroup:
             (self._folder / "cgroup.procs").write_text(str(process))
 
     def has_killed(self) -> bool:
-        """Whether the kernel has killed a process of the group to keep the limit, since this was asked last."""
+        """True if the kernel has killed a process of the group to keep the limit, since this was asked last."""
         before = self._seen
         with suppress(OSError):
             facts = dict(line.split() for line in self._events.read_text().splitlines())

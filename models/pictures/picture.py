@@ -27,7 +27,7 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 
 def is_picture(data: bytes) -> bool:
-    """Whether the first bytes are those of PNG or JPEG."""
+    """True if the first bytes are those of PNG or JPEG."""
     return data.startswith((PNG, JPEG))
 
 

@@ -72,7 +72,7 @@ class Picture:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the numbers are the pixels themselves."""
+        """True if the numbers are the pixels themselves."""
         return self.scale == 1.0 and not self.mean.any() and bool((self.std == 1.0).all())
 
     @property

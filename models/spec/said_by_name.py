@@ -20,12 +20,12 @@ def is_mask(tensor: TensorSpec) -> bool:
 
 
 def has_types(tensor: TensorSpec) -> bool:
-    """Whether the input's name says that it holds the kind of each token (``token_type_ids``): small integers."""
+    """True if the input's name says that it holds the kind of each token (``token_type_ids``): small integers."""
     return _thing(tensor) in ("type", "types")
 
 
 def has_positions(tensor: TensorSpec) -> bool:
-    """Whether the input's name says that it holds positions in a sequence (``position_ids``)."""
+    """True if the input's name says that it holds positions in a sequence (``position_ids``)."""
     return _thing(tensor) in ("position", "positions", "pos")
 
 

@@ -56,7 +56,7 @@ class ValueRange:
         return (array < self._ends(self.low)) | (array > self._ends(self.high))
 
     def within(self, other: "ValueRange") -> bool:
-        """Whether every value of this range is one of the other's."""
+        """True if every value of this range is one of the other's."""
         pairs = _side_by_side(self, other)
         return all(low >= least and high <= most for low, high, least, most in pairs)
 
@@ -73,7 +73,7 @@ class ValueRange:
         return pairs[0] if len(pairs) == 1 else f"[{', '.join(pairs)}]"
 
     def _holds(self, array: np.ndarray) -> bool:
-        """Whether all integers are in range, in two passes: every request takes this time."""
+        """True if all integers are in range, in two passes: every request takes this time."""
         if len(self.low) == 1:
             least, most = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
             return self.low[0] <= int(least) and int(most) <= self.high[0]

@@ -70,7 +70,7 @@ def record_promotion(folder: Path, number: int, over: int | None, by: str) -> No
 
 
 def was_cut_off(promotions: Promotions, number: int, live: int | None) -> bool:
-    """Whether the process that published the newest version ended before the version was active: the promotion was not
+    """True if the process that published the newest version ended before the version was active: the promotion was not
     recorded, or it was and no other one followed."""
     if number <= (live or 0):
         return False

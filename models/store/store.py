@@ -62,7 +62,7 @@ class Version:
 
     @property
     def awaits_promotion(self) -> bool:
-        """Whether publishing did not make it active; whether a promotion did since is in `Store.promotions`."""
+        """True if publishing did not make it active; whether a promotion did since is in `Store.promotions`."""
         return bool(self.manifest.get("awaits_promotion"))
 
     def __str__(self) -> str:

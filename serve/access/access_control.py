@@ -84,7 +84,7 @@ class Permit:
         return None if self.record is None else self.record.owners
 
     def reaches(self, model: str) -> bool:
-        """Tell whether the request may be told of the model."""
+        """True if the request may be told of the model."""
         return self.known and (self.record is None or self.record.reaches(model))
 
     def allows(self, scopes: Collection[str], model: str | None = None) -> bool:
@@ -92,7 +92,7 @@ class Permit:
         return self.record is None or self.record.allows(scopes, model)
 
     def stands(self) -> bool:
-        """Tell whether the key has not been revoked or changed since: what a long answer looks at between its parts."""
+        """True if the key has not been revoked or changed since: what a long answer looks at between its parts."""
         return self._access is None or self._access.has(self.record)
 
     def check(self, scopes: Collection[str], model: str | None) -> None:
@@ -177,7 +177,7 @@ class AccessControl:
             _check(self._record_of(authorization), scopes, None)
 
     def has(self, record: KeyRecord | None) -> bool:
-        """Tell whether this is a key's record now."""
+        """True if this is a key's record now."""
         self._now()
         return record is None or (self._keys is not None and self._keys.by_id.get(record.id) == record)
 

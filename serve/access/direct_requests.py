@@ -26,14 +26,14 @@ class ServerAnswer:
 
     @property
     def of_a_proxy(self) -> bool:
-        """Tell whether a proxy gave this answer because it lost its connection to the server. The server's own errors
+        """True if a proxy gave this answer because it lost its connection to the server. The server's own errors
         are JSON; a proxy that refuses by itself, because too much waits, sends ``Retry-After``."""
         is_json = "json" in self.headers.get("content-type", "")
         return self.status >= 500 and not is_json and "retry-after" not in self.headers
 
     @property
     def did_not_arrive(self) -> bool:
-        """Tell whether the answer has the status 408: the server did not get the request's body in time. The client may
+        """True if the answer has the status 408: the server did not get the request's body in time. The client may
         then send the request again (RFC 9110 §15.5.9). It was seen once in 77,000 requests through Ray's proxy, after a
         replica was killed."""
         return self.status == HTTPStatus.REQUEST_TIMEOUT

@@ -53,7 +53,7 @@ class KeyRecord:
         return asdict(self)
 
     def allows(self, scopes: Collection[str], model: str | None = None) -> bool:
-        """Tell whether the key has one of ``scopes`` and is for the model; None: no model is concerned."""
+        """True if the key has one of ``scopes`` and is for the model; None: no model is concerned."""
         return any(scope in scopes for scope in self.scopes) and self.reaches(model)
 
     def reaches(self, model: str | None) -> bool:

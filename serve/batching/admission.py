@@ -52,7 +52,7 @@ class Pace:
 
     @property
     def measured(self) -> bool:
-        """Tell whether the cost of any batch is known."""
+        """True if the cost of any batch is known."""
         return self._last_end_ns > 0
 
     def cost_ns(self, rows: int) -> float:

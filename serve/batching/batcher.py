@@ -121,7 +121,7 @@ class Batcher:
         return future
 
     def _goes_alone(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Tell whether a request need not wait for others of this iteration of the loop: where its batch is brief, and
+        """True if a request need not wait for others of this iteration of the loop: where its batch is brief, and
         the last requests came alone too. A second request in the same iteration shows that they do not."""
         if self._pending or self._ran_alone or not self._scheduler.brief:
             self._is_lonely = False
@@ -262,7 +262,7 @@ class Batcher:
 
     @property
     def computing(self) -> bool:
-        """Tell whether the device computes a batch whose end will be rung."""
+        """True if the device computes a batch whose end will be rung."""
         return self._scheduler.computing
 
     def step(self) -> None:

@@ -58,7 +58,7 @@ class Condition:
         self.note_ceiling()
 
     def worth_dividing(self) -> bool:
-        """Tell whether some of a failed batch's requests may succeed without the others.
+        """True if some of a failed batch's requests may succeed without the others.
 
         As long as no request is known to work, they may: one request must not make the others of its batch fail.
         """

@@ -44,7 +44,7 @@ class Schedulable(Protocol):
 
     @property
     def computing(self) -> bool:
-        """Tell whether the device computes a batch of it in the background, whose end rings the device thread."""
+        """True if the device computes a batch of it in the background, whose end rings the device thread."""
         ...
 
     def due_ns(self) -> int | None:
@@ -143,7 +143,7 @@ class DeviceThread:
 
     @property
     def here(self) -> bool:
-        """Tell whether this is the device thread."""
+        """True if this is the device thread."""
         return threading.get_ident() == self._thread.ident
 
     @property
@@ -157,7 +157,7 @@ class DeviceThread:
 
     @property
     def asleep(self) -> bool:
-        """Tell whether no batch and no call runs on the device at this moment."""
+        """True if no batch and no call runs on the device at this moment."""
         return not self._awake.locked()
 
     def lose(self, reason: str) -> None:
@@ -334,7 +334,7 @@ class DeviceThread:
         return first, due_ns, queued
 
     def _may_run(self, behind_ns: int, first: Schedulable | None, due_ns: int, now_ns: int) -> bool:
-        """Tell whether a background batch runs before the first of the others."""
+        """True if a background batch runs before the first of the others."""
         if first is None and not any(one.computing for one in self._attached):
             return True
         if first is not None and behind_ns <= now_ns < due_ns:

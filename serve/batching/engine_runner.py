@@ -125,7 +125,7 @@ class EngineRunner:
         return run
 
     def _may_go_beside(self, run: Run) -> bool:
-        """Tell whether the run may begin while those before it are under way; their memory is taken meanwhile."""
+        """True if the run may begin while those before it are under way; their memory is taken meanwhile."""
         if not self._begun:
             return True
         in_order = all(other.launched is not None for other in self._begun)

@@ -60,7 +60,7 @@ class Intake:
         return tuple(array.shape[inner:] for array in arrays), sum(array.nbytes for array in arrays)
 
     def fits(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Tell whether the arrays pass the checks of this spec."""
+        """True if the arrays pass the checks of this spec."""
         return len(arrays) == len(self.spec.inputs) and all(
             tensor.fault(array.shape, name_of(array.dtype)) is None
             and (valid is None or valid.fault(array) is None)

@@ -180,7 +180,7 @@ class Roster(Protocol):
 
     @property
     def leaving(self) -> bool:
-        """Tell whether the server is to end: nothing is ready any more, though everything is answered."""
+        """True if the server is to end: nothing is ready any more, though everything is answered."""
         ...
 
     def not_ready_reasons(self, reaches: Callable[[str], bool] = ...) -> list[str]:

@@ -136,7 +136,7 @@ class Request:
 
     @property
     def counts(self) -> bool:
-        """Tell whether this is a request of its own or the last part of one."""
+        """True if this is a request of its own or the last part of one."""
         return self.part is None or self.part.last
 
     def parts(self, limit: int) -> list["Request"]:
@@ -244,7 +244,7 @@ class RequestQueue:
                 request.began = True
 
     def passable(self, now_ns: int) -> bool:
-        """Tell whether no request waits here, and a request that came now would not wait for others."""
+        """True if no request waits here, and a request that came now would not wait for others."""
         return not self._groups and not self.delay_ns and now_ns >= self._wait_ends_ns
 
     def due_ns(self) -> int | None:
@@ -268,7 +268,7 @@ class RequestQueue:
 
     @property
     def fills_a_batch(self) -> bool:
-        """Tell whether the batch whose time ``due_ns`` gave is as large as a batch may be."""
+        """True if the batch whose time ``due_ns`` gave is as large as a batch may be."""
         return self._next is not None and self._full(self._next)
 
     def wait_for_more(self, answered: int, until_ns: int) -> None:

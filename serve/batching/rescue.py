@@ -58,7 +58,7 @@ class Rescue:
         self.futile = 0
 
     def all_well(self, outputs: list[np.ndarray]) -> bool:
-        """Tell whether every element of every output is finite."""
+        """True if every element of every output is finite."""
         return all(map(all_finite, [outputs[index] for index in self._floats]))
 
     def instead(self, item: TimedItem) -> Run[TimedItem]:
@@ -121,7 +121,7 @@ class Rescue:
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Tell whether no element is NaN or infinite, as cheaply as numpy can tell.
+    """True if no element is NaN or infinite, as cheaply as numpy can tell.
 
     The sum of squares of FP32 is finite only if every element is; where it overflows, they are looked at.
     Half types, which numpy computes with element by element, are compared as integers.

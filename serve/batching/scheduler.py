@@ -108,12 +108,12 @@ class BatchScheduler:
 
     @property
     def computing(self) -> bool:
-        """Tell whether the device works on the oldest batch under way: its end is rung, and not waited for."""
+        """True if the device works on the oldest batch under way: its end is rung, and not waited for."""
         return bool(self._under_way) and self._under_way[0].computing
 
     @property
     def _may_go_ahead(self) -> bool:
-        """Tell whether the next batch may begin beside those under way: a smaller one may still fill up."""
+        """True if the next batch may begin beside those under way: a smaller one may still fill up."""
         return len(self._under_way) < self._depth and self.queue.fills_a_batch
 
     def _queue_due_ns(self) -> int | None:
@@ -299,7 +299,7 @@ class BatchScheduler:
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
-    """Tell whether requests that were checked against one spec fit the other, bounds of free dimensions included."""
+    """True if requests that were checked against one spec fit the other, bounds of free dimensions included."""
     return one.inputs == other.inputs and one.outputs == other.outputs and one.batched == other.batched
 
 

@@ -73,7 +73,7 @@ def _warm_up(engine: Engine, spec: ModelSpec, parts: Parts) -> None:
 
 
 def _fits_alone(engine: Engine, parts: Parts) -> bool:
-    """Tell whether there is memory for one such batch, where there is none for one in every slot."""
+    """True if there is memory for one such batch, where there is none for one in every slot."""
     try:
         engine.run(parts)
     except Exception as error:

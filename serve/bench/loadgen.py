@@ -142,7 +142,7 @@ class Load:
         raise NotImplementedError
 
     def _needed(self) -> bool:
-        """Tell whether another connection has work after the end of the window."""
+        """True if another connection has work after the end of the window."""
         return False
 
     def _unreachable(self, scheduled: float, message: str) -> None:

@@ -175,7 +175,7 @@ def _traffic_facts(traffic: BenchTraffic) -> dict[str, Any]:
 
 
 def _passed(facts: dict[str, Any]) -> bool:
-    """Tell whether the demonstration showed what it promises; else the command ends with exit code 1."""
+    """True if the demonstration showed what it promises; else the command ends with exit code 1."""
     tolerance = facts["job"]["hyperparameters"]["forgetting_tolerance"]
     return (
         facts["all_equal"]

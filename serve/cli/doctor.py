@@ -131,7 +131,7 @@ def _selftest(store: Path, device: torch.device) -> dict[str, str]:
 
 
 def _runs(built: str, capability: tuple[int, int]) -> bool:
-    """Tell whether code built for ``sm_XY`` or ``compute_XY`` runs on a device.
+    """True if code built for ``sm_XY`` or ``compute_XY`` runs on a device.
 
     Machine code runs on its own major version from its minor on; PTX (``compute``) on everything later (CUDA C++
     Programming Guide, "Binary Compatibility" and "PTX Compatibility"). ``sm_90a`` and its like run on that one alone.

@@ -56,7 +56,7 @@ class OpenStream:
             self._task.cancel()
 
     def was_closed(self) -> bool:
-        """Tell whether the cancellation that the task has just met is that of `close_idle`: then it is over."""
+        """True if the cancellation that the task has just met is that of `close_idle`: then it is over."""
         if self._closed and self._task is not None:
             self._task.uncancel()
         return self._closed

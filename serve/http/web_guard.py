@@ -97,7 +97,7 @@ class WebGuard:
         )
 
     def knows(self, host: bytes) -> bool:
-        """Tell whether a Host header's value is a name of this server. The next time this is one look-up."""
+        """True if a Host header's value is a name of this server. The next time this is one look-up."""
         if host in self._known:
             return True
         if not self._is_ours(host):
@@ -118,7 +118,7 @@ class WebGuard:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether the name or address is this machine's loopback, whatever a DNS says."""
+    """True if the name or address is this machine's loopback, whatever a DNS says."""
     address = _address(host)
     if address is None:
         return _plain_name(host) == "localhost"
@@ -154,7 +154,7 @@ def _values(headers: Headers) -> tuple[list[bytes], list[bytes], list[bytes]]:
 
 
 def _is_same_origin(origin: bytes, host: bytes) -> bool:
-    """Tell whether scheme, name and port of the page are those that the request was sent to (by its Host)."""
+    """True if scheme, name and port of the page are those that the request was sent to (by its Host)."""
     page = _ORIGIN.fullmatch(origin.decode("latin-1").lower())
     if page is None:  # null, a file, an extension
         return False
@@ -178,7 +178,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_private(name: str) -> bool:
-    """Tell whether the name has no dot, or is below a domain that no one can have in the public DNS."""
+    """True if the name has no dot, or is below a domain that no one can have in the public DNS."""
     return "." not in name or name.endswith(_PRIVATE_SUFFIXES)
 
 

@@ -16,7 +16,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 
 
 def is_tensor(value: Any) -> bool:
-    """Tell whether the value is torch's. Where torch was never imported, no value is."""
+    """True if the value is torch's. Where torch was never imported, no value is."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

@@ -22,7 +22,7 @@ _EXTRA = "pip install 'halfeven[otel]'"
 
 
 def traces_wanted(environment: Mapping[str, str]) -> bool:
-    """Tell whether one of the variables asks for traces: an exporter, or the endpoint of a collector."""
+    """True if one of the variables asks for traces: an exporter, or the endpoint of a collector."""
     off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     none = environment.get(_EXPORTER, "").strip() == "none"
     return not off and not none and any(environment.get(name) for name in _ASKING)

@@ -39,7 +39,7 @@ class Faults:
         return None if fault is None else fault.why
 
     def waits(self, name: str) -> bool:
-        """Tell whether the model has a fault and it is not yet time to try it again."""
+        """True if the model has a fault and it is not yet time to try it again."""
         fault = self._found.get(name)
         return (
             fault is not None

@@ -126,7 +126,7 @@ class Roster:
         return reasons_of(missing, self._faults, self.knows, reaches)
 
     def knows(self, name: str) -> bool:
-        """Tell whether the store had the model at the last look."""
+        """True if the store had the model at the last look."""
         return name in self._served or name in self._seen
 
     def active(self, name: str) -> str | None:

@@ -162,7 +162,7 @@ class StoreCopy:
         return numbers
 
     def _is_here(self, name: str, number: int, entry: str) -> bool:
-        """Tell whether the copy has this version with the manifest of the source. A store that was made anew has other
+        """True if the copy has this version with the manifest of the source. A store that was made anew has other
         versions under the same numbers. ``entry``: the source's entry of the version's folder."""
         place = f"models/{name}/{number}"
         here = self.store.root / place / "manifest.json"

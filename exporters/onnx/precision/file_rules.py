@@ -185,7 +185,7 @@ COUNTS = {"fp16": 512.0, "bf16": 64.0}  # half holds all integers up to four tim
 
 
 def guards_a_division(name: str, readers: Mapping[str, list[NodeProto]]) -> bool:
-    """Whether a constant is only added or chosen, and the result is a divisor."""
+    """True if a constant is only added or chosen, and the result is a divisor."""
 
     def reading(result: str) -> Iterator[tuple[str, str, bool]]:
         for node in readers.get(result, []):
@@ -199,7 +199,7 @@ def guards_a_division(name: str, readers: Mapping[str, list[NodeProto]]) -> bool
 
 
 def replaces_infinity(name: str, program: ForeignProgram, readers: Mapping[str, list[NodeProto]]) -> bool:
-    """Whether a constant is the largest FP32 number and replaces infinities, as in nan_to_num."""
+    """True if a constant is the largest FP32 number and replaces infinities, as in nan_to_num."""
     array = program.weights[name]
     makers = {output: node for node in program.nodes for output in node.output}
     return bool((np.abs(array) == np.finfo(np.float32).max).all()) and all(

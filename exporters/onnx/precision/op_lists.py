@@ -71,7 +71,7 @@ def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rul
 
 
 def _is_known(node: NodeProto) -> bool:
-    """Whether halfeven knows in which precision the operator of this ONNX node may run.
+    """True if halfeven knows in which precision the operator of this ONNX node may run.
 
     It does for every operator of ONNX itself, and for those of ONNX Runtime that are in the table of operation classes
     (`exporters/policy/classes.py`)."""

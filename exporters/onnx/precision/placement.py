@@ -99,7 +99,7 @@ class _Reading:
         return set() if sizes else inner | {n for slot, n in enumerate(node.input) if slot not in slots}
 
     def is_free(self, node: NodeProto) -> bool:
-        """Whether all floating values of a node are on one side, and could be on the other."""
+        """True if all floating values of a node are on one side, and could be on the other."""
         rule, reads = self.rules[node.name], self.dtypes.reads[node.name]
         outputs = [name for name in node.output if name]
         return (
@@ -138,7 +138,7 @@ class _Reading:
 
 
 def _distinguishes_signs_of_zero(program: ForeignProgram) -> bool:
-    """Whether some op gives different answers for −0 and +0 (beyond the sign of a zero)."""
+    """True if some op gives different answers for −0 and +0 (beyond the sign of a zero)."""
     for node in program.nodes:
         second = program.weights.get(node.input[1]) if len(node.input) > 1 else None
         computed = second is None or not second.size

@@ -78,14 +78,14 @@ def _drop_idle(model: ModelProto, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def _ignores_precision(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
-    """Whether the result of a node is the same for numbers rounded to half as for the FP32 numbers."""
+    """True if the result of a node is the same for numbers rounded to half as for the FP32 numbers."""
     zero = any((weights[name] == 0).all() for name in node.input if name in weights)
     is_seen = has(node.op_type, Trait.SEES_SIZES, Trait.SEES_PRECISION)
     return is_seen or (has(node.op_type, Trait.COMPARES) and zero)
 
 
 def _takes_all(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
-    """Whether a Slice goes from the first to the last, one by one."""
+    """True if a Slice goes from the first to the last, one by one."""
     if node.op_type != "Slice" or len(node.input) < 3:
         return False
     start, end = (weights.get(name) for name in node.input[1:3])
@@ -145,7 +145,7 @@ class _Folding:
         return dict(zip(names, arrays, strict=True)) if len(arrays) == len(names) else None
 
     def is_worth_it(self, inputs: list[str], results: Iterable[np.ndarray]) -> bool:
-        """Whether folding a node makes the file no larger: its large inputs have no other reader, so that its result
+        """True if folding a node makes the file no larger: its large inputs have no other reader, so that its result
         replaces them. A tied table that is transposed for one reader would be stored twice."""
         size = sum(array.nbytes for array in results)
         sources = {name: self.weights[name].nbytes for name in inputs}

@@ -14,7 +14,7 @@ _ALIGNED = 4096  # of a weight's place in its file, so that ONNX Runtime can map
 
 
 def is_large(model: ModelProto) -> bool:
-    """Whether the ONNX model is too large for one file with its weights inside: protobuf writes at most 2 GiB."""
+    """True if the ONNX model is too large for one file with its weights inside: protobuf writes at most 2 GiB."""
     return sum(bytes_of(tensor) for tensor in tensors(model)) >= SELF_CONTAINED_BELOW
 
 

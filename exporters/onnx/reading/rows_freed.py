@@ -206,7 +206,7 @@ class _Freeing:
         return bool(places)
 
     def is_single(self, name: str, axis: int) -> bool:
-        """Whether a value has one row and stays so, however many rows the inputs have: it is not made of them."""
+        """True if a value has one row and stays so, however many rows the inputs have: it is not made of them."""
         if not name or name in self.made_of_inputs:
             return False
         shape = self.weights[name].shape if name in self.weights else self.one.get(name, ())

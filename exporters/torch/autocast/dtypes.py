@@ -37,11 +37,11 @@ class Dtypes:
     numel: dict[str, int] = field(default_factory=dict)
 
     def is_half(self, name: str) -> bool:
-        """Whether a node's result is half, or some of it."""
+        """True if a node's result is half, or some of it."""
         return self.half in self.out.get(name, ())
 
     def touches_half(self, name: str) -> bool:
-        """Whether a node reads or gives half."""
+        """True if a node reads or gives half."""
         return self.is_half(name) or self.half in self.reads.get(name, {}).values()
 
 

@@ -74,7 +74,7 @@ def _rounded(weight: Tensor, half: torch.dtype, known: dict[int, Tensor]) -> Ten
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether some order of the axes is contiguous."""
+    """True if some order of the axes is contiguous."""
     axes = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     return tensor.permute(axes).is_contiguous()
 

@@ -63,7 +63,7 @@ class HalfKernels:
 
     @property
     def of_loops(self) -> bool:
-        """Whether recurrent layers may be tried in half: only cuDNN computes them so."""
+        """True if recurrent layers may be tried in half: only cuDNN computes them so."""
         return self.device.type == "cuda"
 
     def fault(self, call: _Call) -> str:

@@ -149,7 +149,7 @@ class _Reading:
         return node.args[0].name if node.target is operator.getitem else name  # type: ignore[union-attr]
 
     def _is_steered(self, name: str) -> bool:
-        """Whether an explicit action can say, or says, in what dtype the node reads all of its inputs."""
+        """True if an explicit action can say, or says, in what dtype the node reads all of its inputs."""
         action, target = self._plan.actions.get(name), self._nodes[name].target
         if action in _STEERED:
             return True
@@ -174,7 +174,7 @@ class _Reading:
 
 
 def _sees_values(node: Node) -> bool:
-    """Whether the result of a node depends on the numbers in its inputs, and not only on their shapes."""
+    """True if the result of a node depends on the numbers in its inputs, and not only on their shapes."""
     return not (isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::sym_"))
 
 
@@ -254,7 +254,7 @@ def _culprits(flow: Flow, moved: Sequence[str], wanted: Layouts | None, found: L
 
 
 def is_transparent(node: Node, half: torch.dtype, signs_of_zero_matter: bool) -> bool:
-    """Whether a node gives the same numbers in FP32 as in ``half``: ``round(op(x)) == op(round(x))``.
+    """True if a node gives the same numbers in FP32 as in ``half``: ``round(op(x)) == op(round(x))``.
 
     Movements only place values elsewhere: equal bit for bit. Selections pick a value, or a bound that half represents,
     by an order that rounding keeps: equal but for the sign of a zero (a negative value that underflows is −0 if it is
@@ -269,7 +269,7 @@ def is_transparent(node: Node, half: torch.dtype, signs_of_zero_matter: bool) ->
 
 
 def distinguishes_signs_of_zero(graph: Graph) -> bool:
-    """Whether some op gives different answers for −0 and +0 (beyond the sign of a zero)."""
+    """True if some op gives different answers for −0 and +0 (beyond the sign of a zero)."""
     return any(_distinguishes(node) for node in graph.nodes if isinstance(node.target, OpOverload))
 
 
@@ -284,7 +284,7 @@ def _distinguishes(node: Node) -> bool:
 
 
 def _scalars_are_exact(node: Node, op: OpOverload, half: torch.dtype) -> bool:
-    """Whether half represents each number that may come out: fill values, bounds."""
+    """True if half represents each number that may come out: fill values, bounds."""
     for position, argument in enumerate(op._schema.arguments):
         given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         is_value = "number" in str(argument.type).lower() or (argument.name == "value" and given is not None)

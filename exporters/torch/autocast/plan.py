@@ -142,12 +142,12 @@ def _island(node: Node) -> str:
 
 
 def is_mutable(node: Node) -> bool:
-    """Whether an op changes its input: a cast would be a copy, and the change would be lost."""
+    """True if an op changes its input: a cast would be a copy, and the change would be lost."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def foldable(plan: PrecisionPlan, node: Node) -> bool:
-    """Whether an op on weights alone may be done before the cast: not one that autocast does in half."""
+    """True if an op on weights alone may be done before the cast: not one that autocast does in half."""
     return plan.precision.level != "O1" or plan.actions.get(node.name) is not Action.HALF
 
 

@@ -165,7 +165,7 @@ def _is_worth_it(node: ir.Node) -> bool:
 
 
 def _is_only_cut(value: ir.Value) -> bool:
-    """Whether the pieces of a large constant would replace it, not be stored beside it."""
+    """True if the pieces of a large constant would replace it, not be stored beside it."""
     return all(node.op_type in _CUTS for node, _ in value.uses())
 
 

@@ -32,6 +32,6 @@ def make_one_product(module: GraphModule) -> None:
 
 
 def _is_over_rows(node: Node) -> bool:
-    """Whether it multiplies the last dimension of a tensor of three dimensions or more with one matrix."""
+    """True if it multiplies the last dimension of a tensor of three dimensions or more with one matrix."""
     rows, weight = node.args[0], node.args[1]
     return rows is not weight and dimensions_of(rows) >= 3 and dimensions_of(weight) == 2

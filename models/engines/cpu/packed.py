@@ -66,7 +66,7 @@ def _candidates(module: GraphModule) -> list[tuple[Node, Tensor]]:
 
 
 def _is_worth_it(module: GraphModule, node: Node) -> bool:
-    """Whether the shapes are those that a packed kernel takes, and the weight is not so small that torch's call costs
+    """True if the shapes are those that a packed kernel takes, and the weight is not so small that torch's call costs
     less than oneDNN's."""
     place = _PACKS[node.target][0]
     if _PASSES[node.target] == PACKED_CONVOLUTIONS:

@@ -119,7 +119,7 @@ class Conclusion:
         return alias
 
     def _was_replaced(self, version: Version) -> bool:
-        """Tell whether a version was made active in place of this one. A server that ends within a promotion may leave
+        """True if a version was made active in place of this one. A server that ends within a promotion may leave
         it recorded and not done: it is then done again."""
         promotions = self._store.promotions(version.name).values()
         return any(

@@ -19,7 +19,7 @@ MOST_CLASSES = 100  # that are shown one by one
 
 
 def classifies(tensor: TensorSpec) -> bool:
-    """Tell whether its targets are classes; a negative one is not graded."""
+    """True if its targets are classes; a negative one is not graded."""
     return tensor.kind in ("logits", "probabilities")
 
 

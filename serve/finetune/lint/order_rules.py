@@ -251,7 +251,7 @@ def runs_with(one: Event, other: Event) -> bool:
 
 
 def same_loop(one: Event, other: Event | Called) -> bool:
-    """Whether both run in each pass of the outer one's loop; the first may stand in a loop of its own there."""
+    """True if both run in each pass of the outer one's loop; the first may stand in a loop of its own there."""
     return one.place.loops[: len(other.place.loops)] == other.place.loops
 
 
@@ -275,13 +275,13 @@ def spelled(events: Events, scaler: str, at: Called) -> str:
 
 
 def _covered(further: Sequence[frozenset[tuple[str, bool]]]) -> bool:
-    """Whether two updates stand on the two branches of one test."""
+    """True if two updates stand on the two branches of one test."""
     single = {next(iter(tests)) for tests in further if len(tests) == 1}
     return any((test, not outcome) in single for test, outcome in single)
 
 
 def _bound_by_loop(names: ScriptNames, used: Event) -> bool:
-    """Whether the loop around gives another optimizer in each pass."""
+    """True if the loop around gives another optimizer in each pass."""
     argument = used.at.argument(0, "optimizer")
     head = (dotted(argument) or "").partition(".")[0]
     return dotted(argument) is None or any(
@@ -309,7 +309,7 @@ def _words(test: str) -> set[str]:
 
 
 def _may_run_backward(events: Events, start: Event, end: Event) -> bool:
-    """Whether a call between the two may run a backward: any but those of the scaler, the optimizer or of clipping."""
+    """True if a call between the two may run a backward: any but those of the scaler, the optimizer or of clipping."""
     known = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "parameters")
     for one in events.called:
         name = one.method or dotted(one.call.func) or ""
@@ -320,7 +320,7 @@ def _may_run_backward(events: Events, start: Event, end: Event) -> bool:
 
 
 def _updated_elsewhere(names: ScriptNames, events: Events, scaler: str) -> bool:
-    """Whether another part of the file updates the scaler, or the file does not show what becomes of it."""
+    """True if another part of the file updates the scaler, or the file does not show what becomes of it."""
     tail = scaler.rpartition(".")[2]
     if any(receiver.rpartition(".")[2] == tail for _, receiver, _ in names.methods("update")):
         return True

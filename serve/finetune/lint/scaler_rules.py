@@ -143,7 +143,7 @@ def _steps(names: ScriptNames, scaler: str) -> list[tuple[ast.Call, Located]]:
 
 
 def escapes(names: ScriptNames, scaler: str) -> bool:
-    """Whether the scaler goes where this file does not show what becomes of it. Its own functions, and tests of it,
+    """True if the scaler goes where this file does not show what becomes of it. Its own functions, and tests of it,
     are known."""
     own = {one.node.name for one in names.all if isinstance(one.node, ast.FunctionDef)}
     reads = [one.node for one in names.all if isinstance(one.node, ast.Name | ast.Attribute)
@@ -165,7 +165,7 @@ def escapes(names: ScriptNames, scaler: str) -> bool:
 
 
 def _bound_in(names: ScriptNames, loop: ast.AST, step: ast.Call) -> bool:
-    """Whether the loop binds the stepped optimizer, or the object that holds it; or that cannot be known."""
+    """True if the loop binds the stepped optimizer, or the object that holds it; or that cannot be known."""
     optimizer = dotted(step.args[0])
     if optimizer is None:
         return True

@@ -83,7 +83,7 @@ class ScriptNames:
         return {next(iter(self._imports[first[0]])) + first[1] + first[2]}
 
     def is_one_of(self, node: ast.AST, wanted: frozenset[str]) -> bool:
-        """Whether each import of the name is one of ``wanted`` (a script may fall back from one to the other)."""
+        """True if each import of the name is one of ``wanted`` (a script may fall back from one to the other)."""
         name = dotted(node)
         if name is None:
             return False
@@ -263,7 +263,7 @@ class ScriptNames:
         return item
 
     def of_half(self, region: ast.Call) -> bool:
-        """Whether an autocast region may be in FP16: it names no other dtype, and no processor."""
+        """True if an autocast region may be in FP16: it names no other dtype, and no processor."""
         named = words_of(region, "dtype", "device_type")
         texts = [self.full(word) or "" for word in named]
         on_cpu = any(
@@ -273,7 +273,7 @@ class ScriptNames:
 
     @cached_property
     def uses_half(self) -> bool:
-        """Whether the script computes in FP16: it has a GradScaler, or an autocast region in FP16."""
+        """True if the script computes in FP16: it has a GradScaler, or an autocast region in FP16."""
         return any(
             self.makes_scaler(call)
             or (self.is_one_of(call.func, AUTOCASTS) and self.of_half(call) and not _is_off(call))
@@ -352,5 +352,5 @@ def _is_none(value: ast.expr | None) -> bool:
 
 
 def _is_off(call: ast.Call) -> bool:
-    """Whether a scaler or a region is made with ``enabled=False``."""
+    """True if a scaler or a region is made with ``enabled=False``."""
     return any(isinstance(one, ast.Constant) and one.value is False for one in words_of(call, "enabled"))

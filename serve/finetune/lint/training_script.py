@@ -42,7 +42,7 @@ class Script:
     tree: ast.Module
 
     def allows(self, line: int, rule: str) -> bool:
-        """Whether the line has the comment ``# lint: allow RULE``."""
+        """True if the line has the comment ``# lint: allow RULE``."""
         found = re.search(r"#\s*lint:\s*allow\s+([\w-]+(?:\s*,\s*[\w-]+)*)", self.lines[line - 1])
         return found is not None and rule in re.split(r"\s*,\s*", found.group(1))
 

@@ -62,7 +62,7 @@ class ValueTypes:
         self._known: dict[tuple[ast.expr, Frame], Type] = {}
 
     def casts_to_half(self, at: Located, frame: Frame) -> bool:
-        """Whether products at this place are half: in an autocast region, or in a module's methods."""
+        """True if products at this place are half: in an autocast region, or in a module's methods."""
         for item in reversed(frame.placed(at).regions):
             region = self._names.behind(item)
             if isinstance(region, ast.Call) and (self._names.full(region.func) or "").endswith("autocast"):
@@ -251,7 +251,7 @@ def joined(types: Sequence[Type]) -> Type:
 
 
 def _masks(node: ast.expr) -> bool:
-    """Whether a term looks like a mask that is added to scores; it is given in their type."""
+    """True if a term looks like a mask that is added to scores; it is given in their type."""
     numbers = [
         one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, float)
     ]
@@ -259,7 +259,7 @@ def _masks(node: ast.expr) -> bool:
 
 
 def _is_number_by_default(node: ast.expr, scope: ast.AST) -> bool:
-    """Whether a parameter that the call does not give has a number: `def loss(z, temperature=0.1)`."""
+    """True if a parameter that the call does not give has a number: `def loss(z, temperature=0.1)`."""
     if not isinstance(node, ast.Name) or not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     given = scope.args.args[len(scope.args.args) - len(scope.args.defaults) :]

@@ -36,12 +36,12 @@ class Place:
         )
 
     def excludes(self, other: "Place") -> bool:
-        """Whether both never run in one pass: one needs the opposite of a test that the other needs."""
+        """True if both never run in one pass: one needs the opposite of a test that the other needs."""
         mine = set(self.conditions)
         return any((test, not outcome) in mine for test, outcome in other.conditions)
 
     def follows(self, other: "Place") -> bool:
-        """Whether the node runs in a pass in which the node at ``other`` does: it needs no test about precision that
+        """True if the node runs in a pass in which the node at ``other`` does: it needs no test about precision that
         the other does not need. Other tests (`if clip:`) may come out so."""
         further = set(self.conditions) - set(other.conditions)
         return (

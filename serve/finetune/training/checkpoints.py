@@ -79,7 +79,7 @@ class Log:
         self.bytes += len(data)
 
     def fits(self, bytes: int, digest: str) -> bool:
-        """Whether the file begins with so many bytes of that digest."""
+        """True if the file begins with so many bytes of that digest."""
         try:
             with self._path.open("rb") as file:
                 found = hashlib.sha256()

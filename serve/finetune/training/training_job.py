@@ -172,7 +172,7 @@ class TrainingJob:
 
     @property
     def ends(self) -> bool:
-        """Whether the training has ended early: the best step stays the best."""
+        """True if the training has ended early: the best step stays the best."""
         return self._best.ends
 
     def resume(self) -> None:

@@ -82,7 +82,7 @@ def arrays_of_parts(spec: ModelSpec, parts: list[FormPart], lease: Lease) -> dic
 
 
 def is_file(instance: Any) -> bool:
-    """Tell whether an instance of the JSON is ``{"b64": "…"}``."""
+    """True if an instance of the JSON is ``{"b64": "…"}``."""
     return isinstance(instance, dict) and instance.keys() == {BASE64}
 
 

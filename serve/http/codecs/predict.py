@@ -75,7 +75,7 @@ def given_as_called(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> dict[str,
 
 
 def _is_picture(spec: ModelSpec, instances: Sequence[Any]) -> bool:
-    """Tell whether the instances of a single input are files; ``b64`` may also be that input's name."""
+    """True if the instances of a single input are files; ``b64`` may also be that input's name."""
     return spec.inputs[0].picture is not None and is_file(instances[0])
 
 

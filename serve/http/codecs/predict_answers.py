@@ -67,5 +67,5 @@ def write_answer(spec: ModelSpec, outputs: Sequence[np.ndarray], kind: str) -> b
 
 
 def is_quick_to_write(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bool:
-    """Tell whether writing takes less than handing it to a thread would."""
+    """True if writing takes less than handing it to a thread would."""
     return all(tensor.kind != "image" for tensor in spec.outputs) and sum(a.size for a in outputs) < _MANY

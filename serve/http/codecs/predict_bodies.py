@@ -20,7 +20,7 @@ _FILE_IN_JSON = b'"%s"' % BASE64.encode()
 
 
 def is_quick(content_type: str, body: bytes) -> bool:
-    """Tell whether reading takes less than handing it to a thread would."""
+    """True if reading takes less than handing it to a thread would."""
     if is_multipart(content_type) or is_picture(body) or body.startswith(NPZ):
         return False
     return body.startswith(NPY) or (len(body) <= SHORT_JSON and _FILE_IN_JSON not in body)

@@ -16,7 +16,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def read_index(body: bytes) -> bool:
-    """Tell whether the caller asks for ready versions only. Raises BadRequest."""
+    """True if the caller asks for ready versions only. Raises BadRequest."""
     ready = _object(body, 'expected an empty body, {} or {"ready": true}').get("ready", False)
     if not isinstance(ready, bool):
         raise BadRequest("Invalid value for 'ready': expected a boolean")

@@ -215,7 +215,7 @@ class GuardedProtocol(PoliteProtocol):
         self._close_at = None
 
     def reads_again(self) -> bool:
-        """Tell whether the request asks for another protocol: then the parser does not read its body, and a head
+        """True if the request asks for another protocol: then the parser does not read its body, and a head
         without that wish is read in its place. To be called first in `on_headers_complete` and
         `on_message_complete`."""
         parser = self.parser

@@ -49,7 +49,7 @@ class HalfClosed:
 
 
 def has_reset(transport: asyncio.BaseTransport) -> bool:
-    """Tell whether the other end has reset the connection; False where the system does not tell."""
+    """True if the other end has reset the connection; False where the system does not tell."""
     connection = transport.get_extra_info("socket")
     try:
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED

@@ -42,12 +42,12 @@ class PoliteProtocol(HttpToolsProtocol):
 
     @property
     def is_last(self) -> bool:
-        """Tell whether the answer that begins now is the last on its connection because the server leaves."""
+        """True if the answer that begins now is the last on its connection because the server leaves."""
         return self.leaving and not self.pipeline
 
     @property
     def busy(self) -> bool:
-        """Tell whether a request is on its way in, computed or answered."""
+        """True if a request is on its way in, computed or answered."""
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
     @property
@@ -57,7 +57,7 @@ class PoliteProtocol(HttpToolsProtocol):
 
     @property
     def has_unread(self) -> bool:
-        """Tell whether the caller has sent bytes that are not read yet."""
+        """True if the caller has sent bytes that are not read yet."""
         connection = self.transport.get_extra_info("socket")
         if connection is None:
             return False

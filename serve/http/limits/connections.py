@@ -17,7 +17,7 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def is_idle(self) -> bool:
-        """Tell whether no request is under way, and none was for a second."""
+        """True if no request is under way, and none was for a second."""
         ...
 
     def close_idle(self) -> None: ...
@@ -35,14 +35,14 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: OpenConnection) -> bool:
-        """Tell whether the connection may stay."""
+        """True if the connection may stay."""
         if not self.has_room():
             return False
         self._open[connection] = None
         return True
 
     def has_room(self, coming: int = 0) -> bool:
-        """Tell whether one more may stay beside ``coming`` that have not entered yet. An idle one is closed for it."""
+        """True if one more may stay beside ``coming`` that have not entered yet. An idle one is closed for it."""
         return len(self) + coming < self.limit or self._close_one()
 
     def leave(self, connection: OpenConnection) -> None:

@@ -11,7 +11,7 @@ from ....models.errors import KeyLimitReached, Overloaded
 
 
 def may_hold(more: int, own: int, taken: int, most: int, owner: str) -> bool:
-    """Tell whether ``owner`` (empty: a caller without a key), who holds ``own``, may hold ``more`` of ``most``, of
+    """True if ``owner`` (empty: a caller without a key), who holds ``own``, may hold ``more`` of ``most``, of
     which all callers hold ``taken``."""
     free = most - taken
     return more <= free and (not owner or own + more <= free)

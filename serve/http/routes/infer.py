@@ -240,7 +240,7 @@ def asked_of(path: str) -> tuple[str, str | None] | None:
 
 
 def is_small_json(header_length: str | None) -> bool:
-    """Whether the JSON part of a large body is small; True for a length that is no number, which is refused soon."""
+    """True if the JSON part of a large body is small; True for a length that is no number, which is refused soon."""
     return header_length is not None and not (
         header_length.isdecimal() and int(header_length[:20]) > SMALL_JSON
     )

@@ -18,7 +18,7 @@ def since(before: Batches, now: Batches) -> dict[int, tuple[int, int]]:
 
 
 def are_enough(batches: Batches) -> bool:
-    """Tell whether the batches were enough to tell what one takes."""
+    """True if the batches were enough to tell what one takes."""
     return sum(spent_ns for _, spent_ns in batches.values()) / 1e9 >= _FEWEST_S
 
 

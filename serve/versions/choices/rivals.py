@@ -62,7 +62,7 @@ def _adds(active: Way, rival: Way) -> bool:
 
 
 def wins(active: Way, rival: Way, gains: Sequence[float], crowded: bool) -> bool:
-    """Tell whether one round of measurements, a gain for each size of batch, speaks for the rival.
+    """True if one round of measurements, a gain for each size of batch, speaks for the rival.
 
     Where other programs use the cores, more threads measure worse than they are: fewer take their place only where
     they are far better.

@@ -85,7 +85,7 @@ class Stopwatch:
         return held_s
 
     def _too_long_after(self, held_s: float, job: BatchToTime) -> bool:
-        """Tell whether the job is for the next step: callers come first, or threads of ONNX Runtime still spin."""
+        """True if the job is for the next step: callers come first, or threads of ONNX Runtime still spin."""
         about_s = 2 * job.taken.seconds.get(job.rows, held_s)
         return job.engine.form == "onnx" or held_s + about_s > SHORT_S
 

@@ -102,7 +102,7 @@ def _ladder(
 
 
 def _goes_on(seconds: Mapping[int, float], rows: int, limit: int, worth: RowsWorth) -> bool:
-    """Tell whether a batch of ``rows``, more than were measured, is worth its time, which callers wait for."""
+    """True if a batch of ``rows``, more than were measured, is worth its time, which callers wait for."""
     last, *before = sorted(seconds, reverse=True)
     about_s = seconds[last] * rows / last
     if seconds[last] < worth.long_enough_s:

@@ -89,7 +89,7 @@ def _clean_mappings(smaps: Path) -> list[tuple[int, int]]:
 
 
 def _comes_back(permissions: str, path: str) -> bool:
-    """Tell whether the file has the bytes of the mapping: not so for a library's data, which it may write to."""
+    """True if the file has the bytes of the mapping: not so for a library's data, which it may write to."""
     return path.endswith(_WEIGHTS) or ("w" not in permissions and _LIBRARY.search(path) is not None)
 
 

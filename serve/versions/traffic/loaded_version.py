@@ -141,7 +141,7 @@ class LoadedVersion:
             return True
 
     def serves_by(self, engine: Engine) -> bool:
-        """Tell whether this engine answers the version's requests. On the device thread, which closes engines: as long
+        """True if this engine answers the version's requests. On the device thread, which closes engines: as long
         as the call lasts."""
         return not self._closed and self.prepared.engine is engine
 

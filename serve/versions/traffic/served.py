@@ -201,7 +201,7 @@ class ServedModel:
         )
 
     def has(self, loaded: LoadedVersion) -> bool:
-        """Tell whether this version is active, the canary, the shadow or the previous one, or was and waits to be
+        """True if this version is active, the canary, the shadow or the previous one, or was and waits to be
         closed."""
         with self._lock:
             return loaded in self.traffic.loaded_versions() or loaded in self.leaving
@@ -348,7 +348,7 @@ def _digests(loaded: LoadedVersion) -> tuple[str, ...]:
 
 
 def takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
-    """Tell whether a request that was checked against the spec ``mine`` is valid for the spec ``theirs`` too. Ranges of
+    """True if a request that was checked against the spec ``mine`` is valid for the spec ``theirs`` too. Ranges of
     ids are compared where both specs have them; elsewhere the engine checks the ids."""
     plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
     ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]

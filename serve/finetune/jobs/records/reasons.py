@@ -12,7 +12,7 @@ BAD_DATA = frozenset({"BAD_DATA", "BAD_INPUT", "BAD_SAMPLES", "DATASET_INVALID",
 
 
 def was_refused(job: Mapping[str, Any]) -> bool:
-    """Tell whether the job's version was trained and then refused: by parity, by the gate, or because its parent is
+    """True if the job's version was trained and then refused: by parity, by the gate, or because its parent is
     stale."""
     gate = (job.get("halfeven") or {}).get("gate") or {}
     return job["status"] == "failed" and (gate.get("passed") is False or _code(job) in REFUSED)
@@ -27,7 +27,7 @@ def not_active(job: Mapping[str, Any]) -> str | None:
 
 
 def had_bad_data(job: Mapping[str, Any]) -> bool:
-    """Tell whether the caller's data do not fit the model."""
+    """True if the caller's data do not fit the model."""
     return job["status"] == "failed" and _code(job) in BAD_DATA
 
 

@@ -138,7 +138,7 @@ def update(scaler: torch.amp.GradScaler, floor: float, *causes: str | None) -> N
 
 
 def fell(scaler: torch.amp.GradScaler, before: float, *causes: str | None) -> bool:
-    """Whether the update after a step that had these causes made the scale smaller than before."""
+    """True if the update after a step that had these causes made the scale smaller than before."""
     return GRADIENT_OVERFLOW in causes and scaler.get_scale() < before
 
 

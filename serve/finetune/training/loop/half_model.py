@@ -111,7 +111,7 @@ class HalfModel:
         return hooks
 
     def _is_spared(self, name: str) -> bool:
-        """Whether a tensor of this name belongs to a module that stays in FP32."""
+        """True if a tensor of this name belongs to a module that stays in FP32."""
         return any(name.startswith(f"{owner}." if owner else "") for owner in self.in_fp32)
 
     def _half(self, one: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ _known: dict[Signature, bool] = {}
 
 
 def trains_here(func: Any, call: Call, dtype: torch.dtype) -> bool:
-    """Whether this processor computes the call and its backward pass under autocast to ``dtype``; tried once for each
+    """True if this processor computes the call and its backward pass under autocast to ``dtype``; tried once for each
     kind of call. A call that FP32 does not run either is left to raise its own error."""
     signature = signature_of(func, call, dtype)
     if signature not in _known:

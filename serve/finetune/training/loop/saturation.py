@@ -129,7 +129,7 @@ class _InFp32(TorchFunctionMode):
         return made if made is not None and made.state == _state_of(one) else None
 
     def _widens(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a cast gives FP32 of a half."""
+        """True if a cast gives FP32 of a half."""
         wanted = [one for one in (*args[1:], *kwargs.values()) if isinstance(one, torch.dtype | Tensor)]
         return not _is_wide(args[0]) and (not wanted or any(map(_is_wide, wanted)))
 

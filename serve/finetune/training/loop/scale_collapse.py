@@ -71,7 +71,7 @@ class Diagnosis:
     def finite(
         self, rows: Tensor, scale: float, precision: str | None = None, module: str | None = None
     ) -> bool:
-        """Whether the gradients of these rows, with the weight that they have in the batch, are finite at this
+        """True if the gradients of these rows, with the weight that they have in the batch, are finite at this
         scale."""
         passes, before = self.passes, snapshot(self.passes.module)
         own, self.loss = precision is None and module is None, 0.0

@@ -62,7 +62,7 @@ class Settings:
 
     @property
     def is_fp16(self) -> bool:
-        """Whether activations and gradients are stored in FP16, so that a loss scale is needed."""
+        """True if activations and gradients are stored in FP16, so that a loss scale is needed."""
         return DTYPES[self.precision] is torch.float16
 
     def __post_init__(self) -> None:
