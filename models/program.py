@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule, Node
@@ -117,6 +118,11 @@ def walk(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, Node]]:
         if isinstance(body, GraphModule):
             yield from walk(body, f"{prefix}{node.target}.")
         yield prefix + node.name, node
+
+
+def writes_into_inputs(target: object) -> bool:
+    """True if an operation (the target of a node) changes an input: in a copy of the input the change would be lost."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def source_line(node: Node) -> str:

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...models.archive.archive import save_program
 from ...models.engines.arrays import to_numpy, to_torch
 from ...models.errors import BadFolder, NotRun
-from ...models.program import runnable
+from ...models.program import runnable, writes_into_inputs
 from ...models.spec.spec import ModelSpec
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
@@ -48,8 +48,7 @@ class ProgramSide:
     @cached_property
     def takes_others(self) -> bool:
         """A node that writes into its input would write into another tensor than the nodes behind it read."""
-        targets = (node.target for node in self.module.graph.nodes)
-        return not any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets)
+        return not any(writes_into_inputs(node.target) for node in self.module.graph.nodes)
 
     @cached_property
     def inputs(self) -> dict[str, str]:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.engines.arrays import to_numpy, to_torch
+from ...models.program import writes_into_inputs
 from ..question import Arrays
 from .steps import Made, See, steps_behind
 
@@ -77,7 +77,12 @@ class Watched(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.op == "call_function" and n.users and not _writes(n) and isinstance(result, Tensor):
+        if (
+            n.op == "call_function"
+            and n.users
+            and not writes_into_inputs(n.target)
+            and isinstance(result, Tensor)
+        ):
             self._seen(self, n, result)
         return result
 
@@ -87,12 +92,8 @@ def rest_of_run(
 ) -> Sequence[Tensor]:
     """The answers where ``node`` gave ``changed``. A node that writes into its input would spoil what later runs need:
     such a program runs again from the start."""
-    if any(map(_writes, module.graph.nodes)):
+    if any(writes_into_inputs(one.target) for one in module.graph.nodes):
         return Interpreter(module).run(*inputs, initial_env={node: changed.clone()})
     before = takewhile(lambda one: one is not node, module.graph.nodes)
     known = {**dict.fromkeys(before), **run.env, node: changed}
     return Interpreter(module).run(initial_env=known)
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

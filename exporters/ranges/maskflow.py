@@ -8,9 +8,9 @@ exactly the sentinel or have a score added to it, and how large its other elemen
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from ...models.program import writes_into_inputs
 from ..policy.classes import Trait, has
 from .guards import aten_name, is_view
 from .maskrules import Masked, Rules, Site, Unknown
@@ -76,7 +76,7 @@ class _Flow:
 
     def _mutate(self, node: Node, state: Masked, group: Group) -> None:
         """A mask written in place is in the tensor that it is written to as well."""
-        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+        if not writes_into_inputs(node.target):
             return
         written = node.args[0]
         if aten_name(node) == "detach_" or not isinstance(written, Node):

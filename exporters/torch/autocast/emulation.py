@@ -17,6 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from ....models.program import writes_into_inputs
 from ...policy.weights import IN_RANGE, in_range
 from .attention import attention
 from .bodies import ran
@@ -89,7 +90,9 @@ class Emulation(Interpreter):
         self._opened = opened
         self._rounded: dict[Node, Tensor] = {}  # a value that several nodes read in half is rounded once
         self._rounded_weights: dict[Node, Tensor] = {}  # and a weight once for all runs
-        self._room = 0 if any(_writes(node) for node in module.graph.nodes) else WEIGHT_BYTES
+        self._room = (
+            0 if any(writes_into_inputs(node.target) for node in module.graph.nodes) else WEIGHT_BYTES
+        )
         self._readings: dict[Node, _Reading] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +180,7 @@ class Emulation(Interpreter):
 
     def _written(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
         """A node's result, rounded where it is half; in place, where the op changes its input."""
-        if _writes(node):
+        if writes_into_inputs(node.target):
             self._round_in_place(node, args, kwargs)
             self._rounded.clear()
             return result
@@ -210,7 +213,3 @@ class Emulation(Interpreter):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             if isinstance(source, Node) and self._dtypes.is_half(self._prefix + source.name):
                 value.copy_(self._rounding(value))
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

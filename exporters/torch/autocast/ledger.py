@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ....models.program import duplicate, walk
+from ....models.program import duplicate, walk, writes_into_inputs
 from ...graph.actions import Action, Kept
 from ...policy.weights import IN_RANGE, Entry, measure
 from .dtypes import Dtypes, Typing
 from .folding import attribute, fold_constants
 from .operands import numbers, readers
-from .plan import PrecisionPlan, foldable, is_mutable, op_name
+from .plan import PrecisionPlan, foldable, op_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def weigh(
     guards = {str(node.target) for node in module.graph.nodes if IN_RANGE in node.meta}
     for name, entry in _read_in_half(module, graph, dtypes, plan.dtype):
         entries[entry.weight] = entry
-        if not entry.over_budget or name not in plan.actions or is_mutable(nodes[name]):
+        if not entry.over_budget or name not in plan.actions or writes_into_inputs(nodes[name].target):
             continue
         if not entry.keeps_its_readers(searched) or entry.weight in guards:
             doubts[name] = entry.reason

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from ....models.program import writes_into_inputs
 from ...graph.actions import Action
 from ...graph.mincut import Flow
 from ...policy.classes import Trait, has
@@ -153,11 +154,10 @@ class _Reading:
         action, target = self._plan.actions.get(name), self._nodes[name].target
         if action in _STEERED:
             return True
-        mutable = isinstance(target, OpOverload) and target._schema.is_mutable
         return (
             action in _FOLLOWS
             and len(set(self._reads(name).values())) == 1
-            and not mutable
+            and not writes_into_inputs(target)
             and name not in self._written
         )
 

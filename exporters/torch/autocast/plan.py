@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from ....models.errors import BadSetting
 from ....models.folder.package import Precision
-from ....models.program import walk
+from ....models.program import walk, writes_into_inputs
 from ...graph.actions import Action, Kept
 from ...policy.classes import NO_HALF_KERNEL, Rule, Trait, class_of, has
 from ...policy.weights import IN_RANGE
@@ -102,7 +102,7 @@ def make_plan(
     islands: dict[str, str] = {}
     if precision.level != "O0":
         islands = {name: _island(node) for name, node in nodes.items() if _island(node)}
-    actions |= {name: Action.FP32 for name in islands if not is_mutable(nodes[name])}
+    actions |= {name: Action.FP32 for name in islands if not writes_into_inputs(nodes[name].target)}
     return PrecisionPlan(
         precision, lists, actions, tuple(_kept(nodes, actions, precision, half_loops)), islands
     )
@@ -118,7 +118,7 @@ def _kept(
         kept += [Kept(name, op_name(node), NO_HALF_KERNEL) for name, node in loops]
     for name, pattern in _matches(nodes, precision.keep):
         may_be_half = actions[name] in (Action.HALF, Action.INPUT, Action.WIDEST)
-        if may_be_half and precision.level != "O0" and not is_mutable(nodes[name]):
+        if may_be_half and precision.level != "O0" and not writes_into_inputs(nodes[name].target):
             kept.append(Kept(name, op_name(nodes[name]), f"asked for by keep = {pattern!r}"))
             actions[name] = Action.FP32
     return kept
@@ -141,11 +141,6 @@ def _island(node: Node) -> str:
     return str((node.meta.get("custom") or {}).get("halfeven_island", ""))
 
 
-def is_mutable(node: Node) -> bool:
-    """True if an op changes its input: a cast would be a copy, and the change would be lost."""
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
 def foldable(plan: PrecisionPlan, node: Node) -> bool:
     """True if an op on weights alone may be done before the cast: not one that autocast does in half."""
     return plan.precision.level != "O1" or plan.actions.get(node.name) is not Action.HALF
@@ -158,7 +153,7 @@ def _action(node: Node, precision: Precision, lists: OpLists, half_loops: bool) 
         return Action.HALF
     if precision.level == "O1" and not has(name, Trait.RECURRENT, Trait.EMBEDDING):
         return _BY_RULE[lists.rule(target)]
-    if precision.level in ("O2", "O3") and is_mutable(node):
+    if precision.level in ("O2", "O3") and writes_into_inputs(node.target):
         return Action.INPUT
     return _BY_RULE[class_of(name).rule(precision)]
 
@@ -175,7 +170,9 @@ def _of_constants_alone(module: GraphModule, precision: Precision) -> set[str]:
             given = not isinstance(value, Tensor) or value.is_floating_point()
         elif isinstance(node.target, OpOverload):
             found = class_of(op_name(node))
-            given = found.o1 is Rule.LOWER or Trait.EMBEDDING in found.traits or is_mutable(node)
+            given = (
+                found.o1 is Rule.LOWER or Trait.EMBEDDING in found.traits or writes_into_inputs(node.target)
+            )
         else:
             given = node.op == "call_function" and node.target is not operator.getitem
         # A constant brought into half's range is read in half: computed in FP32 first, its result would round to 0.

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
-from ....models.program import duplicate, runnable, walk
+from ....models.program import duplicate, runnable, walk, writes_into_inputs
 from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from .bodies import prefixes
@@ -129,7 +129,7 @@ class Autocast(Interpreter):
         action = self._plan.actions.get(self._prefix + self._node.name, Action.INPUT)
         args, kwargs = self.prepared(action, target, args, kwargs)
         result = super().call_function(target, args, kwargs)
-        if isinstance(target, OpOverload) and target._schema.is_mutable:
+        if writes_into_inputs(target):
             self._done.clear()  # a cast made before the change is stale
         if target in CASTS and result.dtype == torch.float32 and args[0].dtype == self._plan.dtype:
             self._done[id(result), self._plan.dtype] = (args[0], result)  # there and back is the same

@@ -19,7 +19,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 
-from ....models.program import with_graph
+from ....models.program import with_graph, writes_into_inputs
 from ..autocast.surgery import Decompositions, fake_mode, put_in_place, traced
 from .lookups import replaced
 
@@ -63,7 +63,7 @@ def _translatable(program: ExportedProgram, known: set[Any]) -> ExportedProgram 
     for node in _calls(module):
         if _is_cast(node):
             _copy_instead(node)
-        elif _writes(node) and not _written_apart(node):
+        elif writes_into_inputs(node.target) and not _written_apart(node):
             return None
     if unknown := [node for node in _calls(module) if node.target not in known]:
         table, mode = _decomp.create_onnx_friendly_decomposition_table(known), fake_mode(module)
@@ -80,10 +80,6 @@ def _is_complex(node: Node) -> bool:
 
 def _calls(module: GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if node.op == "call_function"]
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _written_apart(node: Node) -> bool:
