@@ -98,9 +98,8 @@ class OperationLog(TorchDispatchMode):
             one.device.type == "cuda" for one in taken
         ):
             self.stream.elsewhere.append(name)
-        is_view = (
-            func.is_view or name == "aten::_unsafe_view"
-        )  # live autocast takes a new one of each cast of a weight
+        # Live autocast takes a new one of each cast of a weight
+        is_view = func.is_view or name == "aten::_unsafe_view"
         if (
             depends
             and name not in _SILENT

@@ -355,10 +355,8 @@ def the_waiting_thread_rings_after_each_batch_and_survives_an_error() -> None:
         order.append("ended")
         raise RuntimeError("the device's error")
 
-    hook, threading.excepthook = (
-        threading.excepthook,
-        lambda _: rung[0].set(),
-    )  # a thread that ends never rings
+    # A thread that ends never rings
+    hook, threading.excepthook = threading.excepthook, lambda _: rung[0].set()
     try:
         arrivals.watch(failing, lambda: (order.append("rung"), rung[0].set()))  # type: ignore[arg-type, func-returns-value]
         held.set()

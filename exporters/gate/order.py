@@ -119,10 +119,8 @@ def _similarities(run: Run, others: Sequence[Run], kind: str) -> Iterator[_List]
 
 def _list(reference: np.ndarray, candidate: np.ndarray, noise: float, rare: bool = False) -> _List:
     usable = ~left_out(reference)
-    reference, candidate = (
-        reference[usable],
-        np.nan_to_num(candidate[usable]),
-    )  # no direction: similar to none
+    # A vector without a direction is similar to none.
+    reference, candidate = reference[usable], np.nan_to_num(candidate[usable])
     own = LAST_PLACES * float(np.abs(reference).max(initial=0.0))
     return _List(reference, candidate, max(2 * noise, own), rare)
 

@@ -16,9 +16,8 @@ from .batched import Batch
 
 OPERATIONS = 1 << 36  # for the original's answers: a large model is tried on fewer
 BYTES = 1 << 28  # of the unseen samples with the original's answers to them
-PART_OPERATIONS = (
-    1 << 33
-)  # of the first part of a trial on unseen samples; each part is twice as large as the last
+# The operations of the first part of a trial on unseen samples; each part is twice as large as the last.
+PART_OPERATIONS = 1 << 33
 ORDER_OPERATIONS = 1 << 33  # for the order of unseen samples, in every trial
 WORST = 4  # sets of samples that join those that are asked, after one search
 # Of the error that the gate allows, for there are samples that are never tried: with 0.95 the corpus' 'rotary by a

@@ -19,9 +19,8 @@ from ..question import Answers, Arrays, Question, answers_or_refusal, largest_of
 
 ROWS = 4  # for each length
 BATCHES = 16  # of these, where an output has whole numbers, which hide small differences
-FLOOR = (
-    2.0**-21
-)  # of the output's largest value: sums of other lengths round otherwise, also where no noise was seen
+# A difference of so much of the output's largest value is always allowed: sums of other lengths round otherwise.
+FLOOR = 2.0**-21
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,9 +177,8 @@ def plain_module(torch: ModuleType, graph_module: Any) -> "nn.Module":
     """The same parameters under the same names; torch.export would not ask a GraphModule for its ``forward``."""
 
     signature = inspect.signature(graph_module.forward)
-    keywords = (
-        graph_module._in_spec.child(1).context or ()
-    )  # inputs that were exported by name must be given by name
+    # Inputs that were exported by name must be given by name.
+    keywords = graph_module._in_spec.child(1).context or ()
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments

@@ -31,9 +31,8 @@ def reading(path: Path | str, what: str) -> Iterator[None]:
     except HalfevenError:
         raise
     except Exception as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # without one: a library's, bz2's for example
+        # An OSError without a number is raised by a library (bz2, for example) for damaged bytes.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         logger.error("%s was not read as %s", path, what, exc_info=error if _has_a_log() else None)
         said = " ".join(str(error).split())[:300]

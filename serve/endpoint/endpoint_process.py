@@ -112,9 +112,8 @@ class EndpointProcess:
     async def _ask(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         if len(body) > MOST_BYTES:
             raise TooLarge(f"{len(body)} bytes for the endpoint {self.name}: at most {MOST_BYTES} are taken")
-        if (
-            head["call"] == "preprocess" and self._waiting >= _MOST_WAITING
-        ):  # else the model has answered already
+        # A postprocess is never refused: the model has answered already.
+        if head["call"] == "preprocess" and self._waiting >= _MOST_WAITING:
             raise Overloaded(f"{self._waiting} calls wait for the endpoint {self.name}; try again")
         self._waiting += 1
         try:

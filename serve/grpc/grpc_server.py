@@ -33,10 +33,8 @@ from .open_stream import NotRead, OpenStream, UnreadAnswers, ended, most_streams
 from .reflection import ReflectionService
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
-_WATCH_S, _GONE_S = (
-    60,
-    20,
-)  # a silent connection is asked whether its client is there, who has so long to answer
+# A connection that is silent for 60 s is asked whether its client is there, who has 20 s to answer.
+_WATCH_S, _GONE_S = 60, 20
 _LOG = logging.getLogger(__name__)
 
 

@@ -180,9 +180,8 @@ def of_the_disk(error: BaseException) -> BaseException:
         return error
     what = Path(str(error.filename)) if error.filename else None
     named = "a file of the server" if what is None else what.name
-    free = (
-        "" if what is None else f" ({free_there(what)})"
-    )  # a write through a handle does not say of which disk
+    # The error of a write through a handle does not name the disk.
+    free = "" if what is None else f" ({free_there(what)})"
     why = "is read-only" if error.errno == errno.EROFS else f"is full{free}"
     return errors.DiskFull(
         f"{named} cannot be written, its disk {why}: nothing was changed; make room there (delete files, versions or "

@@ -82,9 +82,8 @@ class TracedInference(Inference):
     def _queued(self, served: Served, codec: InferCodec, request: R, since_ns: int) -> Begun[R]:
         parent, submitted_ns = get_current(), time.time_ns()
         begun = super()._queued(served, codec, request, since_ns)
-        if (
-            begun.future.done()
-        ):  # answered at once: its callbacks would run after the request's span has ended
+        # Callbacks of a future that is done would run after the request's span has ended.
+        if begun.future.done():
             self._note(submitted_ns, parent, begun.future)
         else:
             begun.future.add_done_callback(partial(self._note, submitted_ns, parent))

@@ -43,9 +43,8 @@ _MAX_FIELD = DEFAULTS.form_field_bytes
 _MAX_NAME = 255  # characters of a file name
 _ENVELOPE = 16_384  # bytes of a body that are not the file: boundaries, headers, the other field
 _BLOCK = 1 << 20  # parsed, hashed and written at a time, in a thread
-IN_MEMORY = (
-    3 * _BLOCK
-)  # bytes of one upload at most: what has come, the block that is written, the piece that comes
+# The bytes of one upload in memory, at most: what has come, the block that is written, the piece that comes
+IN_MEMORY = 3 * _BLOCK
 _LEAST_BYTES_PER_SECOND = DEFAULTS.answer_bytes_per_second  # on average, after the first silence_s seconds
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

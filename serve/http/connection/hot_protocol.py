@@ -306,9 +306,8 @@ class HotProtocol(GuardedProtocol):
         def answered(future: asyncio.Future[Answer]) -> None:
             self._answered(hot, begun, future)
 
-        if (
-            begun.future.done() and not self.leaving
-        ):  # its batch was run at once: an answer need not wait for the next iteration
+        # The batch was run at once: its answer need not wait for the next iteration of the loop.
+        if begun.future.done() and not self.leaving:
             answered(begun.future)
         else:
             begun.future.add_done_callback(answered)

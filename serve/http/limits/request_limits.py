@@ -33,9 +33,8 @@ class RequestLimits:
     json_depth: int = 100
     shape_elements: int = 2**63 - 1  # and its bytes: checked before anything is made
     ranked_scores: int = 2**21  # elements that are ranked for one answer (classification)
-    ranked_results: int = (
-        2**16
-    )  # strings in one answer: 50 ms of work; Triton's 1,000,000 would be most of a second
+    # Strings in one answer: 50 ms of work; Triton's 1,000,000 would be most of a second
+    ranked_results: int = 2**16
     picture_pixels: int = MAX_PIXELS
     picture_side: int = MAX_SIDE
     upload_bytes: int = 2**30  # of a training file

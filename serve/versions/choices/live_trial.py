@@ -13,10 +13,8 @@ from .rounds import MOST_ROUNDS, Steps, Verdict
 
 WINDOW_S = 0.5
 _FEWEST_S = 0.1  # of batches in a window; less says nothing
-_MANY, _LONGEST = (
-    10,
-    3,
-)  # batches end a window, and so many `WINDOW_S` do: of a few batches one more counts much
+# A window ends after so many batches, or so many times `WINDOW_S`: of a few batches one more would count much.
+_MANY, _LONGEST = 10, 3
 _BUSY = 0.7  # of a window: callers always wait
 _HOPELESS = 0.5  # times as fast: no second round
 

@@ -162,9 +162,8 @@ class Remeasuring(threading.Thread):
         one.seen, one.waited_s = batches, waited_s
         one.worked_s += sum(spent_ns for _, spent_ns in fresh.values()) / 1e9
         one.batches += sum(count for count, _ in fresh.values())
-        if (
-            off is None or self._steps is not None
-        ):  # between the steps of a sweep batches wait for other caches
+        # Between the steps of a sweep live batches find the caches full of other data.
+        if off is None or self._steps is not None:
             return
         one.looks_off = one.looks_off + 1 if not 1 / OFF <= off <= OFF else 0
         if one.looks_off >= 2:

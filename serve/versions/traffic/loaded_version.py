@@ -154,9 +154,8 @@ class LoadedVersion:
             old = self.prepared
             if old.engine is not engine or self._closed:
                 return False
-            if (
-                new.original is not old.original and self._checking is not None
-            ):  # its queue has the original that goes
+            # The queue of checks holds the original that is replaced.
+            if new.original is not old.original and self._checking is not None:
                 self._front, self.drift = self.batcher, None
                 self.forget(self._checking)
                 self._checking = None

@@ -42,7 +42,6 @@ def test_constants_in_the_bodies_of_a_half_are_its_own(sign: float) -> None:
     graph = helper.make_graph(nodes, "main", inputs, outputs, [zero])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     x = sign * np.array([1.0, 3.0], np.float32)
-    wanted = (
-        [2048.0, 2052.0] if sign > 0 else [0.0, -2.0]
-    )  # half has steps of 2 there: 2049 and 2051 are rounded
+    # Half has steps of 2 there: 2049 and 2051 are rounded
+    wanted = [2048.0, 2052.0] if sign > 0 else [0.0, -2.0]
     assert half_storage(model, SPEC)({"x": x})["y"].tolist() == wanted
