@@ -10,6 +10,7 @@ from ...models.capture.capture import capture
 from ...models.engines.load import half_program, original_program
 from ...models.errors import BadInput, BadSamples
 from ...models.files.new_folder import new_folder
+from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.store import Version
 from ..exported.file_rows import write_npz
 from ..guessing.bare import folder_at, guess_at, guessed_folder
@@ -19,10 +20,10 @@ from .first_difference import Side, compared
 from .onnx_side import OnnxSide
 from .partners import partners
 from .program_side import ProgramSide
-from .units import FP32, ROUNDOFF
+from .units import FP32
 
 ROWS = 4  # of the samples that both are asked at once
-DTYPES = {"fp32": FP32, "fp16": ROUNDOFF["float16"], "bf16": ROUNDOFF["bfloat16"]}
+DTYPES = {"fp32": FP32, **UNIT_ROUNDOFF}
 
 
 def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> Side:

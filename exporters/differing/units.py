@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ...models.spec.spec import UNIT_ROUNDOFF
 from ..graph.backend import GraphNode
 
 FP32 = 2.0**-24
-ROUNDOFF: Mapping[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # of numpy's types of half
+# By the names that numpy has for the types of half.
+ROUNDOFF: Mapping[str, float] = {"float16": UNIT_ROUNDOFF["fp16"], "bfloat16": UNIT_ROUNDOFF["bf16"]}
 
 
 def unit_of_each(

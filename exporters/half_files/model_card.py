@@ -12,9 +12,11 @@ from .half_file import proof_of
 def model_card(file: Path, facts: Mapping[str, Any]) -> str:
     """``facts``: of the proof, as `half_file.verify` gives them."""
     version = proof_of(file)
-    plan, proof = version.json("precision.json"), version.json("parity.json")
+    level, kept = version.read(
+        "precision.json", lambda plan: (plan["level"], [f"`{node['node']}`" for node in plan["kept"]])
+    )
+    libraries = version.read("parity.json", lambda proof: proof["environment"].items())
     (form,) = facts["forms"].values()
-    kept = [f"`{node['node']}`" for node in plan["kept"]]
     more = f", … ({len(kept)} in all)" if len(kept) > 10 else ""
     rows = {
         "verdict": headline(facts),
@@ -23,11 +25,11 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
             for output in form["parity"]["outputs"]
             if output["max_error_u"] is not None
         ),
-        "precision": f"{facts['half']}, level {plan['level']}",
+        "precision": f"{facts['half']}, level {level}",
         "kept in FP32 by the proof": ", ".join(kept[:10]) + more or "nothing",
         "file": f"`{file.name}`, SHA-256 `{sha256_of(file)}`",
         "original": f"SHA-256 `{version.manifest['files']['original.onnx']}`",
-        "proven with": ", ".join(f"{name} {found}" for name, found in proof["environment"].items()),
+        "proven with": ", ".join(f"{name} {found}" for name, found in libraries),
     }
     lines = ["## Half precision", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {said.replace('|', '/')} |" for name, said in rows.items()]
