@@ -226,9 +226,9 @@ def _with_smaller_integers(
     attempt: Callable[[Samples, tuple[int, int] | None], T],
     failed: type[HalfevenError],
 ) -> T:
-    """What ``attempt`` makes of the samples. Where it raises ``failed`` and they were generated, it is tried again with
-    smaller integers (`SMALLER_IDS`): a generated integer may be an index beyond a small table, a start or a size.
-    ``attempt`` is given the samples, and the range of all integers (None: as they were)."""
+    """The result of ``attempt`` on the samples. If ``attempt`` raises ``failed`` and the samples were generated, it is
+    called again on samples with smaller integers (`SMALLER_IDS`): a generated integer may be an index beyond a small
+    table, a start or a size. ``attempt`` gets the samples and the range of all integers (None: as they were)."""
     try:
         return attempt(samples, None)
     except failed:
@@ -346,7 +346,7 @@ def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = 
 
 
 def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolder:
-    """With a note where a bare file makes a new version of a model that was made of another file."""
+    """The folder, with a note where a bare file makes a new version of a model that was made of another file."""
     before = newest.manifest.get("source", {}).get("source") if newest is not None else None
     if asked.guessed is None or before in (None, asked.source):
         return asked

@@ -1,4 +1,4 @@
-"""How the signature of a new version differs from that of the last one, in words for its callers."""
+"""Says in words for callers how the signature of a model's new version differs from that of its last version."""
 
 from ...models.spec.spec import ModelSpec, TensorSpec
 

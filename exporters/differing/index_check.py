@@ -195,7 +195,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def _swaps(fp32: Nearest, half: Nearest, u: float) -> Iterator[tuple[int, int]]:
-    """Of each query: the pairs of nearest vectors that FP32 tells apart, and how many of them change places."""
+    """Yields for each query the number of pairs of nearest vectors that FP32 tells apart, and how many of them swap."""
     for places, scores, theirs in zip(fp32.places, fp32.scores, half.places, strict=True):
         rank = {int(place): at for at, place in enumerate(theirs)}
         apart = -np.diff(scores) > APART_U * u * max(float(scores[0] - scores[-1]), 0.0)

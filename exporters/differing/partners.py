@@ -1,4 +1,4 @@
-"""Which tensor of B is which of A."""
+"""Finds for each tensor of program or file A the corresponding tensor of B."""
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -8,8 +8,8 @@ from .program_side import ProgramSide
 
 
 def partners(a: Side, b: Side) -> dict[str, str]:
-    """A's tensor → B's. Of two programs those of the same operation in the same order between reads of the same
-    weights; else those of the same name. The outputs are partners by their order."""
+    """Maps tensors of A to tensors of B: in two programs, results of the same operation in the same order between reads
+    of the same weights; otherwise tensors of the same name. Outputs correspond by their order."""
     if isinstance(a, ProgramSide) and isinstance(b, ProgramSide):
         found = _in_order(a, b)
     else:

@@ -47,7 +47,7 @@ class ProgramSide:
 
     @cached_property
     def takes_others(self) -> bool:
-        """A node that writes into its input would write into another tensor than the nodes behind it read."""
+        """True if no node writes into its input: it would write into another tensor than the nodes behind it read."""
         return not any(writes_into_inputs(node.target) for node in self.module.graph.nodes)
 
     @cached_property
@@ -122,7 +122,7 @@ class ProgramSide:
 
 
 def _own(nodes: Sequence[GraphNode]) -> list[GraphNode]:
-    """Those of the graph itself: the names of nodes of bodies have a dot."""
+    """The nodes of the graph itself, without nodes of its bodies, whose names have a dot."""
     return [node for node in nodes if "." not in node.name]
 
 

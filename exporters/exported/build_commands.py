@@ -1,4 +1,4 @@
-"""How each engine builds from the exported half: the exact command, and a program that answers the rows of a file.
+"""Gives for each engine the exact command that builds the exported half, and a program that answers a file's rows.
 
 Sources: TensorRT 10 and 11, trtexec (strongly typed networks; 11 has no other); ONNX Runtime's Python API; OpenVINO,
 "Precision Control" and "Conversion Parameters" (ovc rounds all weights to FP16 unless it is forbidden).

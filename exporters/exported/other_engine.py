@@ -96,7 +96,7 @@ def prove_engine(
 
 
 def _asked(run: ReferenceRun, engine: OtherEngine) -> dict[str, Any]:
-    """What the engine was asked beyond the judging samples; a file tells nothing of batches."""
+    """The questions that the engine answered beyond the judging samples; of a file of answers no batch is known."""
     if not callable(engine.asked):
         return {"batch_sizes": None, "adversarial": 0}
     sizes = sorted({len(question.samples) for question in (*run.small, *run.bulk)})

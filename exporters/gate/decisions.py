@@ -1,7 +1,7 @@
-"""What the numbers decide: distributions, first choices and accuracy over the last axis of an output.
+"""Measures what an output's numbers decide: distributions, first choices and accuracy over its last axis.
 
-Kullback and Leibler (1951), in nats, of the half's distribution from the original's. Of one sample it is the
-mean over its positions; the worst sample counts.
+Kullback and Leibler (1951), in nats, of the half's distribution from the original's. For one sample the
+divergence is the mean over its positions; the worst sample counts.
 """
 
 import math
@@ -110,7 +110,7 @@ class Decisions:
         self.right_half += int((graded & (choice == targets)).sum())
 
     def verdict(self) -> DecisionVerdict:
-        """What was found; limits are put in by `parity.py`."""
+        """The measured numbers as a verdict without limits, which `parity.py` puts in."""
         worst = max(self.nats, key=lambda sample: np.nan_to_num(self.nats[sample], nan=np.inf), default=None)
         return DecisionVerdict(
             decisions=self.decisions,

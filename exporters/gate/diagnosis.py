@@ -54,14 +54,14 @@ def _diagnosis(
 
 
 def _failures(report: ParityReport, output: str) -> list[Failure]:
-    """What failed of one output, under real samples and adversarial inputs."""
+    """The failures of one output, under real samples and adversarial inputs."""
     real = [failure for found in report.outputs if found.name == output for failure in found.failures]
     odd = [failure for found in report.adversarial if found.output == output for failure in found.failures]
     return real + odd
 
 
 def _distance(error_u: float, floor_u: float) -> float:
-    """How many times the floor a half errs: 1 where both are exact."""
+    """The half's error as a multiple of the floor's: 1 where both are exact."""
     if error_u == floor_u == 0.0:
         return 1.0
     return error_u / floor_u if floor_u != 0.0 else math.inf

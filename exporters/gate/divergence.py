@@ -26,7 +26,7 @@ TOLD_APART_DB = 40.0
 
 
 def left_out(reference: np.ndarray) -> np.ndarray:
-    """Where the reference is NaN, infinite, or so large that it can only mean a mask."""
+    """True for each element of the reference that is NaN, infinite, or so large that it can only mean a mask."""
     return ~(np.abs(reference) < SENTINEL)
 
 

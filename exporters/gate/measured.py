@@ -1,4 +1,4 @@
-"""What was measured of one output, before any limit is held against it: it can be judged again for nothing.
+"""The measurements of one output, before any limit is applied: the output can be judged again without a run.
 
 `parity.py` measures and judges; a version keeps the numbers in ``parity.json`` (``statistics`` of each
 output), from which `rejudge.py` gives the verdict under other limits without running a model.

@@ -1,8 +1,8 @@
-"""What FP32 itself answers otherwise: no rule asks more of a half than FP32 would reach when evaluated another way.
+"""FP32's own noise: no rule asks more of a half than FP32 would reach when it is evaluated another way.
 
 The original is evaluated again, in FP64 or with other sums (`exporters/proof/another_way.py`), and measured as a half
-is. What it differs by is noise: a slice that it does not tell apart is not judged, and no limit is narrower than twice
-the noise. The limits stay finite: where FP32 fails a rule, a half that is more than twice as bad still fails it.
+is. The difference is noise: a slice that is lost in noise is not judged, and no limit is narrower than twice the
+noise. The limits stay finite: where FP32 fails a rule, a half that is more than twice as bad still fails it.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ ROOM_DB = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Of one output. ``slices_db``: for every non-batch axis, the decibels of each slice.
+    """FP32's own noise in one output. ``slices_db``: for every non-batch axis, the decibels of each slice.
 
     ``numbers``: ``error`` (of the largest magnitude), ``sqnr_db``, ``kl_nats`` (of the worst sample) and ``flips``
     (share of the decisions).

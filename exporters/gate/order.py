@@ -67,7 +67,7 @@ def measure_order(kind: str, pairs: Sequence[Pair], u: float) -> OrderVerdict | 
 
 
 def _runs(pairs: Sequence[Pair]) -> list[Run]:
-    """Divided where an execution begins with a sample that the run has; the last batch may be filled up with others."""
+    """The runs, divided where an execution begins with a sample of the run; others may fill up the last batch."""
     runs: list[dict[int, tuple[np.ndarray, np.ndarray]]] = []
     for pair in pairs:
         if not runs or any(sample in runs[-1] for sample in pair.samples[:1]):
@@ -141,13 +141,13 @@ def _both(run: Run, other: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _vectors(rows: np.ndarray) -> np.ndarray:
-    """[rows, positions, width]."""
+    """The rows' vectors, as an array [rows, positions, width]."""
     width = rows.shape[-1] if rows.ndim > 1 else 1
     return rows.reshape(len(rows), rows[0].size // max(width, 1) if len(rows) else 0, width)
 
 
 def _cosines(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """[some, others]; NaN for a vector of zeros, or one that is not finite."""
+    """The cosine similarities [some, others]; NaN for a vector of zeros, or one that is not finite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         lengths = np.linalg.norm(some, axis=1)[:, None] * np.linalg.norm(others, axis=1)
         return np.round(some @ others.T / lengths, SAME_COSINE)
@@ -164,7 +164,7 @@ def _evenly(count: int, most: int) -> np.ndarray:
 
 
 def _rows_for(lists: int) -> int:
-    """How many rows may be ranked in each of so many lists."""
+    """The number of rows that may be ranked in each of so many lists."""
     return int((1 + np.sqrt(1 + 8 * MAX_PAIRS / max(lists, 1))) / 2)
 
 

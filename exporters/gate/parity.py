@@ -241,7 +241,8 @@ def _only_there(original: tuple[int, ...], half: tuple[int, ...], axes: Collecti
 
 
 def _unmasked(reference: np.ndarray, candidate: np.ndarray) -> np.ndarray:
-    """Where NaN, infinities or sentinels of the reference (FP64) are not met by the candidate."""
+    """True for each element where the candidate lacks a NaN, an infinity or a sentinel of the reference (FP64), or has
+    a NaN or an infinity of its own."""
     sentinel = np.isfinite(reference) & (np.abs(reference) >= SENTINEL)
     lands = (np.abs(candidate) >= SENTINEL_LANDS) & (np.sign(candidate) == np.sign(reference))
     same = (np.isnan(reference) == np.isnan(candidate)) & (
@@ -315,7 +316,7 @@ def _with_finite_reference(trials: Sequence[Trial]) -> tuple[list[Trial], tuple[
 
 
 def _by_name(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
-    """Of each input: an ONNX half has answered with its runtime and with its storage."""
+    """The trials by the name of their input; an ONNX half has answered each with its runtime and with its storage."""
     found: dict[str, list[Trial]] = {}
     for trial in trials:
         found.setdefault(trial.name, []).append(trial)

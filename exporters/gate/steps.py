@@ -35,8 +35,8 @@ _SELECTS = (Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS, Trait.DIVIDES)
 
 @dataclass(frozen=True, slots=True)
 class Made(Generic[V]):
-    """How a value is made. ``op`` is empty for an input of the model; ``inputs`` are values that are no constants;
-    ``is_whole``: its type has integers or booleans."""
+    """The operation that makes a value. ``op`` is empty for an input of the model; ``inputs`` are values that are no
+    constants; ``is_whole``: the type of the value has integers or booleans."""
 
     op: str
     inputs: tuple[V, ...]
@@ -120,7 +120,7 @@ class Steps(Generic[V]):
         self.scales[step] = max(self.scales.get(step, 0.0), largest)
 
     def _sides(self, inputs: Arrays, odd: Arrays) -> dict[str, list[np.ndarray]]:
-        """What the original may answer for each output, by the sides of the steps on which its values land."""
+        """The possible answers of the original for each output, by the sides of the steps on which its values land."""
         sides = {name: [array] for name, array in odd.items()}
 
         def see(step: V, values: Sequence[np.ndarray], result: np.ndarray, rest: Rest) -> None:

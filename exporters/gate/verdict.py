@@ -1,4 +1,4 @@
-"""What the parity gate found, as data: nothing here compares, runs or logs.
+"""The findings of the parity gate, as data: nothing here compares, runs or logs.
 
 A report is stored with its version as ``parity.json``, drawn by `report/page.py`, and printed in one line by
 ``summary()``. In JSON a number that is not finite is null; ``exact`` says that there was no error at all.
@@ -13,7 +13,7 @@ from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict, f
 
 
 def tied_of(output: Mapping[str, Any]) -> int:
-    """How many integers of an output in ``parity.json`` tie, by the key of today or of older versions."""
+    """The number of tied integers of an output in ``parity.json``, by the key of today or of older versions."""
     return output.get("tied", output.get("excused")) or 0
 
 
@@ -107,7 +107,7 @@ class AdversarialVerdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "AdversarialVerdict":
-        """What had no bound is infinite again."""
+        """The verdict read back; a number that is null in ``data`` was infinite, and is infinite again."""
         error, noise = data["max_error_u"], data["sqnr_db"]
         return cls(
             input=data["input"],
@@ -121,7 +121,7 @@ class AdversarialVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why one output is as it is: compared with a half without limits of range (11 bits of mantissa, FP32 exponent).
+    """The cause of one output's error, found beside a half of unlimited range (11 bits of mantissa, FP32 exponent).
 
     ``verdict``: ``equal`` (the half passes), ``range`` (only the half fails: overflow or underflow, cured by
     FP32 nodes), ``precision`` (the floor fails too: rounding alone is too much), ``unknown`` (nothing to

@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """``inputs``: the nodes whose results it reads, those of the graph around a body included."""
+    """A node of a graph. ``inputs``: the nodes whose results it reads, those of the graph around a body included."""
 
     name: str
     op: str
@@ -53,7 +53,7 @@ class Graph(Protocol):
         ...
 
     def operations(self) -> Operations:
-        """Of one execution."""
+        """The number of operations of one execution."""
         ...
 
     @property
@@ -75,21 +75,21 @@ class Graph(Protocol):
         ...
 
     def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
-        """Which integers may differ because their scores tie; None where the model gives none."""
+        """Finds the integers that may differ because their scores tie; None where the model gives no such integers."""
         ...
 
     def candidates(self) -> Sequence[Candidate]:
-        """The most suspicious first."""
+        """The candidates, the most suspicious first."""
         ...
 
     def has_half(self, kept: Collection[str] = ()) -> bool:
-        """True if any node is half with these nodes in FP32 as well."""
+        """True if any node is half when the nodes ``kept`` are in FP32 as well."""
         ...
 
     def half(
         self, kept: Collection[str] = (), *, floor: bool = False, observe: Observe | None = None
     ) -> Answers:
-        """The half with these nodes in FP32 as well, every half value rounded to half.
+        """The half with the nodes ``kept`` in FP32 as well, every half value rounded to half.
 
         ``floor``: rounded to half's mantissa with FP32's exponent. ``observe``: sees every floating result.
         """
@@ -100,11 +100,11 @@ class Graph(Protocol):
         ...
 
     def settled(self, kept: Sequence[Kept]) -> Self:
-        """The graph with these nodes kept as well and its casts placed: its ``half`` is the one that is written."""
+        """The graph with the nodes ``kept`` in FP32 as well and its casts placed: its ``half`` is the one written."""
         ...
 
     def nodes(self) -> Sequence[GraphNode]:
-        """In the order in which they run."""
+        """The nodes in the order in which they run."""
         ...
 
     def profile(self) -> Mapping[str, Any]:

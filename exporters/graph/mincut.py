@@ -14,7 +14,7 @@ _HALF, _FP32 = True, False
 
 @dataclass(slots=True)
 class Flow:
-    """Which node reads which value in which precision. A side is True for half and False for FP32. In graph order.
+    """The nodes' reads of values, each in half or FP32, in graph order. A side is True for half and False for FP32.
 
     ``sides``: value → the side that it is given on. ``numel``: elements of a value, 0 where its casts cost
     nothing. ``sources``: reader → the values that it reads. ``reads``: reader → the side that it reads them
@@ -79,7 +79,7 @@ class Flow:
         )
 
     def _readers(self) -> dict[str, list[str]]:
-        """Of each value whose casts cost something."""
+        """The readers of each value whose casts cost something."""
         found: dict[str, list[str]] = {}
         for reader, sources in self.sources.items():
             for source in sources:

@@ -63,9 +63,10 @@ def _named(folder: ModelFolder, name: str | None) -> ModelFolder:
 
 @guarded("a model")
 def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Guess:
-    """Of a file, a transformers folder, or ``file.py:function`` with example inputs (first axis = samples).
+    """The guess for a file, a transformers folder, or ``file.py:function`` with example inputs (first axis = samples).
 
-    An ONNX file is run with such inputs where they are given. Raises BadFolder where nothing is guessed of such a path.
+    An ONNX file is run with ``samples`` where they are given. Raises BadFolder for a path of another kind, BadSamples
+    for a function without samples.
     """
     from .module_source import guess_module  # both bring torch, without which a wrong path is named at once
     from .onnx_file import guess_onnx

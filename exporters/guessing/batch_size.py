@@ -1,4 +1,4 @@
-"""How many rows a batch may have before its largest value needs more memory than is reasonable to ask for."""
+"""Finds the number of rows up to which a batch's largest value needs no unreasonable amount of memory."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What is guessed of a model that has no model.toml, and its text as a model.toml."""
+"""The guessed description of a model that has no model.toml, and the text of a model.toml for the model."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which inputs of an ONNX file are lengths, and of which axis: a file has no word for that."""
+"""Finds the inputs of an ONNX file that are lengths, and the axis of those lengths, which no ONNX file states."""
 
 import re
 from collections.abc import Sequence

@@ -82,7 +82,7 @@ class _Trial:
 
     def least(self, sizes: Sequence[int], index: int, rows: int) -> int:
         """The least size of a group that runs, the other groups having ``sizes``, as far as all larger ones run too: by
-        bisection. It runs with all integers that ``sizes`` run with: one of them may be a length."""
+        bisection. At that size the graph runs with all integers that ``sizes`` run with: one may be a length."""
 
         def running_ids(size: int, of: Sequence[Ids]) -> list[Ids]:
             chosen = self.with_sizes([size if place == index else other for place, other in enumerate(sizes)])
@@ -163,7 +163,7 @@ class _Trial:
         )
 
     def is_channel(self, group: Sequence[Place]) -> bool:
-        """Of pictures whose channels are free as well."""
+        """True if the group has the channel axis of pictures whose channels are free as well."""
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}
         return any(
             _is_picture(tensors[name], self.spec.batched) and axis == _channel(tensors[name])
@@ -176,8 +176,8 @@ class _Trial:
         return _with_dims(self.spec, dims)
 
     def bounded(self, sizes: Sequence[int], rows: int) -> tuple[ModelSpec, dict[Place, str]]:
-        """Free from that size on where a larger one runs too, fixed where none does, of one name where only equal
-        sizes run."""
+        """The spec with the sizes found, and the reasons: an axis is free from its size on where a larger one runs too,
+        fixed where none does, of one name where only equal sizes run."""
         dims: dict[Place, Dim] = {}
         needed: dict[Place, str] = {}
         for index, (group, size) in enumerate(zip(self.groups, sizes, strict=True)):
@@ -236,7 +236,7 @@ class _Trial:
         )
 
     def outputs(self, spec: ModelSpec, rows: int) -> Sequence[np.ndarray] | None:
-        """What the graph gives to generated inputs; None where it does not run with them."""
+        """The graph's outputs for given or generated inputs; None where the graph does not run with them."""
         tried = (self.with_ids(spec, rows, ids) for ids in (IDS if self.draws_ids else IDS[:1]))
         return next((found for found in tried if found is not None), None)
 
@@ -296,8 +296,8 @@ def _with_dims(spec: ModelSpec, dims: Mapping[Place, Dim]) -> ModelSpec:
 
 
 def _is_picture(tensor: TensorSpec, batched: bool) -> bool:
-    """Rows of 1, 3 or 4 channels and a free width, or of which every size is free. A cache of keys has its free axis
-    before the last one."""
+    """True if the rows of a tensor have 1, 3 or 4 channels and a free width, or only free sizes. A cache of keys has
+    its free axis before the last one."""
     return batched and tensor.type.is_float and len(tensor.shape) == 4 and bool(_spatial(tensor))
 
 

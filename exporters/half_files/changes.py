@@ -23,7 +23,7 @@ class Change:
 
 
 def changes(then: Facts, now: Facts) -> list[Change]:
-    """Both are facts of `measured.py` of one half in one form."""
+    """The changes of one half in one form; ``then`` and ``now`` are its facts from `measured.py`."""
     found = [*_file(then, now), *_surroundings(then, now)]
     if not now["passed"]:
         found.append(Change("verdict", f"the half is not equal here any more: {now['summary']}", True))

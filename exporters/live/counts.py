@@ -34,7 +34,7 @@ def count(run: Callable[[], object]) -> Counts:
 
 
 def module_operations(run: Callable[[], object], inputs: Arrays) -> Operations:
-    """Of any execution of a module, estimated from ``run``, which is one on ``inputs``."""
+    """The operations of any execution of a module, estimated from ``run``, an execution on ``inputs``."""
     counted = Counted()
     with _Estimating(counted):
         run()

@@ -1,6 +1,7 @@
-"""Which modules of a live model stay in FP32: those that were asked for, and the fewest more that it needs.
+"""Finds the modules of a live model that stay in FP32: those asked for, and the fewest more that the model needs.
 
-A live model has no graph, so whole modules are kept. Inner modules are tried first, the modules around them after.
+A live model has no graph, so entire modules are kept in FP32. Inner modules are tried first, the modules around
+them after.
 """
 
 import fnmatch
@@ -190,7 +191,7 @@ def _asked(spec: ModelSpec, planning: Samples, original: Answers) -> Iterable[tu
 
 
 def _heights(paths: Sequence[str]) -> dict[str, int]:
-    """How many levels of other called modules are inside each."""
+    """The number of levels of other called modules inside each module."""
     heights: dict[str, int] = {}
     for path in sorted(paths, key=len, reverse=True):
         below = [height for other, height in heights.items() if other.startswith(f"{path}.")]

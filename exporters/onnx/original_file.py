@@ -40,7 +40,7 @@ _QUANTISED = (
 
 
 def why_original(model: ModelProto) -> str | None:
-    """Why nothing of a file is made half, seen from its nodes and constants alone; None where something may be."""
+    """The reason why nothing of a file is made half, by its nodes and constants alone; None where something may be."""
     nodes = list(walk(model.graph))
     foreign = sorted({node.op_type for node in nodes if node.domain == "ai.onnx.ml"})
     if foreign and not any(node.op_type in LOWER and node.domain in ONNX for node in nodes):

@@ -17,7 +17,7 @@ _SEEN_THROUGH = ("Cast", "Identity", "Mul", "Div")
 
 
 def part_transposes_in(path: Path) -> int:
-    """As `part_transposes`, of a file; it is written anew where it has such a pair."""
+    """As `part_transposes`, for a file, which is written anew if it has such a pair."""
     model = onnx.load(path, load_external_data=False)
     if parted := part_transposes(model):
         onnx.save(model, path)
@@ -46,7 +46,7 @@ def _part(graph: GraphProto, main: GraphProto, types: dict[str, int], names: Nam
             scales.add(name)
 
     def rank_of_transposed(name: str) -> int:
-        """Of what a half Transpose gives, also behind what is seen through; 0 where there is none."""
+        """The rank of ``name`` if a half Transpose gives it, directly or through ops of `_SEEN_THROUGH`; else 0."""
         while (node := made.get(name)) is not None and node.op_type != "Transpose":
             read = [one for one in node.input if one not in scales]
             if node.op_type not in _SEEN_THROUGH or len(read) != 1:

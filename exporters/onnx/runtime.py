@@ -133,7 +133,7 @@ def answers_alone_differ(
     sizes: Sequence[int] = (3,),
     alone: Answers | None = None,
 ) -> str | None:
-    """Why rows must not be batched: they are answered otherwise among others, or the graph takes no more; else None.
+    """The reason why rows must not be batched (a row's answer depends on others, or the graph takes one row), or None.
 
     Batches of ``sizes`` are compared, as far as ``max_batch_size`` admits them, with what ``alone`` (the original
     itself) answers to each of their rows.
@@ -177,7 +177,7 @@ def refuse_paired_rows(spec: ModelSpec, planning: Samples, original: Answers) ->
 
 
 def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | None:
-    """What is wrong with one row of a batch's output, beside the answer to that row alone."""
+    """The fault of one row of a batch's output, compared with the answer to that row alone; None for a right row."""
     if len(joint) != rows:
         return f"gives {len(joint)} rows for {rows}"
     if alone.shape[1:] != joint.shape[1:]:
@@ -192,8 +192,8 @@ _HALF = frozenset(HALVES.values())
 
 
 def difference(given: ModelProto, spec: ModelSpec, original: Answers, row: Arrays) -> str | None:
-    """How the original answers the inputs ``row`` otherwise than the file ``given``, as a sentence; None where both
-    answer alike.
+    """A sentence that says how the original's answer to the inputs ``row`` differs from that of the file ``given``;
+    None where both answer alike.
 
     Reading a file inlines its functions, converts its opset and computes its constants. A fault of any of these would
     be in the original and in the half alike, so that no comparison of those two would show it.

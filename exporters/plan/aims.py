@@ -1,4 +1,4 @@
-"""How much of the gate's limits a plan may use up on the samples that choose it."""
+"""The share of the gate's limits that a plan may use up on the samples that choose the plan."""
 
 from dataclasses import dataclass, replace
 
@@ -38,11 +38,11 @@ class Aims:
 
 
 def aims(limits: ParityLimits, dtype: str, share: float) -> Aims:
-    """For a search that aims at ``share`` (of `SHARES`) of the gate's limits."""
+    """The limits for a search that aims at ``share`` (of `SHARES`) of the gate's limits."""
     return Aims(stricter(limits, dtype, share / SHARES[0]), stricter(limits, dtype, share), largest_of(share))
 
 
 def largest_of(share: float) -> float:
-    """Up to twice what the proof asks: where judged samples are larger than those that choose a plan, a value that
-    stayed in half's range there leaves it in the proof."""
+    """The size of scaled samples for a plan, up to twice that of the proof: where judged samples are larger than those
+    that choose a plan, a value that stayed in half's range while planning leaves that range in the proof."""
     return LARGEST * min(SHARES[0] / share, 2.0)

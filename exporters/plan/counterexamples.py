@@ -57,7 +57,7 @@ class Counterexamples:
 
     @cached_property
     def unseen(self) -> list[Batch]:
-        """As many as the budget and memory allow, and one."""
+        """The unseen samples: as many as the budget and memory allow, and one more."""
         self._drawn += self._drawing
         return self._drawn
 
@@ -116,7 +116,7 @@ class Counterexamples:
         return False
 
     def _before_the_last_set(self, trials: Sequence[Trial]) -> int:
-        """How many trials are of the sets before the last one, of which not all samples may have been asked."""
+        """The number of trials of the sets before the last one; of the last one not all samples may have been asked."""
         last = trials[-1].samples[0] // self.rows
         return sum(trial.samples[0] // self.rows != last for trial in trials)
 

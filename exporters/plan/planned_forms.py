@@ -1,4 +1,4 @@
-"""What makers of programs and of ONNX files have in common (`proof.maker.Maker`): a graph that the planner plans."""
+"""The common part of the makers of programs and of ONNX files (`proof.maker.Maker`): a graph that is planned."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar

@@ -69,7 +69,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Of any execution of one program: ``fixed``, and ``varying`` for every ``inputs`` elements of its inputs."""
+    """The operations of any execution: ``fixed``, and ``varying`` for every ``inputs`` elements of its inputs."""
 
     fixed: int = 0
     varying: int = 0

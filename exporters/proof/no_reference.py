@@ -1,5 +1,5 @@
-"""Why an FP32 model is no reference for a half: it draws numbers, rounds to whole steps inside, or answers far
-otherwise when it adds up in another order."""
+"""Finds the reason why an FP32 model is no reference for a half: it draws numbers, rounds to whole steps inside, or
+answers far otherwise when it adds up in another order."""
 
 import re
 from collections.abc import Iterable, Sequence

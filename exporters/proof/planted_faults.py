@@ -94,7 +94,7 @@ class _Planting:
         return bool(self.alike) and all(self.alike)
 
     def rows(self, most: int) -> int:
-        """How many judged samples are asked: fewer of a large model."""
+        """The number of judged samples that are asked: fewer of a large model."""
         of_a_row = max((one.nbytes // max(len(one.samples), 1) for one in self.run.bulk), default=1)
         bound = min(OPERATIONS // max(self.run.row_operations, 1), BYTES // max(of_a_row, 1))
         return min(most, max(bound, 1), sum(len(question.samples) for question in self.run.bulk))

@@ -1,8 +1,8 @@
-"""Where mask sentinels (−1e9, −3.4e38) go in a graph: from the constant through the mask to the softmax.
+"""Follows mask sentinels (−1e9, −3.4e38) through a graph: from the constant through the mask to the softmax.
 
-An abstract run over one graph. A tensor that may have a sentinel has a `Masked`: which one, whether masked elements are
-exactly the sentinel or have a score added to it, and how large its other elements get. An operation without a rule
-(`maskrules.py`) ends the flow with a fault, and no sentinel connected with it is rewritten.
+This is an abstract run over one graph. A tensor that may have a sentinel has a `Masked`: which sentinel, whether masked
+elements are exactly the sentinel or have a score added to it, and how large the tensor's other elements get. An
+operation without a rule (`maskrules.py`) ends the flow with a fault, and no sentinel connected with it is rewritten.
 """
 
 from collections.abc import Iterable, Mapping

@@ -75,7 +75,7 @@ def _graphs(module: GraphModule) -> list[tuple[str, GraphModule]]:
 
 
 def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Profile) -> str:
-    """Why a group cannot be rewritten; empty where it can."""
+    """The reason why a group cannot be rewritten; empty where it can."""
     if group.faults:
         return group.faults[0]
     most = SLACK * max(masked[node].bound for node in group.nodes if node in masked)
@@ -95,9 +95,9 @@ def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Pr
 
 
 def softmax_doubt(state: Masked, bound: float, floor: bool, sink: str) -> str:
-    """Why a softmax may answer otherwise after the rewriting; empty where it does not.
+    """The reason why a softmax may answer otherwise after the rewriting; empty where it does not.
 
-    ``bound``: of its other inputs beside the sentinel; ``floor``: whether a floor goes under it.
+    ``bound``: of its other inputs beside the sentinel; ``floor``: True if a floor goes under the softmax.
     """
     if state.twice:
         return f"two masks are added together before {sink}"

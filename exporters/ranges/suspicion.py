@@ -1,6 +1,6 @@
-"""Which nodes are likely to go wrong in half, and why: from a profile alone, most suspicious first.
+"""Finds the nodes that are likely to go wrong in half, and why, from a profile alone, most suspicious first.
 
-It gives the order of the search and the reasons in the report; which nodes are kept in FP32 is found by trial
+The list gives the order of the search and the reasons in the report; which nodes stay in FP32 is found by trial
 (`search/delta_debugging.py`).
 """
 

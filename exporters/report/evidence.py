@@ -41,7 +41,7 @@ class Form:
 
 
 def _every_half_misses(last: ParityReport) -> str:
-    """Why every node stays in FP32 where the proof refused each half. ``last``: the report on the last refused half."""
+    """The reason why all nodes stay in FP32: the proof refused each half. ``last``: the report on the last of them."""
     worst = max(last.outputs, key=lambda output: output.max_error_u and output.max_error_u / output.limit_u)
     error_u, limit_u = worst.max_error_u, worst.limit_u
     if not limit_u < error_u < math.inf:
@@ -104,7 +104,7 @@ class Evidence:
 
     @property
     def _not_all_tried(self) -> str:
-        """Of an exhausted search: what lets it end, fewer nodes to try or trials that cost less. Empty of others."""
+        """Advice for an exhausted search: fewer nodes to try or cheaper trials let it end. Empty for other searches."""
         if not self.exhausted:
             return ""
         kept = Counter(one["op"] for one in self.maker.facts()["kept"])

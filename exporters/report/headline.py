@@ -38,7 +38,7 @@ def _power(power: Mapping[str, Any]) -> str:
 
 
 def may_differ(count: int) -> str:
-    """What ``count`` samples without a bad one allow to say of others from the same source."""
+    """The statement that ``count`` samples without a bad one allow about others from the same source."""
     if one_in(count) < 2:
         return "too few to say how many other inputs may differ"
     return f"fewer than 1 in {one_in(count)} such inputs may differ"
@@ -54,13 +54,13 @@ def one_in(count: int) -> int:
 
 
 def judged_samples(facts: Mapping[str, Any]) -> int:
-    """Of the form that was judged on the fewest; 0 where none was judged."""
+    """The number of judged samples of the form that was judged on the fewest; 0 where none was judged."""
     reports = [form.get("parity") or {} for form in facts["forms"].values() if form.get("passed")]
     return min((report["samples"] for report in reports if report.get("samples")), default=0)
 
 
 def perturbed_samples(facts: Mapping[str, Any]) -> int:
-    """How many perturbed samples were judged apart, of the form that was judged on the fewest."""
+    """The number of perturbed samples that were judged apart, of the form that was judged on the fewest."""
     reports = [form.get("parity") or {} for form in facts["forms"].values() if form.get("passed")]
     return min(((report.get("perturbed") or {}).get("samples", 0) for report in reports), default=0)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a judge says of one set of kept nodes; ``error_u`` in units of the precision, inf if non-finite."""
+    """A judge's verdict on one set of nodes kept in FP32; ``error_u`` in units of the precision, inf if non-finite."""
 
     passed: bool
     error_u: float
@@ -70,8 +70,8 @@ EXHAUSTED, FAILED = "exhausted", "failed"
 
 
 def outcome(found: Found | None) -> str:
-    """What became of a search: ``not needed`` where the plan passes as it is, ``complete``, ``exhausted`` where its
-    budget ended before all was tried, ``failed`` where nothing passes, whatever is kept.
+    """The outcome of a search: ``not needed`` where the plan passes as it is, ``complete``, ``exhausted`` where its
+    budget ended before all was tried, ``failed`` where nothing passes, whatever is kept in FP32.
     """
     if found is None:
         return FAILED
@@ -206,7 +206,7 @@ class _Search:
         self.suspects = [*others[:place], last, *others[place:]]
 
     def shortest_prefix(self, needed: int, reorder: Reorder | None) -> int:
-        """Found by doubling, with few runs whatever the budget, else all would be kept."""
+        """The length of a passing prefix, found by doubling in few runs whatever the budget: else all stay in FP32."""
         more = 1
         while not self.score(self.suspects[: needed + more]).passed:
             more *= 2
@@ -256,7 +256,7 @@ class _Search:
         return needed
 
     def _shortest(self, needed: list[str], pool: list[str], step: int) -> int:
-        """How many of the pool are enough: with one fewer the judge fails (0 where none is needed)."""
+        """The number of nodes of the pool that are enough: with one fewer the judge fails (0 where none is needed)."""
         passing, failing = len(pool), -1
         while passing and failing < 0:
             size = max(0, passing - step)
@@ -345,7 +345,7 @@ def refined(
 
 
 def _spent(before: Found, smallest: Sequence[str], judge: Judge, notify: Callable[[str], None]) -> Found:
-    """What the last search found, unless unseen samples passed another set."""
+    """The smallest set that unseen samples passed; if there is none, the finding of the last search."""
     if not smallest:
         notify(NOT_ALL)
         return replace(before, exhausted=True)

@@ -1,4 +1,4 @@
-"""Which nodes cost most in half, measured: by what each adds to the error of the answers.
+"""Measures which nodes cost most in half: by what each adds to the error of the answers.
 
 Errors of many nodes add up, and no profile says which of them matter at the outputs. Independent errors add up by
 their squares, so what nodes cost with nothing else in half predicts what they cost together: on a recogniser of 170
@@ -21,7 +21,7 @@ ErrorOf = Callable[[Sequence[str]], float]  # of the answers with only these nod
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """``before``: the nodes ahead of it that are in half when it is measured; ``base``: their error."""
+    """A block of nodes. ``before``: the nodes ahead of the block that are in half with it; ``base``: their error."""
 
     nodes: tuple[str, ...]
     before: tuple[str, ...]
@@ -30,7 +30,7 @@ class _Block:
 
     @property
     def density(self) -> float:
-        """How much of the sum of squared errors each kept node of the block takes away, on average."""
+        """The part of the sum of squared errors that each node of the block takes away if kept in FP32, on average."""
         return self.cost * self.cost / len(self.nodes)
 
 

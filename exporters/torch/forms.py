@@ -256,5 +256,5 @@ def _halves(node: Node) -> Iterator[Tensor]:
 
 
 def _elements(tensor: Tensor) -> int:
-    """How many at the sizes that the program was exported with; a size that depends on data counts as 1."""
+    """The number of elements at the sizes of the export; a size that depends on data counts as 1."""
     return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in tensor.shape)

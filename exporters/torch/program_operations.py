@@ -15,7 +15,7 @@ from .autocast.dtypes import tensors_of
 
 
 def program_operations(module: GraphModule, inputs: Sequence[Tensor]) -> Operations:
-    """Of any execution of an original program (`models.program.runnable`), estimated from one on ``inputs``."""
+    """The operations of any execution of an original (`models.program.runnable`), estimated from one on ``inputs``."""
     counted = Counted()
     with torch.inference_mode():
         _Counting(module, counted).run(*[tensor.clone() for tensor in inputs])

@@ -86,7 +86,7 @@ def describe(
     weights: str | None = None,
     module: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """What a source without a model.toml takes and gives: the result of `describing.py`.
+    """The inputs and outputs of a source without a model.toml: the result of `describing.py`.
 
     ``samples``: a safetensors file of example inputs, where ``names`` has some, in forward's order. ``weights``: the
     file of a module's weights, which must fit it. ``module``: as in `ModelFolder`. Raises as `capture` does.

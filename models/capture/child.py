@@ -291,7 +291,7 @@ def exported(
 
 
 def dim(torch: ModuleType, spec: Mapping[str, Any], axis: int, batched: bool, request: Request) -> Any:
-    """How free an axis is to ``torch.export``: the batch must stay free, others as free as they can be."""
+    """The freedom of an axis for ``torch.export``: the batch must stay free, other axes are as free as they can be."""
     if axis == 0 and request["max_batch_size"] > 0:
         return (
             torch.export.Dim.DYNAMIC(min=1, max=request["max_batch_size"])

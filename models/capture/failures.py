@@ -129,7 +129,7 @@ def blame_inputs(
     example: Sequence[Any],
     request: Request,
 ) -> None:
-    """Where forward fails without tracing too, note on ``error`` the inputs that it was given, and its own error."""
+    """Note on ``error`` the inputs of forward and its own error, if forward fails without tracing too."""
     try:
         module(*(tensor.clone() for tensor in example))
     except PLAIN as plain:
@@ -170,7 +170,7 @@ def _parameters(forward: Callable[..., Any], given: Collection[Any], error: Base
 
 
 def _one_by_one(signature: inspect.Signature, example: Collection[Any], error: BaseException) -> str:
-    """What to do where forward seems to take its tensors in a dict or a list; else nothing."""
+    """Advice for a forward that seems to take its tensors in a dict or a list; empty for any other."""
     needed = [
         one
         for one in signature.parameters.values()
@@ -185,7 +185,7 @@ def _one_by_one(signature: inspect.Signature, example: Collection[Any], error: B
 
 
 def where_imports_are_found(error: ImportError, request: Request) -> str:
-    """Where an import was looked for, and which key of model.toml adds a folder."""
+    """A sentence that says where an import was looked for, and which key of model.toml adds a folder."""
     folder, roots = Path(request["folder"]), list(request["path"])
     if "relative import" in str(error):
         return (

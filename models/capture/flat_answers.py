@@ -1,4 +1,4 @@
-"""What a forward gives, taken apart into tensors: nested tuples, lists and dicts are gone into, in order.
+"""Takes the answer of a forward apart into tensors: nested tuples, lists and dicts are gone into, in order.
 
 A part of a dict has its key as its name, a part of a tuple or list its place; names of nested parts are joined with
 dots: ``{"logits": a, "hidden": (b, c)}`` has the parts ``logits``, ``hidden.0`` and ``hidden.1``.

@@ -147,7 +147,7 @@ class _Freeing:
             node.update_arg(1, found if many else found[0])
 
     def repeated(self, reader: "Node", node: Any, axis: int) -> Any:
-        """What is the same for every row, as many times as there are rows; another node as it is."""
+        """A node that is the same for every row, repeated for each row; any other node unchanged."""
         shape = list(self.one[node].shape)
         if node in self.from_inputs or len(shape) <= axis or shape[axis] != 1:
             return node

@@ -1,4 +1,4 @@
-"""Where a NaN in the module's own FP32 answers comes from: the first node that makes one of finite values.
+"""Finds the origin of a NaN in the module's own FP32 answers: the first node that makes a NaN of finite values.
 
 ±Inf in an answer is no fault (masked logits), nor is it one inside (additive masks); only an Inf that arithmetic
 makes of finite values, on the way to a NaN, is. Runs in the child.

@@ -4,7 +4,7 @@ torch.export makes of each region a submodule under a higher-order op. A node fr
 or from a custom function whose inputs are cast to FP32, says so in ``node.meta["custom"]["halfeven_island"]``,
 which an archive keeps: it is the user's own FP32. A region that asks for half is only taken in: the original is FP32.
 
-The child uses it too.
+The child uses this module too.
 """
 
 import operator
@@ -88,7 +88,7 @@ def _take_in(module: GraphModule, node: Node, island: str) -> list[tuple[str, st
 
 
 def _region(node: Node, island: str) -> str | None:
-    """Why a region's nodes are an island ("" where they are not); None for an op that is not a region."""
+    """The reason why a region's nodes are an FP32 island ("" where they are not); None for an op that is no region."""
     if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
         return island
     if node.target is _REGION:

@@ -1,4 +1,4 @@
-"""How the child makes a module of each kind of source, and puts weights into it.
+"""Makes a module of each kind of source, and puts weights into the module.
 
     model.py:build    a function of the operator's
     hf:.              a transformers folder: config.json and safetensors, never a hub, never its own code

@@ -1,4 +1,4 @@
-"""Which values are half and which reads are: a lattice over the graph and the bodies of If, Loop and Scan.
+"""Finds the values and the reads that are half, by a lattice over the graph and the bodies of If, Loop and Scan.
 
 CONSTANT < HALF < FP32. A value that is computed from constants (and integers) alone is in FP32 but never makes a reader
 FP32: it is cast where a reader is half. Loop-carried state is the join of the initial value and the body's output,

@@ -161,7 +161,7 @@ class FileGraph:
         return self.profiled.to_json()
 
     def weights(self) -> Sequence[Mapping[str, Any]]:
-        """Of the constants that half nodes would read in half; ``fp32``: where the rules keep all of those."""
+        """The rounding error of a constant that half nodes read in half, or would but for the rules (``fp32``)."""
         rules, half = self.rules, TORCH[self.precision.dtype]
         read = set(rules.halved(self.dtypes))
         rows = {

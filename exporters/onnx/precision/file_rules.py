@@ -1,7 +1,7 @@
-"""Which nodes of a foreign graph stay in FP32 by list and by rule, each for its reason.
+"""Finds the nodes of a foreign graph that stay in FP32 by list and by rule, each for its reason.
 
 At O3 a constant that guards a division from zero need not be exact but must not vanish: it becomes half's least number.
-One that stands for infinity becomes half's largest.
+A constant that stands for infinity becomes half's largest.
 """
 
 import fnmatch

@@ -1,4 +1,4 @@
-"""Which inputs of a node may be half: ONNX's schema first, then this machine's ONNX Runtime, asked with one node."""
+"""Finds the inputs of a node that may be half: by ONNX's schema, then by this machine's ONNX Runtime on that node."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ _NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
 
 class Kernels:
-    """For one program and one half type; the runtime's answers are kept for the whole process."""
+    """The kernels for one program and one half type; the runtime's answers are cached for the entire process."""
 
     def __init__(self, program: ForeignProgram, dtype: str) -> None:
         self.program, self.dtype, self.half = program, dtype, HALVES[dtype]
@@ -55,7 +55,7 @@ class Kernels:
         return key_of(node, types, self.program.model.opset_import, self.program.model.ir_version)
 
     def refusal(self, node: NodeProto) -> str | None:
-        """Why a node cannot compute in half; None where it can."""
+        """The reason why a node cannot compute in half; None where it can."""
         floats = [slot for slot, name in enumerate(node.input) if self.program.is_float(name)]
         if floats and has(node.op_type, Trait.RECURRENT):
             return NO_HALF_KERNEL
@@ -73,5 +73,5 @@ class Kernels:
         return None
 
     def outputs(self, node: NodeProto) -> list[bool]:
-        """Which outputs are half where the node computes in half."""
+        """True for each output that is half when the node computes in half."""
         return [type_ == self.half for type_ in output_types(self.key(node))]

@@ -87,7 +87,7 @@ def _same_but_for_sentinels(before: np.ndarray, after: np.ndarray) -> bool:
 
 
 def _doubt(group: _Group) -> str:
-    """Why a group is not rewritten; empty where it is."""
+    """The reason why a group is not rewritten; empty where it is."""
     bound = SLACK * group.most
     if group.fault or not group.sites:
         return group.fault or "it has no constant"

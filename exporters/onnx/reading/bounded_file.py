@@ -86,7 +86,7 @@ def _free_negative_sizes(model: ModelProto) -> None:
 
 
 def _give_tables_as_tensors(graph: GraphProto) -> None:
-    """Where an output is a map from class to probability for each row (ZipMap), it is those probabilities instead."""
+    """Make an output that maps classes to probabilities for each row (ZipMap) an output of the probabilities alone."""
     outputs = {value.name: value for value in graph.output}
     for node in graph.node:
         if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:

@@ -271,7 +271,7 @@ Shapes = Mapping[str, list[int]]  # 0 where a size is free
 
 
 def unfold(model: ModelProto) -> None:
-    """Where all readers of a SplitToSequence are SequenceAt of constant places, one Split takes its place.
+    """Replace a SplitToSequence by one Split where all its readers are SequenceAt of constant places.
 
     onnxscript's `fold_constants` does so too, but not without its other changes: see `folding.py`.
     """

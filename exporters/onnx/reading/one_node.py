@@ -125,7 +125,7 @@ def _is_heavy(op: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def refusal(key: Key) -> str | None:
-    """Why this ONNX Runtime cannot run the node with these types; None where it can."""
+    """The reason why this ONNX Runtime cannot run the node with these types; None where it can."""
     try:
         session(key)
     except Exception as error:

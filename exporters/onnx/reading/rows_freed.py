@@ -52,7 +52,7 @@ def with_free_batch(program: ForeignProgram, spec: ModelSpec) -> ForeignProgram:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where a value has its rows: on ``axis``; in that axis behind ``before`` elements, where axes were merged."""
+    """The place of a value's rows: ``axis``; in that axis behind ``before`` elements, where axes were merged."""
 
     axis: int
     before: int = 1
@@ -72,7 +72,7 @@ class _Freeing:
         self.static = symbols <= {"", "batch"}
 
     def run(self) -> int:
-        """How many nodes were rewritten. Each pass rewrites those whose inputs are right already."""
+        """Rewrites nodes, in each pass those whose inputs are right already; gives the number of nodes rewritten."""
         done: set[str] = set()
         while True:
             self.look()
@@ -121,11 +121,11 @@ class _Freeing:
         self.rows[name] = Rows(axis, before)
 
     def in_front(self, name: str) -> int:
-        """How many elements of one row stand in front of its batch, in memory."""
+        """The number of elements of one row of a value that stand in front of the value's batch, in memory."""
         return _size(self.one[name][: self.rows[name].axis]) * self.rows[name].before
 
     def rewrites(self, node: NodeProto) -> bool:
-        """Rewrite what says 1 for the batch; whether anything did."""
+        """Rewrite an input of the node that says 1 for the batch; True if there was one."""
         carrying = [name for name in node.input if name in self.rows]
         if not carrying:
             return False
@@ -169,7 +169,7 @@ class _Freeing:
         return True
 
     def slice(self, node: NodeProto) -> bool:
-        """What takes the only row takes them all."""
+        """Make a Slice that takes the only row take all rows; True if it was changed."""
         rows, one = self.rows.get(node.input[0]), self.one[node.input[0]]
         starts, ends = (self.weights.get(name) for name in node.input[1:3])
         axes = self.weights.get(node.input[3]) if len(node.input) > 3 and node.input[3] else None
@@ -206,7 +206,7 @@ class _Freeing:
         return bool(places)
 
     def is_single(self, name: str, axis: int) -> bool:
-        """True if a value has one row and stays so, however many rows the inputs have: it is not made of them."""
+        """True if a value has one row however many the inputs have, because it is not computed from the inputs."""
         if not name or name in self.made_of_inputs:
             return False
         shape = self.weights[name].shape if name in self.weights else self.one.get(name, ())
@@ -232,7 +232,7 @@ class _Freeing:
         return name
 
     def put(self, reader: NodeProto, node: NodeProto) -> None:
-        """In front of the node that reads it."""
+        """Insert a node in front of the node ``reader``, which reads its result."""
         node.name = self.nodes.fresh(node.output[0])
         place = next(i for i, each in enumerate(self.model.graph.node) if each.name == reader.name)
         self.model.graph.node.insert(place, node)

@@ -56,6 +56,6 @@ def same_numbers(live: Tensor, half: Tensor, agreement: float = 0.0) -> bool:
 
 
 def agreement_on(device: torch.device, program: ExportedProgram, precision: str = "fp16") -> float:
-    """How far two runs of a half may differ on the device: 0, equal bits, but for what adds in any order on CUDA."""
+    """The largest allowed difference of two runs of a half: 0 (equal bits), unless ops add in any order on CUDA."""
     in_any_order = adds_in_any_order(runnable(program)) if device.type == "cuda" else []
     return agreement_of(precision, in_any_order)

@@ -1,6 +1,6 @@
-"""How the control-flow ops of torch.export run their bodies: one function for dtypes, one for values.
+"""Runs the bodies of torch.export's control-flow ops: one function for dtypes, one for values.
 
-Both take the op's node, its arguments, and ``run(body, prefix, operands)``, which runs a body.
+Both functions take the op's node, its arguments, and ``run(body, prefix, operands)``, which runs a body.
 Source: ``torch.cond``, ``torch.while_loop``, ``torch._higher_order_ops.scan`` and ``map``.
 """
 

@@ -1,8 +1,8 @@
-"""Which ops of a plan have no half kernel on the device that the plan is for: they stay FP32.
+"""Finds the ops of a plan that have no half kernel on the device that the plan is for: they stay FP32.
 
-Found by trying: each kind of op that would get half tensors runs once on the device, on the smallest tensors that the
-program gives it. An op that fails in half and works in FP32 has no half kernel there. What one device says holds for
-no other.
+They are found by trying: each kind of op that would get half tensors runs once on the device, on the smallest tensors
+that the program gives it. An op that fails in half and works in FP32 has no half kernel there. The result for one
+device holds for no other.
 """
 
 import logging
@@ -55,7 +55,7 @@ class _Call:
 
 
 class HalfKernels:
-    """What is known of a device's half kernels."""
+    """The half kernels of a device, with their known faults by kind of call."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -97,7 +97,7 @@ OF_CPU = HalfKernels(torch.device("cpu"))
 
 @cache
 def half_kernels(device: torch.device) -> HalfKernels:
-    """Those of a device, asked once in a process."""
+    """The half kernels of a device, made once in a process."""
     return OF_CPU if device.type == "cpu" else HalfKernels(device)
 
 

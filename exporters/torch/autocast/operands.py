@@ -56,7 +56,7 @@ class CapturedOperand:
 
     @property
     def count(self) -> int:
-        """How many operands it is handed over as."""
+        """The number of operands of the call that stand for this captured operand."""
         return len(self.dtypes) if isinstance(self.operand, Tensor) else 1
 
     def versions(self, cast: Callable[[Tensor, torch.dtype], Tensor]) -> list[Any]:

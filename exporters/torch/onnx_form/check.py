@@ -1,4 +1,4 @@
-"""Whether an ONNX file is valid and loads; for large files and control flow, checked in another process.
+"""Checks that an ONNX file is valid and loads; large files and control flow are checked in another process.
 
 A full check has a large file in memory several times, and ONNX Runtime 1.31 segfaults on some valid files with FP16
 inside control-flow bodies (a Scan whose body reads an outer FP16 weight). A small file without bodies is checked in

@@ -1,7 +1,7 @@
-"""What torch.onnx looks up anew for every file, although nothing changes it within a process: looked up once.
+"""Looks up once what torch.onnx looks up anew for every file, although nothing changes it within a process.
 
-Its translations of ATen ops with their signatures (0.5 s of each small file), and the list of all composite ops, which
-it takes once for each of the 27 namespaces of ops (0.2 s). A conversion writes two files and more.
+These are its translations of ATen ops with their signatures (0.5 s of each small file), and the list of all composite
+ops, which it takes once for each of the 27 namespaces of ops (0.2 s). A conversion writes two files and more.
 """
 
 import threading
@@ -18,7 +18,7 @@ _ONE_FILE_AT_A_TIME = threading.Lock()  # what is replaced in torch is replaced 
 
 @contextmanager
 def looked_up_once() -> Iterator[None]:
-    """Inside the block, in which files are written and no op is registered, torch.onnx looks these up once.
+    """Inside the block, in which files are written and no op is registered, torch.onnx looks up both tables once.
 
     The translations stay known to the next block. They are those of torch alone: to translate an op otherwise, torch
     would change them for all later files. A torch that has no such function looks up as it does.
