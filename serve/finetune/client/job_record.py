@@ -88,7 +88,7 @@ def facts_of_record(record: JobRecord, folder: Path) -> dict[str, Any]:
 
 
 def write_tensorboard(record: JobRecord, folder: Path) -> Path:
-    """``folder/MODEL-JOB``, which TensorBoard shows as one run; written again, it takes the earlier one's place.
+    """Write the run ``folder/MODEL-JOB`` for TensorBoard, in place of an earlier one, and give its path.
 
     Steps have no time of their own: the wall time of each is that of the job's beginning. Raises BadSetting where
     tensorboardX is not installed.
@@ -114,7 +114,7 @@ def write_tensorboard(record: JobRecord, folder: Path) -> Path:
 
 
 def write_mlflow(record: JobRecord, folder: Path) -> Path:
-    """The folder of the run. One experiment per model; a job that is written again takes its earlier run's place.
+    """Write the job as a run for MLflow, in place of an earlier one, and give its folder. Each model is an experiment.
 
     The layout is that of MLflow's file store, which is in maintenance mode and changes no more; MLflow itself (with
     everything that it brings) is not needed to write it. Source: ``mlflow/store/tracking/file_store.py`` of MLflow
@@ -171,7 +171,7 @@ def write_mlflow(record: JobRecord, folder: Path) -> Path:
 
 
 def _write_meta(folder: Path, facts: Mapping[str, object]) -> None:
-    """As YAML, of which each JSON value is a part."""
+    """Write ``facts`` to ``meta.yaml``, each value as JSON, which is also YAML."""
     (folder / "meta.yaml").write_text(
         "".join(f"{name}: {json.dumps(value)}\n" for name, value in facts.items())
     )

@@ -240,12 +240,12 @@ class _Coming:
         self._reserved = self._own = 0  # ``own``: declared or written
 
     def reserve(self) -> None:
-        """Raises QuotaReached."""
+        """Reserve the declared bytes. Raises QuotaReached."""
         self._expect(self._nbytes, self._nbytes)
         self._reserved = self._nbytes
 
     def write(self, form: "_UploadForm", block: bytes) -> None:
-        """Write what has come: it is counted once, as declared or as written. Raises QuotaReached, and as the form."""
+        """Write ``block``; a byte is counted once, as declared or as written. Raises QuotaReached, and as the form."""
         with self._files.counting:
             form.write(block)
             fewer = min(len(block), self._reserved)
@@ -253,7 +253,7 @@ class _Coming:
             self._expect(-fewer, len(block) - fewer)
 
     def end(self) -> None:
-        """What was declared and did not come is given back; what is here is in a record, or deleted."""
+        """Free the bytes that were declared and did not come; the bytes that came are in a record, or deleted."""
         self._files.expected(-self._reserved, -self._own, self._owner)
         self._reserved = self._own = 0
 
@@ -302,7 +302,7 @@ class _UploadForm(FormReader):
         return Upload(self._hash.hexdigest(), self._bytes, self._filename, self._path, seconds)
 
     def _seconds(self) -> int | None:
-        """How long the file is kept, of the fields ``expires_after``; None: until it is deleted."""
+        """The file's life in seconds, by the fields ``expires_after``; None: until it is deleted. Raises BadInput."""
         anchor, seconds = (self._fields.get(name) for name in (_ANCHOR, _SECONDS))
         if anchor is None and seconds is None:
             return None

@@ -48,7 +48,7 @@ def without(tensors: Mapping[str, np.ndarray], rows: Mapping[int, str]) -> dict[
 
 
 def _ranges(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> list[ValueRange | None]:
-    """Of each input; the tensors are not checked yet."""
+    """The range of each input's values; the tensors are not checked yet."""
     arrays = [tensors[tensor.name] for tensor in spec.inputs if tensor.name in tensors]
     first = 0 if spec.batched else 1
     if [array.ndim for array in arrays] == [first + len(tensor.shape) for tensor in spec.inputs]:

@@ -119,8 +119,8 @@ class Conclusion:
         return alias
 
     def _was_replaced(self, version: Version) -> bool:
-        """True if a version was made active in place of this one. A server that ends within a promotion may leave
-        it recorded and not done: it is then done again."""
+        """True if another version was made active in place of ``version``. A server that ends within a promotion may
+        leave the promotion recorded and not done: the promotion is then done again."""
         promotions = self._store.promotions(version.name).values()
         return any(
             entry["over"] == version.number for each in promotions for entry in (each["first"], each["last"])
@@ -134,8 +134,8 @@ class Conclusion:
             raise self._stale(job, version, self._store.live_number(version.name)) from None
 
     def _stale(self, job: JobRow, version: Version, active: int | None) -> StaleParent:
-        """Where the job goes on, the version that took the place serves first: the next pass is measured against the
-        one that serves, and measured against the one before it would be stale again."""
+        """The error of a job whose parent is not active any more. If the job goes on, wait until the new active version
+        serves: the next pass is measured against the version that serves, and against an older one is stale again."""
         name, deadline = version.name, time.monotonic() + SWAP_SECONDS
         while _policy(job) != REFUSE and time.monotonic() < deadline and not self._stopping.is_set():
             live = self._store.live_number(name)
@@ -169,7 +169,7 @@ class Conclusion:
 
 
 def by_hand(version: Version) -> str:
-    """How an operator makes a version active that no job may make active."""
+    """The commands with which an operator makes a version active that no job may make active."""
     return (
         f"to make it active all the same: `halfeven promote {version}`, or POST /v1/models/{version.name}/promote with "
         f'{{"version": {version.number}}}'

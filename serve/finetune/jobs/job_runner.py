@@ -45,7 +45,7 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 class JobRunner:
     """Runs jobs, each in a thread of its own (`supervisor.py`). ``threads``, ``priority``, ``memory_bytes`` and
-    ``processes`` are the trainer's; ``stopping`` interrupts every job. ``at_once``: so many jobs share the machine."""
+    ``processes`` are the trainer's; ``stopping`` interrupts every job. ``at_once``: the number of jobs at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,

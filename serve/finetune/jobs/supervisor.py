@@ -187,14 +187,14 @@ class Supervisor:
 
 
 def _would_end_stale(one: JobRow, other: JobRow) -> bool:
-    """True where one of two jobs that run at the same time can end only as stale, because of the other's version."""
+    """True if one of two jobs that run at the same time can end only as stale, because of the other job's version."""
     return one.name == other.name and any(
         job.hyperparameters.get("stale_parent", REFUSE) == REFUSE for job in (one, other)
     )
 
 
 def jobs_at_once(settings: Settings, device: str) -> int:
-    """As many as were asked for, on a processor at most as many as its cores hold with the threads of each."""
+    """The number of jobs at once: as asked for, on a processor at most as many as its cores hold with all threads."""
     asked, cores = settings.jobs, usable_cores()
     most = max(1, cores // (settings.trainer_threads * settings.trainer_processes))
     if device == "cuda" or asked <= most:
@@ -204,8 +204,8 @@ def jobs_at_once(settings: Settings, device: str) -> int:
 
 
 def trainer_memory(settings: Settings, device: str, at_once: int = 1) -> int:
-    """Bytes of private memory that each of ``at_once`` trainers may have. On a CUDA device only what was asked for: the
-    driver's mappings count too."""
+    """The bytes of private memory that each of ``at_once`` trainers may have; 0: no limit. On a CUDA device there is
+    a limit only where one was asked for: the driver's mappings count too."""
     if settings.trainer_memory_mib is not None:
         return settings.trainer_memory_mib * 2**20
     return 0 if device == "cuda" else int(SHARE * usable_memory()) // at_once

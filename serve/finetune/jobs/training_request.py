@@ -108,7 +108,7 @@ def _losses(
 
 
 def _processes(place: TrainingPlace, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Which rows spoil a step is searched for in one process (`Passes.culprits`)."""
+    """The trainer's processes: only one where rows that spoil a step are searched for (`Passes.culprits`)."""
     processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     return {
         "device": place.device,

@@ -93,8 +93,8 @@ class TrialRuns:
         }
 
     def _conversion_seconds(self, name: str) -> float | None:
-        """What the newest job of the model took beside its training: its conversion, proof and promotion. None where
-        no job of it has succeeded yet."""
+        """The seconds that the model's newest successful job took beside its training: for conversion, proof and
+        promotion. None where none of the newest `NEWEST_JOBS` jobs of all models is such a job."""
         for job in self._job_store.jobs(None, NEWEST_JOBS, {}):
             if job.name == name and job.status == SUCCEEDED and job.summary and job.started_at:
                 return max(0.0, (job.finished_at or job.started_at) - job.started_at - job.summary["seconds"])
@@ -152,7 +152,7 @@ def _idle(trained: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _slow(trained: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is known of precisions that are much slower here: of the one asked for, or of those that were left out."""
+    """The findings about precisions that are much slower here: the one asked for, or those that were left out."""
     left_out = [one["sentence"] + ": it is left out" for one in (trained["chosen"] or {}).get("left_out", ())]
     sentences = [trained["slow_precision"]] if trained["slow_precision"] else left_out
     return [{"code": SLOW_PRECISION, "message": sentence} for sentence in sentences]
@@ -191,7 +191,7 @@ def chooses(declares_steps: bool) -> Mapping[str, Any]:
 
 
 def compared(steps_with: StepsWith, level: str, chosen: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A few steps of one job in each precision: what they cost, what they lose, and the precision to take.
+    """Train a few steps of one job in each precision; give their time, memory and loss, and the precision to take.
 
     The seconds of a step are those by which ``precision = "auto"`` chooses, in turns in one process. Memory and losses
     are those of a process for each precision, which begin with the same weights, rows and random numbers.
@@ -228,7 +228,7 @@ def _of(among: tuple[str, ...], seconds: Mapping[str, float]) -> dict[str, float
 
 
 def _figures_of_one(trained: Trained, seconds: float) -> dict[str, Any]:
-    """``loss``: of the last step whose loss was finite."""
+    """The figures of one precision. ``loss``: that of the last step whose loss was finite."""
     return {
         "seconds_per_step": seconds,
         "steps_per_second": 1 / seconds,
@@ -241,6 +241,6 @@ def _figures_of_one(trained: Trained, seconds: float) -> dict[str, Any]:
 
 
 def _largest_difference(losses: list[float | None], of_fp32: list[float | None]) -> float | None:
-    """Between the losses of the same step, relative to FP32's; of the steps where both are finite."""
+    """The largest difference between two losses of the same step, relative to FP32's; None if none are both finite."""
     pairs = [(one, other) for one, other in zip(losses, of_fp32, strict=False) if None not in (one, other)]
     return max((abs(one - other) / max(abs(other), 1e-12) for one, other in pairs), default=None)  # type: ignore[operator, arg-type]

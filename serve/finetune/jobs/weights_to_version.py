@@ -1,10 +1,11 @@
-"""From new weights to a published version, in a process of its own, which ends when the server ends.
+"""Makes a published version of new weights, in a process of its own, which ends when the server ends.
 
     python -m halfeven.serve.finetune.jobs.weights_to_version REQUEST.json
 
 Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it works, ``{"type": "done", …}`` or
-``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, it ends. When the server is
-killed it ends at once, busy or not (`models/order/ends_with_parent.py`): only the next server converts and publishes.
+``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, the process ends. It also
+ends at once, busy or not, when the server is killed (`models/order/ends_with_parent.py`): only the next server
+converts and publishes.
 """
 
 import contextlib

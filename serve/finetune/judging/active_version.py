@@ -55,7 +55,7 @@ class ActiveVersion:
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
-    """True if the same rows can be asked of both, and their answers be compared."""
+    """True if two models take the same rows, and their answers can be compared."""
     first, second = (
         [
             (tensor.name, tensor.datatype, tensor.shape, tensor.kind)

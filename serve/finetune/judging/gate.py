@@ -55,7 +55,7 @@ class GateTerms:
 def predictions(
     spec: ModelSpec, answers: Answers, samples: Samples, metrics: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
-    """What a version answers for every output that has targets. Asked in batches of at most ``max_batch_size``."""
+    """The predictions of a version for every output with targets, asked in batches of at most ``max_batch_size``."""
     rows = max(1, min(spec.max_batch_size, samples.count)) if spec.batched else 0
     found: dict[str, list[np.ndarray]] = {name: [] for name in samples.targets}
     for indices, inputs in samples.batches(rows):
@@ -191,7 +191,7 @@ class _Pairs:
 
 
 def _loss(metric: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """How much worse ``new`` is: a difference of shares, a relative growth of an error."""
+    """The amount by which ``new`` is worse than ``old``: a difference of shares, or the relative growth of an error."""
     return (new - old) / np.maximum(old, 1e-12) if metric in ERRORS else old - new
 
 

@@ -19,7 +19,7 @@ MOST_CLASSES = 100  # that are shown one by one
 
 
 def classifies(tensor: TensorSpec) -> bool:
-    """True if its targets are classes; a negative one is not graded."""
+    """True if the targets of this output are classes; a target with a negative class is not graded."""
     return tensor.kind in ("logits", "probabilities")
 
 
@@ -79,8 +79,8 @@ def log_odds(logits: np.ndarray) -> np.ndarray:
 def decisions(
     metric: str, predicted: np.ndarray, targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a metric of classes is computed from: the chosen classes (of AUROC the scores) and the targets of all graded
-    decisions, and the row of each. Where no class was chosen it is −1."""
+    """The numbers that a metric of classes is computed from: the chosen classes (for AUROC the scores) and the targets
+    of all graded decisions, and the row of each. A chosen class is −1 where no class was chosen."""
     there = targets >= 0
     found = predicted if metric == AUROC else _classes(predicted, targets)
     return found[there], targets[there].astype(np.int64), np.nonzero(there)[0]

@@ -30,7 +30,7 @@ def judging_sets(sets: Sets, validated: bool) -> list[Samples]:
 
 
 def not_judged(spec: ModelSpec, learnt: Iterable[str], sets: Iterable[Samples]) -> str | None:
-    """Tell why no set judges one of the ``learnt`` outputs, for the operator; None where each one is judged.
+    """The reason why no set judges one of the ``learnt`` outputs, for the operator, or None where each is judged.
 
     A set whose targets are all equal judges nothing: one constant answer would be right; and neither do a few rows.
     """
@@ -51,7 +51,7 @@ def not_judged(spec: ModelSpec, learnt: Iterable[str], sets: Iterable[Samples]) 
 
 
 def classes_not_judged(spec: ModelSpec, sets: Iterable[Samples]) -> str | None:
-    """Which share of an output's classes no judging set shows, in one sentence; None where all are shown."""
+    """A sentence about an output of which the judging sets show some classes only; None where there is none."""
     sets = list(sets)
     for tensor in spec.outputs:
         classes = tensor.shape[-1] if tensor.shape else None
@@ -67,7 +67,7 @@ def classes_not_judged(spec: ModelSpec, sets: Iterable[Samples]) -> str | None:
 
 
 def _fault(tensor: TensorSpec, targets: np.ndarray) -> str | None:
-    """What these targets lack to judge; None where they can."""
+    """The reason why these targets cannot judge an output, or None where they can."""
     targets = targets[graded(tensor, targets)]
     if len(targets) < LEAST_ROWS:
         return f"targets in {len(targets)} rows only (at least {LEAST_ROWS} are needed)"

@@ -28,7 +28,7 @@ _AT_ONCE = 1 << 22  # weights in memory
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How much is lost from an old version to a new one (negative: gained): a share, or relative growth of an error.
+    """The loss from an old version to a new one (negative: a gain): a share, or the relative growth of an error.
 
     ``at_most``: the loss is not larger, at the confidence. ``allowed``: how large ``at_most`` may be. ``lost_rows`` and
     ``gained_rows``: right before and wrong now, and the reverse; None where a row is not right or wrong. ``draws``: how

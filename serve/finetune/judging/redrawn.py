@@ -57,7 +57,7 @@ def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: 
 
 
 def work_of_a_draw(metric: str, targets: np.ndarray) -> int:
-    """How many numbers one draw adds up."""
+    """The count of the numbers that one draw adds up."""
     there = targets[targets >= 0]
     if metric == F1:
         return there.size
@@ -67,7 +67,7 @@ def work_of_a_draw(metric: str, targets: np.ndarray) -> int:
 
 
 def size_of_a_draw(targets: np.ndarray, classes: int) -> int:
-    """How many of them are in memory at once."""
+    """The count of the numbers that one draw has in memory at once."""
     return targets.size + classes + _BLOCK
 
 

@@ -68,7 +68,7 @@ RULES = (clip_before_unscale, clipping_hook)
 
 
 def _unscaled(events: Events, clip: Event, scaler: str) -> bool:
-    """True if the gradients that are clipped have been unscaled since the last update, or that is not known."""
+    """True if the gradients that are clipped have been unscaled since the last update, or this is not known."""
     since = events.last_update(clip, scaler)
     others = {events.flow.owner(one) for one in events.names.optimizers}
     for one in events.before(clip, "unscale"):

@@ -14,7 +14,7 @@ _DEEPEST = 40
 
 
 class Reach(IntEnum):
-    """Whether a loss depends on what the generator gave, with its gradient."""
+    """The answer to the question: does a gradient flow from a loss to the generator that made its samples?"""
 
     NO = 0
     UNKNOWN = 1
@@ -88,7 +88,7 @@ def _loss(names: ScriptNames, call: ast.Call, at: Located) -> ast.expr:
 
 
 def _losses_before(names: ScriptNames, at: Located) -> list[tuple[ast.expr, Located]]:
-    """What `backward` is called on between the step before and ``at``; none where another call may do so."""
+    """The losses whose `backward` is called between the step before and ``at``; none where other calls may do so."""
     steps = [one.order for _, _, one in names.methods("step")
              if one.place.scope is at.place.scope and one.order < at.order]  # fmt: skip
     begin = max(steps, default=-1)

@@ -79,7 +79,7 @@ class Events:
         return max(updates, default=-1)
 
     def by_hand(self, scaler: str) -> bool:
-        """True if the script reckons with the scale itself, in a function that is read here."""
+        """True if the script itself computes with the scale, in a function that is read here."""
         scopes = {one.at.place.scope for one in self.called}
         return any(
             isinstance(one.node, ast.Attribute)
@@ -90,7 +90,7 @@ class Events:
         )
 
     def _only_compared(self, asked: ast.Attribute) -> bool:
-        """True if the scale is only held against another one, as a script does that asks for skipped steps."""
+        """True if the scale is only compared, as in a script that looks whether a step was skipped."""
         parents = self.names.statements.parents
         call = parents[asked]
         holder = parents.get(call)
@@ -177,7 +177,7 @@ class Events:
         return None
 
     def _clamps(self, hook: ast.expr) -> bool:
-        """True if a gradient's hook clips it."""
+        """True if ``hook``, the hook of a gradient, clips the gradient."""
         function = self.names.own.functions.get(dotted(hook) or "")
         called = [node.func for node in ast.walk(function or hook) if isinstance(node, ast.Call)]
         return any(
@@ -195,7 +195,7 @@ class Events:
         return bool(_SCHEDULER.search(name)) and not self.names.values.get(name)
 
     def _averages(self, one: Called, receiver: ast.expr | None, method: str) -> bool:
-        """An update of a moving average: by its class, or by its name."""
+        """True if the call updates a moving average, as the average's class or a name shows."""
         called = dotted(one.call.func) or ""
         if receiver is None:
             return bool(_AVERAGING.search(called) and re.search(r"ema|average", called, re.I))
@@ -211,7 +211,7 @@ class Events:
 
     @staticmethod
     def _looped_over(one: Called, receiver: ast.expr) -> list[str]:
-        """What a loop's name comes from: `for e, p in zip(ema.parameters(), …)`."""
+        """The expressions over which a loop binds the receiver: `ema.parameters()` of `for e in ema.parameters()`."""
         while isinstance(receiver, ast.Attribute):
             receiver = receiver.value
         found: list[str] = []
@@ -276,7 +276,7 @@ class Events:
         return ends.pop() if len(ends) == 1 else UNKNOWN if ends else None
 
     def _scales(self, function: ast.AST, seen: set[ast.AST]) -> bool:
-        """True if an own function may scale what it is given, by itself or by others of the file that it calls."""
+        """True if a function of the script may scale a loss, itself or in other functions of the file that it calls."""
         seen.add(function)
         own = self.names.own
         for node in ast.walk(function):
@@ -290,7 +290,7 @@ class Events:
         return False
 
     def knows_of_skips(self, event: Event, since: Event) -> bool:
-        """True if the event stands under a test of the scale, or of a value that came from it."""
+        """True if the event stands under a test of the scale, or of a value that was computed from the scale."""
         for test, _ in event.extra(since) | frozenset(event.place.conditions):
             if _KNOWS_OF_SKIPS.search(test):
                 return True
@@ -308,12 +308,12 @@ def _elements(value: ast.expr | None) -> list[ast.expr]:
 
 
 def _are_rows(node: ast.AST) -> bool:
-    """True if a name that is bound here stands for what a loop reads: rows, and no loss that was scaled before."""
+    """True if ``node`` is a loop over rows: what it reads has neither "loss" nor "scale" in its text."""
     return isinstance(node, ast.For) and not re.search(r"scale|loss", text_of(node.iter), re.I)
 
 
 def _of_gradients(names: ScriptNames, source: str) -> bool:
-    """True if a loop runs over gradients: `for g in grads` of `grads = [p.grad for p in …]`."""
+    """True if ``source``, which a loop reads, has gradients: `grads` of `grads = [p.grad for p in …]`."""
     return source.endswith(".grad") or any(map(_reads_grad, names.values_of(source)))
 
 

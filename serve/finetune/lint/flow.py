@@ -1,4 +1,4 @@
-"""What a script does in its order: the calls that train, with the file's own functions read where they are called.
+"""Reads the calls of a script in the order in which they run, the file's own functions where they are called.
 
 A name of a helper stands for what its caller gave (`step(opt)` called as `step(self.optimizer)`), an alias for what it
 was bound to, an attribute of an object of an own class for `self.…`. So the rules see one order and one name each,
@@ -176,7 +176,7 @@ class Flow:
         return kinds.pop() if len(kinds) == 1 else None
 
     def given(self, name: str, scope: ast.AST) -> tuple[ast.expr, Frame, Located] | None:
-        """What a parameter of this function stands for, by its first call in the file."""
+        """The expression that a parameter of the function ``scope`` stands for, by its first call in the file."""
         return next((frame.arguments[name] for frame in [self._constructed(scope), *self.frames]
                      if frame.scope is scope and name in frame.arguments), None)  # fmt: skip
 
@@ -205,7 +205,7 @@ class Flow:
         return name
 
     def _held(self, node: ast.AST | None) -> ast.AST | None:
-        """`optimizers["g"]` and `optimizers[0]` of a dictionary or list that is written out."""
+        """The element of `optimizers["g"]` or `optimizers[0]` where the script writes the dictionary or list out."""
         if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
             return node
         held, key = self.names.only(node.value), node.slice.value

@@ -66,7 +66,7 @@ def _decorated(names: ScriptNames, function: Function, name: str) -> bool:
 
 
 def _chosen(names: ScriptNames, node: ast.AST) -> bool:
-    """True if autocast chooses the type that this computes in."""
+    """True if autocast chooses the type in which ``node`` computes."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.MatMult | ast.Pow)
     if not isinstance(node, ast.Call):

@@ -108,7 +108,7 @@ class _Reading:
         return self.number(defaults.get(name), at, depth + 1)
 
     def converted(self, node: ast.expr, at: Located) -> bool:
-        """True if the value was made half itself: `torch.tensor(1e-8).half()`."""
+        """True if the script made the value itself half: `torch.tensor(1e-8).half()`."""
         return (
             not isinstance(node, ast.Constant | ast.UnaryOp)
             and self.types.type_of(node, at, self.frame) is Type.HALF

@@ -251,7 +251,7 @@ def runs_with(one: Event, other: Event) -> bool:
 
 
 def same_loop(one: Event, other: Event | Called) -> bool:
-    """True if both run in each pass of the outer one's loop; the first may stand in a loop of its own there."""
+    """True if ``one`` stands inside all loops around ``other``; it may stand in a further loop inside of these."""
     return one.place.loops[: len(other.place.loops)] == other.place.loops
 
 
@@ -265,7 +265,7 @@ def site_of(event: Event, other: Event) -> ast.stmt:
 
 
 def spelled(events: Events, scaler: str, at: Called) -> str:
-    """How the function around ``at`` calls the scaler."""
+    """The name by which the function around ``at`` calls the scaler."""
     for one in events.called:
         if one.frame.scope is at.frame.scope and (receiver := receiver_of(one.call)) is not None:
             name = dotted(receiver)
@@ -275,13 +275,13 @@ def spelled(events: Events, scaler: str, at: Called) -> str:
 
 
 def _covered(further: Sequence[frozenset[tuple[str, bool]]]) -> bool:
-    """True if two updates stand on the two branches of one test."""
+    """True if two updates, given by the tests around each, stand on the two branches of one test."""
     single = {next(iter(tests)) for tests in further if len(tests) == 1}
     return any((test, not outcome) in single for test, outcome in single)
 
 
 def _bound_by_loop(names: ScriptNames, used: Event) -> bool:
-    """True if the loop around gives another optimizer in each pass."""
+    """True if a loop around ``used`` binds its optimizer, so that each pass has another one, or this is not known."""
     argument = used.at.argument(0, "optimizer")
     head = (dotted(argument) or "").partition(".")[0]
     return dotted(argument) is None or any(
@@ -309,7 +309,7 @@ def _words(test: str) -> set[str]:
 
 
 def _may_run_backward(events: Events, start: Event, end: Event) -> bool:
-    """True if a call between the two may run a backward: any but those of the scaler, the optimizer or of clipping."""
+    """True if a call between ``start`` and ``end`` may run a backward: any but ``known`` and the own functions."""
     known = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "parameters")
     for one in events.called:
         name = one.method or dotted(one.call.func) or ""
@@ -320,7 +320,7 @@ def _may_run_backward(events: Events, start: Event, end: Event) -> bool:
 
 
 def _updated_elsewhere(names: ScriptNames, events: Events, scaler: str) -> bool:
-    """True if another part of the file updates the scaler, or the file does not show what becomes of it."""
+    """True if any part of the file updates the scaler, or the file does not show what becomes of the scaler."""
     tail = scaler.rpartition(".")[2]
     if any(receiver.rpartition(".")[2] == tail for _, receiver, _ in names.methods("update")):
         return True

@@ -70,7 +70,7 @@ class OwnCode:
         return self._returns.get(function, [])
 
     def result(self, call: ast.expr | None) -> ast.expr | None:
-        """What the one `return` of the called function gives, in the names of that function."""
+        """The expression that the one `return` of the called function gives, in the names of that function."""
         function = None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             function = self.functions.get(call.func.id)

@@ -177,7 +177,7 @@ class Rewriting:
         return first, last, "\n".join(line[indent:] for line in text)
 
     def _fits(self, text: Sequence[str], first: int) -> bool:
-        """True if the text can be written with the indentation of this line."""
+        """True if the text can be written with the indentation of the line ``first``."""
         return bool(text) and self._least(text) >= len(self._of.indentation(first))
 
     @staticmethod

@@ -143,8 +143,8 @@ def _steps(names: ScriptNames, scaler: str) -> list[tuple[ast.Call, Located]]:
 
 
 def escapes(names: ScriptNames, scaler: str) -> bool:
-    """True if the scaler goes where this file does not show what becomes of it. Its own functions, and tests of it,
-    are known."""
+    """True if the scaler is used where this file does not show what becomes of it. Known uses are its methods, other
+    names for it, tests of it, and calls of the file's own functions."""
     own = {one.node.name for one in names.all if isinstance(one.node, ast.FunctionDef)}
     reads = [one.node for one in names.all if isinstance(one.node, ast.Name | ast.Attribute)
              and isinstance(one.node.ctx, ast.Load) and dotted(one.node) == scaler]  # fmt: skip
@@ -165,7 +165,7 @@ def escapes(names: ScriptNames, scaler: str) -> bool:
 
 
 def _bound_in(names: ScriptNames, loop: ast.AST, step: ast.Call) -> bool:
-    """True if the loop binds the stepped optimizer, or the object that holds it; or that cannot be known."""
+    """True if the loop binds the optimizer that steps, or the object that holds it, or if this cannot be known."""
     optimizer = dotted(step.args[0])
     if optimizer is None:
         return True

@@ -1,4 +1,4 @@
-"""What the names of a script stand for: imported names, GradScalers, optimizers with their models, autocast regions.
+"""Finds what the names of a script mean: imported names, GradScalers, optimizers with their models, autocast regions.
 
 A name counts as a scaler only where each of its values in the file is a GradScaler. What cannot be known from this
 file alone (an object built elsewhere, a name with two meanings) is left out: the rules are silent about it.
@@ -73,7 +73,7 @@ class ScriptNames:
         return (dotted(node) or "").partition(".")[0] not in self._imports
 
     def _places(self, head: str) -> set[str]:
-        """Where the name comes from: its imports, also behind an alias (`amp = torch.cuda.amp`)."""
+        """The full names of ``head`` by its imports, also through an alias (`amp = torch.cuda.amp`); else ``head``."""
         if head in self._imports:
             return self._imports[head]
         alias = dotted(self.only(head))
@@ -104,7 +104,7 @@ class ScriptNames:
         return [self.full(one.func) or "" for one in self.values_of(name) if isinstance(one, ast.Call)]
 
     def operation(self, call: ast.Call) -> tuple[str, list[ast.expr]]:
-        """What a call computes, and of what: `f` and [x, y] of `torch.f(x, y)`, of `x.f(y)` and of `f(x, y)`."""
+        """The operation of a call and its operands: `f` and [x, y] of `torch.f(x, y)`, of `x.f(y)` and of `f(x, y)`."""
         full, receiver = self.full(call.func) or "", receiver_of(call)
         if full.startswith("torch."):
             return full.rpartition(".")[2], call.args
@@ -138,7 +138,7 @@ class ScriptNames:
 
     @cached_property
     def _scaling(self) -> frozenset[str]:
-        """Names called `scaler`, where the file scales a loss by such a one."""
+        """The names called `scaler` by which the file scales a loss."""
         named = {receiver for _, receiver, _ in self.methods("scale") if _SCALER.search(receiver)}
         return frozenset(named | {name.rpartition(".")[2] for name in named})
 
@@ -184,14 +184,14 @@ class ScriptNames:
         return found | dict.fromkeys(looped - found.keys())
 
     def _loops_over(self, one: Located, optimizers: dict[str, str | None]) -> bool:
-        """`for opt in (first, second)`."""
+        """True if the node is a loop over optimizers: `for opt in (first, second)`."""
         source = one.node.iter if isinstance(one.node, ast.For) else None
         source = self.only(source) or source
         elements = source.elts if isinstance(source, ast.List | ast.Tuple) else []
         return bool(elements) and all(dotted(element) in optimizers for element in elements)
 
     def is_optimizer(self, name: str) -> bool:
-        """By its value, or where this file does not bind it, by its name."""
+        """True if the name means an optimizer: by its value, or, where this file does not bind it, by its spelling."""
         if name in self.values:
             return name in self.optimizers
         return bool(_OPTIMIZER.search(name)) and not _NO_OPTIMIZER.search(name)
@@ -220,7 +220,7 @@ class ScriptNames:
         return owners.pop() if len(owners) == 1 else None
 
     def last_value(self, name: str, at: Located) -> ast.expr | None:
-        """What the name was last bound to before ``at`` in the same function; None where that is not sure."""
+        """The expression to which a name was last bound before ``at`` in the same function; None if unsure."""
         before = [
             (value, one)
             for value, one in self.values.get(name, ())
@@ -240,7 +240,7 @@ class ScriptNames:
         return None
 
     def behind(self, item: ast.expr, depth: int = 0) -> ast.expr | None:
-        """What a `with` item stands for: a name's one value, the result of an own function or of a lambda."""
+        """The expression that a `with` item means: the one value of a name, the result of an own function or lambda."""
         for _ in range(_DEEPEST if depth < _DEEPEST else 0):
             if isinstance(item, ast.IfExp):
                 branches = (self.behind(item.body, depth + 1), self.behind(item.orelse, depth + 1))
@@ -352,5 +352,5 @@ def _is_none(value: ast.expr | None) -> bool:
 
 
 def _is_off(call: ast.Call) -> bool:
-    """True if a scaler or a region is made with ``enabled=False``."""
+    """True if the call makes a scaler or an autocast region with ``enabled=False``."""
     return any(isinstance(one, ast.Constant) and one.value is False for one in words_of(call, "enabled"))

@@ -1,4 +1,4 @@
-"""What follows a step although the scaler skipped it, or comes before it: schedules, moving averages."""
+"""The rules about schedules and moving averages that run although the scaler skipped the step, or before the step."""
 
 import ast
 from collections.abc import Iterator

@@ -52,7 +52,7 @@ class Type(Enum):
 
 class ValueTypes:
     def __init__(self, flow: Flow, in_half: bool) -> None:
-        """``in_half``: whether the scripts that are read together compute in FP16 at all."""
+        """``in_half``: True if any of the scripts that are read together computes in FP16."""
         self.flow, self._names, self._in_half = flow, flow.names, in_half
         self._modules = {
             receiver
@@ -62,7 +62,7 @@ class ValueTypes:
         self._known: dict[tuple[ast.expr, Frame], Type] = {}
 
     def casts_to_half(self, at: Located, frame: Frame) -> bool:
-        """True if products at this place are half: in an autocast region, or in a module's methods."""
+        """True if products at this place are half: in an autocast region, or in a method of a module."""
         for item in reversed(frame.placed(at).regions):
             region = self._names.behind(item)
             if isinstance(region, ast.Call) and (self._names.full(region.func) or "").endswith("autocast"):
@@ -159,7 +159,7 @@ class ValueTypes:
         return Type.MODULE if found is Type.UNKNOWN and target.name == "forward" else found
 
     def _of_autograd_function(self, kind: str) -> Type:
-        """The type half where the script's own autograd function returns a product unchanged."""
+        """Half where the script's own autograd function returns a product unchanged; else not known."""
         forward = self._names.own.method(kind, "forward")
         if forward is None or any("cast_inputs" in text_of(one) for one in forward.decorator_list):
             return Type.UNKNOWN
@@ -170,7 +170,7 @@ class ValueTypes:
         return Type.HALF if products and all(products) else Type.UNKNOWN
 
     def _layer(self, func: ast.expr, at: Located, frame: Frame) -> Type | None:
-        """What a call of this gives, where it is a layer of torch or a module of the script's."""
+        """The type that a call of ``func`` gives if this is a layer of torch or a module of the script; else None."""
         name = self.flow.name(func, frame) or ""
         values = [value for value, _ in self._names.values.get(name, ())]
         if isinstance(func, ast.Name) and func.id in frame.arguments:
@@ -188,7 +188,7 @@ class ValueTypes:
         return Type.MODULE if layer is Type.MODULE else Type.UNKNOWN
 
     def is_half_cast(self, node: ast.AST) -> bool:
-        """`x.half()`, `x.to(torch.float16)`."""
+        """True if the node casts a value to half: `x.half()`, `x.to(torch.float16)`."""
         if not isinstance(node, ast.Call) or method_of(node) not in ("to", "type"):
             return method_of(node) == "half"
         return any(self._names.full(one) in HALVES for one in [*node.args, *words_of(node, "dtype")])
@@ -251,7 +251,7 @@ def joined(types: Sequence[Type]) -> Type:
 
 
 def _masks(node: ast.expr) -> bool:
-    """True if a term looks like a mask that is added to scores; it is given in their type."""
+    """True if a term looks like a mask that is added to scores; such a mask has the type of the scores."""
     numbers = [
         one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, float)
     ]
@@ -259,7 +259,7 @@ def _masks(node: ast.expr) -> bool:
 
 
 def _is_number_by_default(node: ast.expr, scope: ast.AST) -> bool:
-    """True if a parameter that the call does not give has a number: `def loss(z, temperature=0.1)`."""
+    """True if a name is a parameter of ``scope`` whose default is a number: `def loss(z, temperature=0.1)`."""
     if not isinstance(node, ast.Name) or not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     given = scope.args.args[len(scope.args.args) - len(scope.args.defaults) :]

@@ -17,7 +17,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What surrounds a node. ``scope``: the innermost function, class body or module."""
+    """The loops, tests, `with` items and classes around a node; ``scope``: the innermost function, class or module."""
 
     scope: ast.AST
     loops: tuple[ast.AST, ...] = ()
@@ -36,13 +36,13 @@ class Place:
         )
 
     def excludes(self, other: "Place") -> bool:
-        """True if both never run in one pass: one needs the opposite of a test that the other needs."""
+        """True if nodes at both places never run in one pass: one needs the opposite of a test that the other needs."""
         mine = set(self.conditions)
         return any((test, not outcome) in mine for test, outcome in other.conditions)
 
     def follows(self, other: "Place") -> bool:
         """True if the node runs in a pass in which the node at ``other`` does: it needs no test about precision that
-        the other does not need. Other tests (`if clip:`) may come out so."""
+        the other does not need. Other tests (`if clip:`) may have the outcome that the node needs."""
         further = set(self.conditions) - set(other.conditions)
         return (
             self.scope is other.scope
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """``order``: its number in the order of the text."""
+    """A node and its place. ``order``: the node's number in the order of the text."""
 
     node: ast.AST
     place: Place

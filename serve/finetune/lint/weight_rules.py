@@ -100,7 +100,7 @@ def _half_at(flow: Flow, name: str, at: Located, depth: int = 0) -> ast.Call | N
 
 
 def _counts(one: Located, at: Located, name: str) -> bool:
-    """True if the change at ``one`` has happened at ``at``."""
+    """True if the change of the name at ``one`` has happened when ``at`` runs."""
     if one.place.scope is not at.place.scope:
         return "." in name or isinstance(one.place.scope, ast.Module)
     return (

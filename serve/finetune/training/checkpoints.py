@@ -43,7 +43,7 @@ class OtherData(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint belongs to: the job, the digest of its settings and parent, and the digest of its rows."""
+    """The owner of a checkpoint: the job, the digest of its settings and parent, and the digest of its rows."""
 
     job: str
     settings: str
@@ -52,7 +52,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """``best`` is empty where no step has been evaluated."""
+    """The state in a checkpoint; ``best`` is empty where no step has been evaluated."""
 
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
@@ -79,7 +79,7 @@ class Log:
         self.bytes += len(data)
 
     def fits(self, bytes: int, digest: str) -> bool:
-        """True if the file begins with so many bytes of that digest."""
+        """True if the first ``bytes`` bytes of the file have this digest."""
         try:
             with self._path.open("rb") as file:
                 found = hashlib.sha256()

@@ -1,5 +1,5 @@
-"""What a job leaves to measurement (``auto``): measured once and written into the job's folder. A job that is started
-again reads it there, so that its steps do not depend on how often that was. Needs torch alone."""
+"""Measures the settings that a job leaves open (``auto``) once, and writes them into the job's folder. A job that is
+started again reads them there, so its steps do not depend on the number of starts. Needs torch alone."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ _NAMED = 10
 
 
 def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]:
-    """Take ``steps`` steps. For the last line of the process: seconds of the last step, steps of the whole job, and
+    """Take ``steps`` steps. Gives, for the last line of the process, seconds of the last step, steps of the job, and
     ``idle``: a sentence where parameters that are to learn had no gradient. Raises Stopped."""
     idle: list[str] = []
     seconds, began = math.nan, time.monotonic()

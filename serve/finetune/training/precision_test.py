@@ -86,7 +86,7 @@ class PrecisionTest:
         return found
 
     def _without_slow(self, among: list[str], found: Timed) -> list[str]:
-        """Those that are not much slower, whatever the rows; they take turns with the fewest rows first."""
+        """The precisions that are not much slower, at any number of rows; all are tried in turns, few rows first."""
         if not self._on_cpu or len(among) < 2:
             return among
         rivals = list(among)

@@ -1,7 +1,7 @@
-"""What a job that asks for a half precision is told before its steps: which of its layers this processor trains much
-slower in it than in FP32.
+"""Warns a job that asks for a half precision, before its steps, of the layers that this processor trains much slower
+in that precision than in FP32.
 
-The job's own module is not run for it: code that counts its calls would be another one afterwards.
+The job's own module is not run to find this: a module that counts its calls would have another state afterwards.
 """
 
 from collections.abc import Callable, Mapping

@@ -77,7 +77,7 @@ def range_test(
 
 
 def judged_rows(rows: int) -> int:
-    """How many of the rows judge each short training."""
+    """The number of rows, of so many, that judge each short training."""
     return min(MOST_JUDGED, int(SHARE_JUDGED * rows))
 
 

@@ -15,8 +15,8 @@ logger = logging.getLogger("halfeven.training")
 
 
 class Recording:
-    """The common part of both callbacks. Each skipped step is logged as a warning; ``recorder`` is None without a
-    loss scaler."""
+    """The common part of the callbacks for Hugging Face and for Lightning. Each skipped step is logged as a warning;
+    ``recorder`` is None without a loss scaler."""
 
     recorder: ScalerRecorder | None = None
     _newest: Overflow | None = None

@@ -75,7 +75,7 @@ class Slow:
 
 
 def slow(precision: str, watch: StepWatch, than: str, best: StepWatch) -> Slow:
-    """What two watched steps of the same rows say. The slow one may have been ended in its middle."""
+    """The comparison of two watched steps of the same rows. The slow step may have been ended in its middle."""
     by_time = sorted(watch.seconds.items(), key=lambda one: -one[1])
     heavy = [(name, taken) for name, taken in by_time[:NAMED] if taken > SHARE * watch.took]
     return Slow(precision, than, watch.took / best.took, tuple(_times(heavy, best)))

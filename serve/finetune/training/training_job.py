@@ -60,7 +60,7 @@ _NOT_LEARNT = frozenset(
 
 
 class Orders:
-    """What the server asked for since: "cancel", "pause"."""
+    """The orders that the server has given since the training began: "cancel", "pause"."""
 
     def __init__(self) -> None:
         self.cancelled = self.paused = False
@@ -71,9 +71,9 @@ class Orders:
 
 
 def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line:
-    """The whole job: its last line, ``done``, ``paused`` or ``cancelled``; with ``trial_steps`` in the request only its
-    first steps, and the line ``tried``. A process of another ``rank`` (`loop/ranks.py`) takes its steps alone, and
-    gives ``followed``. Raises Stopped, RankLost."""
+    """Run the job and give its last line, ``done``, ``paused`` or ``cancelled``; with ``trial_steps`` in the request
+    run only the first steps, and give ``tried``. A process of another ``rank`` (`loop/ranks.py`) only takes its steps,
+    and gives ``followed``. Raises Stopped, RankLost."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
     memory = PeakMemory(request["device"])
@@ -144,8 +144,8 @@ class TrainingJob:
         return slow_precision(asked, self._trainee.module) if self.loop.kind == "cpu" else None
 
     def costs_beside_the_steps(self) -> Line:
-        """Of a trial: what was chosen, ``slow_precision``, the steps of the range test, and ``seconds_beside_steps``:
-        the time of the whole training that no step takes, by what takes it."""
+        """The facts of a trial: what was chosen, ``slow_precision``, the number of steps of the range test, and
+        ``seconds_beside_steps``: the seconds of the full training that are not its steps, by what takes them."""
         return {
             "precision": self.loop.settings.precision,
             "chosen": self.chosen or None,
@@ -172,7 +172,7 @@ class TrainingJob:
 
     @property
     def ends(self) -> bool:
-        """True if the training has ended early: the best step stays the best."""
+        """True if the training ends early, since too many evaluations brought no smaller loss."""
         return self._best.ends
 
     def resume(self) -> None:
@@ -307,7 +307,7 @@ class TrainingJob:
 
 
 def identity_of(request: Request) -> Identity:
-    """Which checkpoints the request may go on from: same job, same rows, same settings and parent."""
+    """The identity of the checkpoints from which the request may go on: same job, rows, settings and parent."""
     settings = {name: value for name, value in request.items() if name not in _NOT_LEARNT}
     rows = {name: _file_digest(request[name]) for name in ("data", "held_out") if request.get(name)}
     parent = [_file_digest(request[name]) for name in ("weights", "warm") if request.get(name)]

@@ -1,5 +1,5 @@
-"""What a training can leave for the next one beside the model's weights: the nets that learnt beside the model (a
-discriminator, a critic) and the states of the optimizers. Kept with the version, taken up by a job that asks for it.
+"""The state that a training can leave for the next one beside the model's weights: the nets that learnt beside the
+model (a discriminator, a critic) and the states of the optimizers. The version stores this state; a job may ask for it.
 
 Names of tensors: ``net:NET:TENSOR`` and ``optimizer:OPTIMIZER:CLASS:PARAMETER:KEY``.
 """
@@ -27,7 +27,7 @@ Tensors = dict[str, Tensor]
 
 
 def state_for_the_next(loop: BatchLoop, kept: str) -> Tensors:
-    """Copies on the CPU. ``kept``: ``none``, ``nets``, or ``all`` (nets and optimizers)."""
+    """The tensors of that state, copied to the CPU. ``kept``: ``none``, ``nets``, or ``all`` (nets and optimizers)."""
     if kept == NONE:
         return {}
     found = {
@@ -97,8 +97,8 @@ def _take_up_optimizer(loop: BatchLoop, owner: str, learner: Learner, tensors: T
 
 
 def _keys_of_each(optimizer: torch.optim.Optimizer) -> Iterator[set[str] | None]:
-    """The names of the tensors that the optimizer keeps of each of its parameters, by a step of a copy with one number;
-    None where it is not one of torch's that are known: another one may keep others, or take no such step."""
+    """The names of the tensors that the optimizer stores for each of its parameters, found by a step of a copy with one
+    number; None where it is none of torch's known optimizers: it may store other tensors, or take no such step."""
     known = type(optimizer).__name__ in OPTIMIZERS and type(optimizer).__module__.startswith("torch.optim.")
     for group in optimizer.param_groups:
         keys = _keys(optimizer, group) if known and group["params"] else None
@@ -137,7 +137,7 @@ def _start(owner: str, learner: Learner) -> str:
 
 
 def _parameters(loop: BatchLoop, learner: Learner) -> list[str]:
-    """Their names, in the order in which the optimizer numbers them."""
+    """The names of the learner's parameters, in the order in which its optimizer numbers them."""
     names = {id(one): name for name, one in loop.module.named_parameters()}
     return [names[id(one)] for group in learner.optimizer.param_groups for one in group["params"]]
 

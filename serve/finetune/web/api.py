@@ -275,10 +275,10 @@ def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bo
         request: Request, id: str, after: str | None = None, limit: Limit = 20,
         order: Literal["asc", "desc"] = "desc", stream: bool = False,
     ) -> Response:  # fmt: skip
-        """What happened to a job, the newest first; `order=asc` with `after` continues after the last one seen.
+        """The events of a job, the newest first; `order=asc` with `after` continues after the last one seen.
 
-        With `Accept: text/event-stream` or `stream=true`: as server-sent events, the oldest first, until the job has
-        ended; `Last-Event-ID` (or `after`): only those after it."""
+        With `Accept: text/event-stream` or `stream=true` they come as server-sent events, the oldest first, until the
+        job has ended; with `Last-Event-ID` (or `after`), only the events after that one."""
         if stream or "text/event-stream" in request.headers.get("accept", ""):
             last = request.headers.get("last-event-id") or after
             return await streamed(job_store, id, last, leaving, streams, permit_of(request.scope))

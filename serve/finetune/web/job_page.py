@@ -60,7 +60,7 @@ def _state(job: Facts) -> str:
 
 
 def reason_of(job: Facts) -> str:
-    """Tell why the job is in its state, in one sentence."""
+    """The reason why the job is in its state, in one sentence; empty for a paused job."""
     ours, error = job.get("halfeven") or {}, job.get("error") or {}
     if error.get("message"):
         return str(error["message"])
@@ -129,7 +129,7 @@ def gate_checks(gate: Facts) -> list[dict[str, Any]]:
 
 
 def _causes(steps: Sequence[Facts]) -> dict[str, int]:
-    """How many steps were skipped, by cause."""
+    """The number of skipped steps, by cause."""
     counts: dict[str, int] = {}
     for step in steps:
         if step.get("skipped"):

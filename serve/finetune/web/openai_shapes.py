@@ -71,8 +71,8 @@ def job_body(job: JobRow) -> dict[str, Any]:
 
 
 def _promotion(job: JobRow) -> dict[str, Any] | None:
-    """Tell whether the version that the job made became active: ``promoted``, ``held``, ``not promoted`` or
-    ``refused``; None before that."""
+    """The outcome for the version that the job made: ``promoted``, ``held``, ``not promoted`` or ``refused``; None
+    where there is no version, or the job was cancelled."""
     if job.version is None or job.status == CANCELLED:
         return None
     if job.status == SUCCEEDED:

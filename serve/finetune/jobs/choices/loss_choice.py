@@ -1,4 +1,4 @@
-"""Which loss each output of a job minimises, and whether that loss, its weights and its targets fit the output."""
+"""Chooses the loss that each output of a job minimises; checks that it, its weights and its targets fit the output."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -119,7 +119,7 @@ def with_own_names(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_setting(name: str, known: Iterable[str]) -> str:
-    """The setting that was probably meant by an unknown name: a known one misspelt, else one of this meaning."""
+    """The setting that an unknown name probably means: one with nearly this spelling, else one with this meaning."""
     near = nearest_name(name, [*known, *_OWN, *_ARGUMENTS, *_BETAS])
     if SequenceMatcher(None, name, near).ratio() < _MISSPELT:
         given = set(name.lower().replace("-", "_").split("_"))

@@ -139,12 +139,12 @@ class JobStore(FileStore):
         return [_job(row) for row in self._db.all(_JOB, "jobs", order, *values, limit)]
 
     def count_by_status(self) -> dict[str, int]:
-        """How many jobs have each status that any job has."""
+        """The number of jobs in each status; a status that no job has is left out."""
         rows = self._db.all("status, COUNT(*) AS count", "jobs", "1 GROUP BY status")
         return {row["status"]: row["count"] for row in rows}
 
     def forget_old(self) -> None:
-        """Delete what is kept of the oldest jobs that have ended (`forget_old`)."""
+        """Delete the records of the oldest jobs that have ended (`forget_old`)."""
         forget_old(self._db)
 
     def unfinished(self) -> list[JobRow]:
@@ -165,10 +165,10 @@ class JobStore(FileStore):
         summary: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
     ) -> JobRow:
-        """Change the state and record an event of it, in one transaction.
+        """Change the state of a job and record an event about the change, in one transaction.
 
         An argument that is None leaves the job's value. A final state never changes. Raises IllegalMove, UnknownName,
-        ValueError for a failure without its reason."""
+        and ValueError where a failed job has no code or no message."""
         if to == FAILED and not (code and message):
             raise ValueError("a failed job needs a code and a message")
         given = {"stage": stage, "code": code, "message": message, "summary": summary}
@@ -357,7 +357,7 @@ def _digest(asked: Mapping[str, Any]) -> str:
 
 def forget_old(db: Database, kept_jobs: int = KEPT_JOBS, kept_steps: int = KEPT_STEPS) -> None:
     """Delete the oldest jobs that have ended, with their events, steps and idempotency keys, and what is left of
-    deleted files that no job names; where there are too many steps, those of the oldest of the others too."""
+    deleted files that no job names; where there are too many steps, also the steps of the oldest other ended jobs."""
     old = f"{_ENDED} ORDER BY number DESC LIMIT -1 OFFSET ?"
     if ids := [row["id"] for row in db.all("id", "jobs", old, kept_jobs)]:
         with db.transaction() as connection:

@@ -116,7 +116,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """What happened to a job; ``number`` counts from 1 without gaps."""
+    """An event of a job; ``number`` counts the job's events from 1 without gaps."""
 
     job: str
     number: int

@@ -71,7 +71,7 @@ class BatchLoop:
             self.on_next(self._next)
 
     def diagnose(self, learner: Learner, passes: Passes) -> None:
-        """Where the steps of ``learner`` end in a collapse, its message says why."""
+        """Make the message of ``learner`` name the cause if its steps end in a collapse."""
 
         def sentence() -> str:
             with alone(learner.weights, self.weights):
@@ -85,7 +85,7 @@ class BatchLoop:
         raise NotImplementedError
 
     def state_of_rows(self) -> dict[str, Tensor]:
-        """What is known of single rows, for a checkpoint."""
+        """The state of single rows, for a checkpoint."""
         return {}
 
     def put_rows(self, tensors: Mapping[str, Tensor]) -> None:
@@ -124,7 +124,7 @@ def alone(learning: Sequence[nn.Parameter], among: Sequence[nn.Parameter]) -> It
 
 @contextmanager
 def naming(optimizer: str) -> Iterator[None]:
-    """Why a training was stopped names the optimizer, where it has a name."""
+    """Inside, the message of Stopped names the optimizer, where that has a name."""
     try:
         yield
     except Stopped as error:

@@ -22,7 +22,7 @@ MODULE, OPTIMIZER, GENERATOR, AVERAGE = "module:", "optimizer:", "generator:", "
 
 
 def tensors_of(loop: BatchLoop) -> Tensors:
-    """Copies on the CPU, by name."""
+    """The tensors of the state of ``loop``, by name: copies on the CPU."""
     found = {MODULE + name: tensor for name, tensor in named_tensors(loop.module).items()}
     for owner, learner in loop.learners.items():
         for index, state in learner.optimizer.state_dict()["state"].items():
@@ -36,7 +36,7 @@ def tensors_of(loop: BatchLoop) -> Tensors:
 
 
 def numbers_of(loop: BatchLoop) -> dict[str, Any]:
-    """What is not a tensor, as JSON can hold it; a float keeps every bit there."""
+    """The state of ``loop`` that is not a tensor, in a form that JSON can hold; a float loses no bit there."""
     return {
         "done": loop.done,
         "learners": {name: _numbers_of_learner(learner) for name, learner in loop.learners.items()},

@@ -144,8 +144,8 @@ def own_function(name: str, source: Mapping[str, Any], key: str = "loss") -> Cal
 
 
 def one_number(name: str, found: Any, source: str) -> Tensor:
-    """What the loss ``name`` gave, as a scalar. Raises Stopped where it cannot be learnt from: it has no gradient for
-    ``source``."""
+    """The value ``found`` of the loss ``name``, as a scalar. Raises Stopped where no training can use this value: it is
+    not one number, or has no gradient for ``source``."""
     one = isinstance(found, Tensor) and found.numel() == 1
     if not one or (torch.is_grad_enabled() and not found.requires_grad):
         came = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

@@ -215,7 +215,7 @@ class _Operations(TorchFunctionMode):
         return Found(layer, f"{operation} ({node.name()})", "backward", rows)
 
     def _is_of_weight(self, gradient: Tensor) -> bool:
-        """True if this is the gradient of a weight, whose first axis is not that of the batch."""
+        """True if ``gradient`` is that of a weight, whose first axis is not that of the batch."""
         shapes = {tuple(one.shape) for one in self._module.parameters()}
         return tuple(gradient.shape) in shapes or tuple(reversed(gradient.shape)) in shapes
 

@@ -124,7 +124,7 @@ class Passes:
         return spoilt
 
     def buffers_are_finite(self) -> Tensor:
-        """Whether all buffers that were finite at first still are."""
+        """A boolean tensor of no axes: true if all buffers that were finite at first still are."""
         named = self.module.named_buffers()
         buffers = [
             one for name, one in named if name in self.sound and one.is_floating_point() and one.numel()
@@ -174,7 +174,7 @@ def autocast_of(
 
 
 def is_finite(value: Tensor | float) -> bool:
-    """Of a tensor with one element, or of a number that was read from one."""
+    """True if a tensor with one element, or a number that was read from one, is finite."""
     return math.isfinite(float(value))  # a fifth of the time of `torch.isfinite`, three times a step
 
 

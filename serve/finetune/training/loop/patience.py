@@ -64,7 +64,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def finite_names(tensors: Mapping[str, Tensor]) -> set[str]:
-    """Those without NaN or infinity. A mask of −inf is sound, and is not among them."""
+    """The names of the tensors without NaN or infinity. A mask of −inf is no fault, but is not among these tensors."""
     return {name for name, tensor in tensors.items() if bool(torch.isfinite(tensor).all())}
 
 

@@ -55,9 +55,9 @@ _LOSSES = frozenset(
 
 
 class _Made(NamedTuple):
-    """``tensor`` is held, so that no other one gets its id; ``state``: of what was computed. ``place``: among several
-    answers of the call. ``is_narrow``: it, or one that it was computed of, is a half. ``is_steep``: a rounding to half
-    must not stay in it: it is a probability, or has a function of infinite slope behind it."""
+    """A tensor and the call that gave it. ``tensor`` is held, so that no other one gets its id; ``state``: its
+    `_state_of`. ``place``: among several answers of the call. ``is_narrow``: the tensor, or one that it was computed
+    of, is a half. ``is_steep``: it must not stay rounded to half: it is, or comes from, a probability or logarithm."""
 
     tensor: Tensor
     state: tuple[Any, int]
@@ -68,8 +68,8 @@ class _Made(NamedTuple):
 
 
 class Saturation:
-    """Whether a loss needs it: found in its first forward. Later ones are followed only where it does, since to follow
-    one takes time for each function that is called."""
+    """Finds in the first forward if a loss needs a probability in FP32. The calls of later forwards are followed only
+    where it does, since following them takes time for each function that is called."""
 
     def __init__(self) -> None:
         self.needed: bool | None = None
@@ -123,13 +123,13 @@ class _InFp32(TorchFunctionMode):
         return answer
 
     def _known(self, one: Tensor) -> _Made | None:
-        """What is known of this tensor; nothing where it was changed in place, or a function of the model's own, which
-        has a backward of its own, gave it as its answer."""
+        """The record of this tensor; None where there is none, where the tensor was changed in place, or where a
+        function of the model that has a backward of its own returned it."""
         made = self._made.get(id(one))
         return made if made is not None and made.state == _state_of(one) else None
 
     def _widens(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """True if a cast gives FP32 of a half."""
+        """True if a cast, called with these arguments, turns a half into FP32."""
         wanted = [one for one in (*args[1:], *kwargs.values()) if isinstance(one, torch.dtype | Tensor)]
         return not _is_wide(args[0]) and (not wanted or any(map(_is_wide, wanted)))
 
@@ -137,7 +137,7 @@ class _InFp32(TorchFunctionMode):
         return all(self._known(one) is not None for one in given if one.is_floating_point())
 
     def _wide_if(self, one: Tensor, is_steep: bool) -> Tensor:
-        """The tensor in FP32, where a half must not stay in it."""
+        """The tensor ``one`` in FP32 if half is too coarse. ``is_steep``: the next function has an infinite slope."""
         made = self._known(one)
         if made is None or not made.is_narrow or not (is_steep or made.is_steep):
             return one
@@ -145,8 +145,8 @@ class _InFp32(TorchFunctionMode):
         return self._wide(one)
 
     def _wide(self, one: Tensor) -> Tensor:
-        """The same tensor, computed in FP32 from what the saturating function was given: a loop, for a chain may be as
-        long as a sequence."""
+        """The tensor ``one``, computed again in FP32 from the input of the saturating function: in a loop and not by
+        recursion, for a chain of calls may be as long as a sequence."""
         left = [one]
         while left:
             made = self._known(left[-1])
@@ -181,6 +181,6 @@ def _is_wide(value: Any) -> bool:
 
 
 def _state_of(one: Tensor) -> tuple[Any, int]:
-    """What computes its gradient, and a number that grows where it is changed in place, which torch does not count for
-    tensors made in inference mode."""
+    """The node that computes the gradient of ``one``, and the count of its changes in place: −1 for a tensor made in
+    inference mode, whose changes torch does not count."""
     return one.grad_fn, -1 if one.is_inference() else one._version

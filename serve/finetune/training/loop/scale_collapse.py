@@ -1,4 +1,4 @@
-"""Why the gradients of a batch are not finite at any loss scale, and what makes them finite: each remedy that is
+"""Finds why the gradients of a batch are not finite at any loss scale, and what makes them finite: each remedy that is
 named was tried on that batch. Needs torch alone."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +22,15 @@ MOST_MODULES = 4  # that are tried in FP32
 
 
 class Trial(Protocol):
-    """Inside, the model computes in another precision, or with one more module in FP32."""
+    """Gives a context in which the model computes in another precision, or with one more module in FP32."""
 
     def __call__(self, precision: str, module: str | None = None) -> AbstractContextManager[None]: ...
 
 
 @dataclass
 class Diagnosis:
-    """Of one optimizer's passes over ``batch``, whose steps change ``weights``. ``model``: the modules that can be in
-    FP32; ``trial``: see `Trial`; ``numbers``: of rows, as the caller's file counts them."""
+    """The search for the cause of overflow in one optimizer's passes over ``batch``. ``weights``: the optimizer's.
+    ``model``: its modules can be in FP32; ``trial``: see `Trial`; ``numbers``: of rows, as in the caller's file."""
 
     passes: Passes
     weights: Sequence[nn.Parameter]
@@ -41,7 +41,7 @@ class Diagnosis:
     loss: float = 0.0  # of the rows that were passed last
 
     def sentence(self) -> str:
-        """Why, and what to do. Weights, buffers and generators are as before."""
+        """The cause of the collapse, and a remedy. Weights, buffers and generators are afterwards as before."""
         with generators_untouched():
             try:
                 return self._sentence()

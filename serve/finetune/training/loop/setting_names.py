@@ -30,12 +30,12 @@ SCHEDULES: Mapping[str, tuple[str, ...]] = {
 
 
 def most_quarantined(rows: int) -> int:
-    """How many of so many rows may be left out, found by reading or in the training; with more the job ends."""
+    """The number of rows, of so many, that may be left out, by reading or in training; with more the job ends."""
     return max(MOST_ROWS, int(MOST_SHARE * rows))
 
 
 def chosen_precision(seconds: Mapping[str, float], among: Sequence[str] = EXACT_FIRST) -> str:
-    """Of ``among``, the most exact first, the first that is nearly as fast as the fastest; the first of all where
+    """The first precision of ``among``, the most exact first, that is nearly as fast as the fastest; ``among[0]`` where
     nothing could be timed. ``seconds``: of a step, by precision."""
     fastest = min(seconds.values(), default=0.0)
     return next((one for one in among if one in seconds and seconds[one] <= NEARLY * fastest), among[0])
