@@ -103,7 +103,7 @@ def look_of(value: object) -> Look | None:
 
 
 def dimensions_of(value: object) -> int:
-    """How many dimensions a node's tensor has; 0 where that is not known."""
+    """The number of dimensions of a node's tensor; 0 where that is not known."""
     look = look_of(value)
     return len(look.shape) if look is not None else 0
 

@@ -1,4 +1,4 @@
-"""How a model meets its callers. The package can be called as a function: ``halfeven.serve(half)``."""
+"""Everything between a model and its callers. The package can be called as a function: ``halfeven.serve(half)``."""
 
 import sys
 from types import ModuleType

@@ -50,7 +50,7 @@ def back_up(store: Store, folder: Path, notify: Callable[[str], None]) -> Mappin
 
 
 def _copy_uploads(source: Path, target: Path) -> tuple[int, list[str]]:
-    """How many were copied, and what is wrong with the others. One that is deleted meanwhile is left out."""
+    """The number of uploads copied, and a sentence on each damaged one. One that is deleted meanwhile is left out."""
     copied, faults = 0, list[str]()
     target.mkdir()
     for path in whole_uploads(source):
@@ -67,7 +67,7 @@ def _copy_uploads(source: Path, target: Path) -> tuple[int, list[str]]:
 
 
 def _copy_versions(store: Store, folder: Path) -> list[str]:
-    """Tell why versions and aliases could not be copied, a sentence each."""
+    """Copy versions and aliases. Gives the reasons why some of them could not be copied, a sentence each."""
     copy = StoreCopy(str(store.root.resolve()), folder)
     for _ in range(_TRIES):
         copy.follow()

@@ -181,7 +181,7 @@ def _loaded(roster: Roster) -> list[LoadedVersion]:
 
 
 def _traced() -> tuple[Callable[..., Inference], Callable[..., InferFront]]:
-    """What asks the models, and the front: both with spans where the OTEL_… variables ask for traces.
+    """The makers of the inference and the front, which write spans where the OTEL_… variables ask for traces.
 
     Raises BadSetting as `provider_from`.
     """
@@ -231,7 +231,7 @@ def port_taken(settings: Settings) -> BadSetting:
 
 
 def http_config(settings: Settings, app: InferFront, certificates: Certificates | None) -> uvicorn.Config:
-    """How HTTP is spoken."""
+    """The configuration of uvicorn for HTTP."""
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -30,7 +30,7 @@ class NotPlain(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where a member's bytes lie: offsets and size in bytes."""
+    """The place of a member's bytes in the file: offsets and size in bytes."""
 
     name: str
     header_at: int
@@ -59,7 +59,7 @@ class PlainZip:
             raise NotPlain("there are bytes in it that belong to no member")
 
     def read(self, name: str) -> bytearray:
-        """One member's bytes. Raises NotPlain where they are not those of its checksum."""
+        """The bytes of one member. Raises NotPlain where their checksum is not the member's."""
         member = self.members[name]
         data = self._exactly(member.data_at, member.size)
         if zlib.crc32(data) != member.crc:
@@ -137,7 +137,7 @@ class PlainZip:
         return end, Member(name, header_at, self._data_at(header_at, raw, flags, crc, size), size, crc)
 
     def _data_at(self, header_at: int, name: bytes, flags: int, crc: int, size: int) -> int:
-        """Where the bytes behind a local header begin; it must say what the directory says."""
+        """The offset of the bytes behind a local header. The header must say what the directory says."""
         header = _LOCAL.unpack(self._exactly(header_at, _LOCAL.size))
         sign, _, own_flags, method, _, _, own_crc, packed, own_size, name_length, extra_length = header
         behind = self._exactly(header_at + _LOCAL.size, name_length + extra_length)

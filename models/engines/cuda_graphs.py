@@ -85,7 +85,7 @@ def _plain_name(target: OpOverload) -> str:
 
 
 class NotRecorded(Exception):
-    """Why a batch size has no recording."""
+    """An error that says why a batch size has no recording."""
 
 
 class Graphs:
@@ -180,7 +180,7 @@ _FAILED: list[Any] = []  # kept for ever: torch's allocator of page-locked memor
 
 
 def agreement_of(precision: str, in_any_order: Sequence[str]) -> float:
-    """How far two runs of a program may differ; 0, equal bits, where no operation adds in any order."""
+    """The largest allowed difference of two runs of a program; 0, equal bits, where no operation adds in any order."""
     unit = UNIT_ROUNDOFF.get(precision, UNIT_ROUNDOFF["fp16"])
     return ParityLimits().max_error_u * unit if in_any_order else 0.0
 

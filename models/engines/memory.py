@@ -1,4 +1,4 @@
-"""How many rows a device has memory for, found by running small batches and measuring the memory that they took."""
+"""The number of rows that fit into a device's memory, found by running small batches and measuring their memory."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,6 +1,6 @@
-"""Where ONNX Runtime computes each node of a file: on the device, or on the CPU for want of a kernel there.
+"""The place where ONNX Runtime computes each node of a file: the device, or the CPU for want of a kernel on the device.
 
-The list of a session's providers does not show it. Nodes that compute sizes belong on the CPU; one that computes a
+The list of a session's providers does not show this. Nodes that compute sizes belong on the CPU; one that computes a
 request's values there costs copies in both directions, and the host waits for it.
 """
 
@@ -29,7 +29,7 @@ class Placement:
     half_on_cpu: tuple[str, ...] = ()
 
     def sentence(self) -> str:
-        """What to know about it; empty where everything is computed on the device."""
+        """A sentence on the nodes that the CPU computes; empty where all values are computed on the device."""
         if not self.on_cpu:
             return ""
         halves = f", of them {_listed(self.half_on_cpu)} with half tensors" if self.half_on_cpu else ""

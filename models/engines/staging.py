@@ -117,7 +117,7 @@ def cuda_streams(device: torch.device) -> CudaStreams:
 
 
 def slots_on(device: torch.device) -> int:
-    """How many batches an engine on the device takes ahead."""
+    """The number of batches that an engine on the device holds at once: one is computed while the next one is taken."""
     return 1 if is_off(TWO_IN_FLIGHT, device) else SLOTS
 
 
@@ -219,7 +219,7 @@ class Staged:
         self.arrived.synchronize()
 
     def wait(self) -> list[np.ndarray]:
-        """Its outputs, in memory that belongs to the caller. Raises the device's error."""
+        """The outputs of the batch, in memory that belongs to the caller. Raises the device's error."""
         try:
             self.synchronize()
             return [to_numpy(host) for host in self.slot.taken]

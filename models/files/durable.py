@@ -27,7 +27,7 @@ def may_not_be_written(error: BaseException) -> bool:
 
 
 def free_there(path: Path) -> str:
-    """How much is free on the disk of a file that need not exist, for a message."""
+    """The number of bytes that are free on the disk of a file that need not exist, in words for a message."""
     there = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
     try:
         return f"{shutil.disk_usage(there).free} bytes are free there"

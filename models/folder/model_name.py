@@ -1,4 +1,4 @@
-"""What a model may be called: a name that is a folder's and a part of a URL as it stands."""
+"""The names that a model may have: each can be a folder's name, and a part of a URL without escapes."""
 
 import re
 

@@ -46,7 +46,7 @@ class Precision:
         return cls(level_meant, dtype or meant or "fp16", tuple(keep), embeddings)
 
     def to_json(self) -> dict[str, Any]:
-        """What was asked, as the plan of a version begins (``precision.json``)."""
+        """The precision that was asked for, as the first entries of a version's plan (``precision.json``)."""
         return {
             "level": self.level,
             "dtype": self.dtype,

@@ -47,7 +47,7 @@ class Chains:
                         self.largest[size] = dim.maximum
 
     def condition(self, site: Site) -> Condition | None:
-        """None where it is not known."""
+        """The condition under which the site's index is in range; None where that is not known."""
         if not isinstance(site.size, int):
             counts = self._counted(site.index) == self.equal.get(str(site.size), site.size) is not None
             return Condition(None, Bounds.uniform(0, 0, 1)) if counts else None
@@ -113,7 +113,7 @@ class Chains:
         return source, bounds if same_places else bounds.of_rank(dimensions_of(source))
 
     def _column(self, node: Node, source: Node, bounds: Bounds) -> _Step:
-        """Of `select` and `slice`, whose places along an axis may be fixed."""
+        """The step back from a `select` or a `slice` to its source; its places along the axis may be fixed."""
         is_slice = aten_name(node) == "slice"
         axis = argument(node, 1, 0)
         ends = (
@@ -143,7 +143,7 @@ class Chains:
         return int(held.min()) if held is not None and held.min() == held.max() else None
 
     def _part(self, node: Node, bounds: Bounds) -> _Step:
-        """One of the columns of `unbind`, or of the parts of `split`."""
+        """The step back from one of the columns of `unbind`, or of the parts of `split`, to the source."""
         source, which = node.args
         assert isinstance(source, Node) and isinstance(which, int)
         name, whole = aten_name(source), argument(source, 0)

@@ -1,4 +1,4 @@
-"""Where a graph of ATen operations indexes a table with integers: embedding, gather, index, scatter, one_hot.
+"""The sites where a graph of ATen operations indexes a table with integers: embedding, gather, index, scatter, one_hot.
 
 An index out of range raises on a CPU. On a CUDA device it is a device-side assert, after which every later call fails.
 Bodies of control flow are left out. Source: torch's CPU kernels, whose errors a test repeats.

@@ -29,7 +29,7 @@ class Bounds:
         return cls(np.full(shape, low, object), np.full(shape, high, object))
 
     def holds(self, low: int, high: int) -> bool:
-        """True if a tensor of values from ``low`` to ``high`` is within them everywhere."""
+        """True if a tensor of values from ``low`` to ``high`` is within these bounds everywhere."""
         return bool((self.low <= low).all() and (self.high >= high).all())
 
     def clipped(self, low: int, high: int) -> "Bounds":
@@ -39,11 +39,11 @@ class Bounds:
         return Bounds(self.low - number, self.high - number)
 
     def of_rank(self, rank: int) -> "Bounds | None":
-        """For a tensor of ``rank`` dimensions that has the same elements elsewhere; None where ends differ by place."""
+        """Bounds of the same elements in a tensor of ``rank`` dimensions; None where ends differ by place."""
         return Bounds.uniform(self.low.item(), self.high.item(), rank) if self.low.size == 1 else None
 
     def along_new_axis(self, rank: int, axis: int) -> "Bounds":
-        """For a tensor of ``rank`` dimensions, of which this one is a place along ``axis``."""
+        """Bounds for a tensor of ``rank`` dimensions, of which the tensor of these bounds is a place along ``axis``."""
         if self.low.ndim >= rank:  # of a single number
             return self
         return Bounds(np.expand_dims(self.low, axis), np.expand_dims(self.high, axis))
@@ -51,7 +51,8 @@ class Bounds:
     def cut_out(
         self, axis: int, size: int, places: Sequence[int] | range, low: int, high: int
     ) -> "Bounds | None":
-        """Of ``x[..., places, ...]`` along an axis of ``size``: other elements may be any number from low to high.
+        """Bounds of ``x`` from these of ``x[..., places, ...]``, along an axis of ``size``: other elements may be any
+        number from low to high.
 
         None where the axis is too long for ends of each place.
         """

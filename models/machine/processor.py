@@ -1,8 +1,8 @@
-"""What this machine's processor computes: its name, its instructions, and the kernels that torch and oneDNN have for
-it. No other file asks torch about the processor.
+"""The facts of this machine's processor: its name, its instructions, and the kernels that torch and oneDNN have for it.
+No other file asks torch about the processor.
 
-What a decision reads is a `Processor`, so that its test gives the facts of any processor; what kernels cost is measured
-in `kernel_costs.py`. Needs torch alone: the trainer loads this file by its path.
+A decision reads a `Processor`, so that its test gives the facts of any processor; the time that kernels take is
+measured in `kernel_costs.py`. Needs torch alone: the trainer loads this file by its path.
 """
 
 import os
@@ -44,7 +44,7 @@ class Processor:
         return [name for name, found in (("bf16", self.bf16_units), ("fp16", self.fp16_units)) if found]
 
     def computes(self, dtype: torch.dtype) -> bool:
-        """True if oneDNN has kernels for this type; it has those of FP32 wherever it is."""
+        """True if oneDNN has kernels for this dtype; wherever oneDNN exists, it has those of FP32."""
         found = {torch.bfloat16: self.bf16_kernels, torch.float16: self.fp16_kernels, torch.float32: True}
         return self.onednn and found.get(dtype, False)
 

@@ -1,8 +1,8 @@
-"""How many cores this process may use: what its affinity and the processor quota of its control groups allow.
+"""The number of cores that this process may use, as its affinity and the processor quota of its control groups allow.
 
 Every number of threads or processes that follows the machine is taken from here. Libraries that count the cores by
 themselves know the affinity and not the quota: with four threads under a quota of one core, all four are stopped for
-most of each period of the scheduler, and a batch waits for the last of them. Imports nothing heavy: it is asked before
+most of each period of the scheduler, and a batch waits for the last of them. Imports nothing heavy: it is called before
 torch and numpy start their threads.
 """
 
@@ -20,7 +20,7 @@ _OF_LIBRARIES = "OMP_NUM_THREADS"  # OpenMP, MKL, OpenBLAS and Arrow read it whe
 @dataclass(frozen=True, slots=True)
 class Cores:
     """``affinity``: the cores on which this process may run (None: the system does not tell). ``quota``: the time that
-    the tightest control group gives it, in cores (None: no limit)."""
+    the tightest control group gives the process, in cores (None: no limit)."""
 
     online: int
     affinity: int | None
@@ -28,7 +28,7 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """A part of a core counts as a core."""
+        """The number of cores that may be used; a part of a core counts as a core."""
         allowed = self.affinity or self.online
         return allowed if self.quota is None else max(1, min(allowed, math.ceil(self.quota)))
 
@@ -43,7 +43,7 @@ class Cores:
 
 
 def usable_cores() -> int:
-    """At least 1."""
+    """The number of cores that this process may use, at least 1."""
     return cores_here().usable
 
 
@@ -66,7 +66,7 @@ def quota_in(root: Path = ROOT) -> float | None:
 
 
 def bound_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Tell the libraries of this process and of its children about a quota, which they do not see by themselves.
+    """Limit the threads of libraries in this process and its children to a quota, which they do not see by themselves.
 
     A number that the user has set stays. To be called before numpy and torch are imported.
     """

@@ -1,4 +1,4 @@
-"""How the pixels of a picture become the numbers of a tensor, and back, as the ``picture`` entry says.
+"""The pixels of a picture are turned into the numbers of a tensor, and back, as the ``picture`` entry says.
 
 A number is ``(pixel · scale − mean) / std`` per channel, pixels being 0 … 255. The tensor's shape decides the
 layout: channels first (``[-1, 3, 224, 224]``) wherever that fits, else last (``[-1, 224, 224, 3]``); a grey

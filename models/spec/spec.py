@@ -75,7 +75,7 @@ class Dim:
 
     @property
     def wire(self) -> int:
-        """As the protocol's metadata writes it: the size, or -1."""
+        """The size as the protocol's metadata writes it, or -1 where it is free."""
         return self.minimum if self.fixed else -1
 
 
@@ -124,7 +124,7 @@ class TensorSpec:
 
     @property
     def wire_shape(self) -> list[int]:
-        """As requests and answers have it, -1 where a size is free."""
+        """The shape as requests and answers have it, -1 where a size is free."""
         return [dim.wire for dim in batch_back(self.shape, self.batch_axis)]
 
     def as_called(self) -> "TensorSpec":
@@ -145,7 +145,7 @@ class TensorSpec:
         return None
 
     def why_not_empty(self, shape: Sequence[int], batched: bool = True) -> str:
-        """What a message about ``shape`` adds where a size is 0 and any seems to fit (-1); empty for other shapes."""
+        """The end of a message about ``shape`` where a size is 0 and any seems to fit (-1); empty for other shapes."""
         if len(shape) == len(self.shape):
             for axis, (dim, size) in enumerate(zip(self.shape, shape, strict=True)):
                 if not size and not dim.fixed:
@@ -231,7 +231,7 @@ class ParityLimits:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How requests are put together: ``max_queue_size`` in requests, the delay in microseconds.
+    """The rules by which requests are put together: ``max_queue_size`` in requests, the delay in microseconds.
 
     ``buckets``: the numbers of rows that a batch is filled up to, ascending; the model's ``max_batch_size`` is
     always one more. Empty: never filled up. ``auto``: never on a CPU, to powers of two on a CUDA device.

@@ -52,7 +52,7 @@ class ValueRange:
         )
 
     def outside(self, array: np.ndarray) -> np.ndarray:
-        """Which of these integers are out of range, in the array's shape."""
+        """True for each of the array's integers that is out of range, in the array's shape."""
         return (array < self._ends(self.low)) | (array > self._ends(self.high))
 
     def within(self, other: "ValueRange") -> bool:

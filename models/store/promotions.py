@@ -1,9 +1,9 @@
-"""Which versions were made active, by whose order and in place of which one; and the lock under which that changes.
+"""The record of the versions that were made active, by whose order and in place of which one; and the alias's lock.
 
     <store>/models/<name>/promotions.json   {"2": {"first": {"over": 1, "by": "operator", "at": …}, "last": {…}}}
     <store>/models/<name>/.promoting        locked (flock) while the alias is compared and moved
 
-The first and the last promotion of each version are kept: the file grows with the versions, not with the calls.
+The first and the last promotion of each version are stored: the file grows with the versions, not with the calls.
 """
 
 import fcntl

@@ -62,7 +62,7 @@ class Version:
 
     @property
     def awaits_promotion(self) -> bool:
-        """True if publishing did not make it active; whether a promotion did since is in `Store.promotions`."""
+        """True if publishing did not make the version active; a later promotion is in `Store.promotions`."""
         return bool(self.manifest.get("awaits_promotion"))
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class Version:
         return replace(self.read("spec.json", ModelSpec.from_json), name=self.name)
 
     def read(self, file: str, found: Callable[[Any], T]) -> T:
-        """What ``found`` makes of one JSON file. Raises DamagedFile also where it is not what a conversion writes."""
+        """The result of ``found`` for one JSON file. Raises DamagedFile also where a conversion writes no such file."""
         try:
             return found(self.json(file))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -113,8 +113,8 @@ class Certificates:
 
 
 def _refused(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> str:
-    """Tell why a caller that trusts this very certificate refuses it now, in OpenSSL's words (its dates, its purpose);
-    empty where it does not. The caller is one in memory."""
+    """The reason why a caller that trusts this very certificate refuses it now, in OpenSSL's words (its dates, its
+    purpose); empty where the caller accepts it. The caller is one in memory."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -50,7 +50,7 @@ def _sendable(key: str) -> str:
 
 
 def key_advice(status: int) -> str:
-    """What to do, behind the words of a server that refused with 401; empty for another status."""
+    """The advice that follows the words of a server that refused with 401; empty for another status."""
     if status != HTTPStatus.UNAUTHORIZED:
         return ""
     sent = "the key in it is none of this server's" if key_headers() else "it is not set"

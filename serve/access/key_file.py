@@ -35,7 +35,7 @@ class KeyFile:
         self.path = path
 
     def stamp(self) -> Stamp | None:
-        """What differs where the file is another one; None where there is none. Raises OSError."""
+        """The facts of the file that differ once it is another file; None where there is no file. Raises OSError."""
         try:
             found = self.path.stat()
         except FileNotFoundError:

@@ -23,7 +23,7 @@ _NO_DIGEST = "0" * 64  # compared where no record is found, so that both cases t
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What is kept of a key. Without ``models`` it is for all of them.
+    """The stored facts of a key. A key without ``models`` is for all models.
 
     ``rate``: requests per second, ``concurrency``: requests at once; None: no limit. ``created_at``: Unix seconds.
     """

@@ -30,7 +30,7 @@ class _Cost:
 
 
 class Pace:
-    """How long a batch takes on this device by its size, including the wait for other models' batches.
+    """The time that a batch takes on this device, by its size, including the wait for other models' batches.
 
     Sizes between two powers of two are one kind. A size that was never run is assumed to take as long as the largest
     smaller one: the first batch of that size measures it, and a refusal on a guess would keep it from being run.
@@ -87,7 +87,8 @@ class Pace:
         self._look_ahead(full_rows)
 
     def _look_ahead(self, full_rows: int) -> None:
-        """At the worst a full batch is under way, and where shapes differ each row is a batch of its own."""
+        """Compute ``full_ns`` and ``easy_rows`` for the worst case: a full batch is under way, and where shapes differ
+        each row is a batch of its own."""
         self.full_ns = self.cost_ns(full_rows)
         if not self._max_wait_ns or not self.full_ns:
             self.easy_rows = math.inf

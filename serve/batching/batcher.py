@@ -254,7 +254,7 @@ class Batcher:
         return self._queue.present
 
     def due_ns(self) -> int | None:
-        """Tell when the next batch may start, on the device's clock; None where nothing waits."""
+        """The time when the next batch may start, in ns on the device's clock; None where no request waits."""
         due_ns = self._scheduler.due_ns()
         if due_ns is None and not self.computing and self._drained is not None and self.waiting == 0:
             self._on_loop(self._drained.set)

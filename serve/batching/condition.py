@@ -101,7 +101,7 @@ class Condition:
         return self.lost
 
     def note_ceiling(self) -> None:
-        """Where all rows have one size, form no larger batches than the device has memory for."""
+        """Form no larger batches than the device has memory for, where all rows have one size."""
         most = self.ceiling.smallest
         if most and self._one_size:
             self.prepared.useful_rows = min(self.prepared.useful_rows or most, most)

@@ -56,7 +56,8 @@ def process_waited_for_cores_s() -> float:
 
 
 class Crowding:
-    """What took cores from this process since this was made: other programs, other guests (steal), its group's quota.
+    """Measures what took cores from this process since the object was made: other programs, other guests (steal), the
+    quota of the process's group.
 
     Threads of this process that spin make each other wait as well; only where other programs computed meanwhile is the
     machine crowded. Processes that this program started (trainers) are no other programs. A group that

@@ -25,7 +25,7 @@ def _empty_buckets() -> list[int]:
 
 
 class Phase:
-    """How long one kind of work takes, as a histogram; one writer."""
+    """The times of one kind of work, as a histogram with one writer."""
 
     __slots__ = ("buckets", "spent_ns")
 

@@ -39,16 +39,16 @@ class Schedulable(Protocol):
 
     @property
     def queued(self) -> int:
-        """How many requests the last ``due_ns`` found waiting."""
+        """The number of requests that the last ``due_ns`` found waiting."""
         ...
 
     @property
     def computing(self) -> bool:
-        """True if the device computes a batch of it in the background, whose end rings the device thread."""
+        """True if the device computes a batch of this batcher in the background, whose end wakes the device thread."""
         ...
 
     def due_ns(self) -> int | None:
-        """Tell when the next batch may start, on the device's clock (past: at once); None where nothing waits."""
+        """The time when the next batch may start, on the device's clock (past: at once); None where nothing waits."""
         ...
 
     def step(self) -> None:
@@ -143,7 +143,7 @@ class DeviceThread:
 
     @property
     def here(self) -> bool:
-        """True if this is the device thread."""
+        """True if the calling thread is the device thread."""
         return threading.get_ident() == self._thread.ident
 
     @property

@@ -39,8 +39,8 @@ ItemT = TypeVar("ItemT", bound=Item)
 
 @dataclass(slots=True, frozen=True)
 class Fault:
-    """Why a run gave no answer, as text: the error itself is not kept, for its traceback would keep the batch's
-    memory."""
+    """The reason why a run gave no answer, as text: the error itself is not stored, for its traceback would hold the
+    batch's memory."""
 
     text: str
     memory: bool = False
@@ -125,7 +125,7 @@ class EngineRunner:
         return run
 
     def _may_go_beside(self, run: Run) -> bool:
-        """True if the run may begin while those before it are under way; their memory is taken meanwhile."""
+        """True if the run may begin while earlier runs are under way, whose memory is taken meanwhile."""
         if not self._begun:
             return True
         in_order = all(other.launched is not None for other in self._begun)
@@ -137,7 +137,7 @@ class EngineRunner:
         run.launched = None
 
     def _alone_on_the_device(self, run: Run) -> list[np.ndarray] | Fault:
-        """Run it again with nothing beside it: rows that fit alone are no reason for a ceiling."""
+        """Run a batch again with nothing beside it: rows that fit alone are no reason for a ceiling."""
         for other in self._begun:
             if other.launched is not None:
                 self._wait(other)

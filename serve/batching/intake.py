@@ -33,7 +33,7 @@ class Intake:
 
     @classmethod
     def of(cls, spec: ModelSpec, suspicious: bool = False) -> "Intake":
-        """Of a spec. Where the model is not batched, a request is one execution and counts as one row."""
+        """The intake of a spec. Where the model is not batched, a request is one execution and counts as one row."""
         inner = [t.shape[1:] if spec.batched else t.shape for t in spec.inputs]
         differ = any(not dim.fixed for shape in inner for dim in shape)
         sizes = [prod(dim.minimum for dim in shape) for shape in inner]

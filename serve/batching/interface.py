@@ -175,7 +175,7 @@ class Roster(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """Tell why nothing will be answered until the process is started anew; None while it can be."""
+        """The reason why nothing is answered until the process is started anew; None while requests can be answered."""
         ...
 
     @property
@@ -184,7 +184,7 @@ class Roster(Protocol):
         ...
 
     def not_ready_reasons(self, reaches: Callable[[str], bool] = ...) -> list[str]:
-        """Tell why the server is not ready; only models for which ``reaches`` is true are named."""
+        """The reasons why the server is not ready; only models for which ``reaches`` is true are named."""
         ...
 
 
@@ -221,4 +221,4 @@ class RosterControl(Protocol):
 
 
 class ControlledRoster(Roster, RosterControl, Protocol):
-    """Both."""
+    """A `Roster` with the verbs of `RosterControl`."""

@@ -18,7 +18,7 @@ def largest_within(buckets: Sequence[int], rows: int) -> int:
 
 
 def filled_rows(buckets: Sequence[int], rows: int, most: int) -> int:
-    """How many rows a batch of ``rows`` is filled up to, where ``most`` are allowed."""
+    """The number of rows to which a batch of ``rows`` is filled up, where ``most`` are allowed."""
     for bucket in buckets:
         if rows <= bucket:
             return bucket if bucket <= most else rows

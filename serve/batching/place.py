@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where versions serve; ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``: the original
-    stays loaded beside an active half; ``scarce``: there is no memory for all forms of a version together."""
+    """The device where versions serve. ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``:
+    the original stays loaded beside an active half; ``scarce``: no memory for all forms of a version together."""
 
     device: torch.device
     thread: DeviceThread
@@ -24,7 +24,7 @@ class Place:
 
     @property
     def apart(self) -> bool:
-        """True where the compared forms are loaded one at a time, as on a device with memory of its own."""
+        """True if the compared forms are loaded one at a time, as on a device with memory of its own."""
         return self.scarce or self.device.type != "cpu"
 
     def call(self, fn: Callable[[], T]) -> T:
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def lost(self) -> str | None:
-        """Tell why nothing will be computed until the process is started anew; None while the device computes."""
+        """The reason why nothing is computed until the process is started anew; None while the device computes."""
         if self.thread.lost is not None:
             return f"device {self.device} is lost: {self.thread.lost}; restart the server"
         return None if self.thread.alive else f"the thread of device {self.device} has ended"

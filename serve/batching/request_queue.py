@@ -123,7 +123,7 @@ class Request:
         self.arrays = lengths.filled(self.arrays)
 
     def own(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
-        """The outputs of its rows without what belongs to filled-up places."""
+        """The outputs of the request's rows without what belongs to filled-up places."""
         if self.given is None:
             return outputs
         lengths, arrays = self.given
@@ -131,16 +131,16 @@ class Request:
 
     @property
     def as_given(self) -> Sequence[np.ndarray]:
-        """Its arrays as the caller sent them."""
+        """The request's arrays as the caller sent them."""
         return self.arrays if self.given is None else self.given[1]
 
     @property
     def counts(self) -> bool:
-        """True if this is a request of its own or the last part of one."""
+        """True if the request is undivided or is the last part of a divided one."""
         return self.part is None or self.part.last
 
     def parts(self, limit: int) -> list["Request"]:
-        """The same in pieces of ``limit`` rows (the last has the rest), as views."""
+        """The same request in pieces of ``limit`` rows (the last has the rest), as views."""
         starts = range(0, self.rows, limit)
         split = SplitRequest(len(starts))
         return [
@@ -248,7 +248,7 @@ class RequestQueue:
         return not self._groups and not self.delay_ns and now_ns >= self._wait_ends_ns
 
     def due_ns(self) -> int | None:
-        """Tell when the next batch may start: the oldest request's arrival, later by the delay unless it is full.
+        """The time when the next batch may start: its oldest request's arrival, later by the delay unless it is full.
 
         None where no request waits. The group that is due first is next, so no group waits for ever.
         """
@@ -379,7 +379,7 @@ class RequestQueue:
         return group.rows >= min(self.limit, group.most)
 
     def _due_ns(self, group: _ShapeGroup) -> int:
-        """Tell when the group's next batch may start: an urgent or lone request waits neither for the delay nor for
+        """The time when the group's next batch may start: an urgent or lone request waits neither for the delay nor for
         others."""
         if group.urgent:
             return group.line()[0].since_ns - (HEAD_START_NS if group.line() is group.urgent else 0)

@@ -95,7 +95,7 @@ class BatchScheduler:
             counters.rejected += 1
 
     def due_ns(self) -> int | None:
-        """Tell when there is something to do: a batch may start, or one under way is to be waited for."""
+        """The time when a batch may start, or one under way is to be waited for; None where there is neither."""
         while self.inbox:
             self._receive(*self.inbox.popleft())
         due_ns = self._queue_due_ns()
@@ -108,12 +108,12 @@ class BatchScheduler:
 
     @property
     def computing(self) -> bool:
-        """True if the device works on the oldest batch under way: its end is rung, and not waited for."""
+        """True if the device works on the oldest batch under way, whose end then wakes the device thread."""
         return bool(self._under_way) and self._under_way[0].computing
 
     @property
     def _may_go_ahead(self) -> bool:
-        """True if the next batch may begin beside those under way: a smaller one may still fill up."""
+        """True if the next batch may begin beside those under way: only a full one, for others may still fill up."""
         return len(self._under_way) < self._depth and self.queue.fills_a_batch
 
     def _queue_due_ns(self) -> int | None:

@@ -28,7 +28,7 @@ _SOONEST_NS = 1_000  # zero would disarm it
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send what: ``requests`` are whole HTTP requests, taken in turn."""
+    """The server to load, and what is sent there: ``requests`` are complete HTTP requests, taken in turn."""
 
     host: str
     port: int

@@ -15,7 +15,7 @@ PERCENTS = ("p50", "p90", "p99", "p99.9", "max")
 
 
 def render(facts: Mapping[str, Any]) -> Group:
-    """Both tables, then every refusal, error and doubt as a sentence."""
+    """The tables of latencies and of times, then every refusal, error and doubt as a sentence."""
     asked = (
         f"{facts['model']}, {facts['wire']}, rows {facts['rows']}, {facts['request_bytes']} bytes a request"
     )

@@ -240,7 +240,8 @@ def _caption(facts: dict[str, Any]) -> Text:
 
 
 def _trained(job: dict[str, Any]) -> str:
-    """How: on a processor FP16 is stored, and products are computed in FP32, as the tensor cores of a GPU do."""
+    """The words on how the model was trained: on a CPU FP16 is stored, and products are computed in FP32, as the tensor
+    cores of a GPU do."""
     how = "FP16 storage and FP32 products"
     if (summary := job["summary"]) is None:
         return how

@@ -108,7 +108,7 @@ def _device(index: int) -> dict[str, str]:
 
 
 def _selftests(store: Path) -> list[dict[str, str]]:
-    """What the selftest found on each device."""
+    """The result of the selftest on each device."""
     names = [
         f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     ]
@@ -156,7 +156,8 @@ def _onnxruntime() -> dict[str, str]:
 
 
 def _cuda_session_fault() -> str:
-    """What keeps ONNX Runtime from computing on the GPU: a provider that is listed may lack a library or a kernel."""
+    """The reason why ONNX Runtime cannot compute on the GPU (a provider that is listed may lack a library or a kernel);
+    empty where it can."""
     numbers = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])
     doubled = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2])
     graph = onnx.helper.make_graph(

@@ -58,7 +58,7 @@ def status(url: Url = LOCAL) -> Ended:
 
 
 def _not_ready(url: str) -> str:
-    """Tell why the server is not ready; empty where it is. Raises NotReady where no server answers."""
+    """The reason why the server is not ready; empty where it is. Raises NotReady where no server answers."""
     try:
         _asked(url, "/v2/health/ready")
     except NotReady:

@@ -96,7 +96,7 @@ _WORK = {"preprocess": _preprocess, "postprocess": _postprocess}
 
 
 def _array(value: Any) -> np.ndarray:
-    """Of numpy's, of torch's, or of numbers in lists."""
+    """The value, which is an array of numpy, a tensor of torch or numbers in lists, as an array of numpy."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 

@@ -209,7 +209,7 @@ class Call:
         return message(f"{self.name}Response")
 
     def need(self, request: Any) -> Need:
-        """What a key needs for this request."""
+        """The scopes (a key needs one of them) and the model of this request."""
         scopes, model = need_of(*self.like)
         # No name, which statistics take for all models, is in no key's list.
         return scopes, getattr(request, self.model) if model == "m" else model

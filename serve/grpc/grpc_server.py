@@ -109,7 +109,8 @@ class GrpcServer:
 
 
 def _admit_reader(front: InferFront, metadata: Sequence[tuple[str, Any]] | None) -> None:
-    """What `/openapi.json` needs, for who reads the same about gRPC. Raises Unauthenticated, Forbidden."""
+    """Admit a caller that reads about gRPC what `/openapi.json` says of HTTP, with the same keys. Raises
+    Unauthenticated, Forbidden."""
     scopes, _ = need_of("GET", "/openapi.json")
     front.access.check(_authorization(metadata), scopes)
 

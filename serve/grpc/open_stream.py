@@ -23,9 +23,9 @@ def most_streams(calls: int) -> int:
 
 
 def most_watchers(calls: int) -> int:
-    """How many of all calls may watch the server's health, besides those of `most_streams`: a watching caller needs no
-    key, and must not end the stream of a caller that has one. Half of the calls that streams leave; the other half
-    is for unary calls."""
+    """The number of all calls that may watch the server's health, besides those of `most_streams`: a watching caller
+    needs no key, and must not end the stream of a caller that has one. Half of the calls that streams leave; the
+    other half is for unary calls."""
     return (calls - most_streams(calls)) // 2
 
 

@@ -74,7 +74,7 @@ def check_counts(request: Any, spec: ModelSpec) -> None:
 
 
 def parts_of(request: Any) -> int:
-    """How many sizes and parameters the request has, which are objects in Python."""
+    """The number of sizes and parameters in the request, each of which becomes an object in Python."""
     inputs = sum(len(tensor.shape) + len(tensor.parameters) for tensor in request.inputs)
     return inputs + sum(len(asked.parameters) for asked in request.outputs) + len(request.parameters)
 

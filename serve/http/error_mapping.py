@@ -170,7 +170,7 @@ _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the se
 
 
 def no_model(name: str) -> bool:
-    """Of a caller of whom nothing is known: no model is named to it."""
+    """Always False, for a caller about whom nothing is known: no model is named to such a caller."""
     return False
 
 

@@ -108,5 +108,5 @@ def taken_away() -> NotReady:
 
 
 def parameters_of(answer: Answer) -> dict[str, str]:
-    """What every answer of the V2 protocol says of its version."""
+    """The parameters by which every answer of the V2 protocol describes its version."""
     return {"halfeven_precision": answer.precision, "halfeven_digest": answer.prepared.digest[:12]}

@@ -82,7 +82,7 @@ _RULES = (
 
 
 def need_of(method: str, path: str) -> Need:
-    """What a request needs, for `AccessControl.admit`. ``path`` is percent-decoded."""
+    """The scopes (a key needs one) and the model of a request, for `AccessControl.admit`. ``path``: percent-decoded."""
     found = rule_of(method, path)
     if found is None:
         return TO_MANAGE, EVERY_MODEL

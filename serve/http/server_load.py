@@ -1,4 +1,4 @@
-"""How loaded the server is: the gauges that an autoscaler reads, and the header of an answer for a load balancer.
+"""The load of the server: the gauges that an autoscaler reads, and the header of an answer for a load balancer.
 
 The header is that of ORCA (Open Request Cost Aggregation) as Envoy and gRPC read it: a request with
 ``endpoint-load-metrics-format: TEXT`` or ``JSON`` gets ``endpoint-load-metrics``. Source: Envoy, "ORCA load reports",

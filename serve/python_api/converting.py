@@ -127,7 +127,7 @@ def _forms(form: str | None, folder: ModelFolder) -> tuple[tuple[str, ...], str 
 
 @dataclass(eq=False)
 class _Asked:
-    """What the caller gave, as a model folder. ``samples_file`` is None where the folder's own are taken."""
+    """The caller's arguments, as a model folder. ``samples_file`` is None where the folder's own samples are taken."""
 
     model: nn.Module | str | os.PathLike[str]
     samples: Mapping[str, Given] | str | os.PathLike[str] | None

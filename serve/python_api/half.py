@@ -61,7 +61,7 @@ class Half:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What ``halfeven convert --json`` prints."""
+        """The facts that ``halfeven convert --json`` prints."""
         return facts_of(self.version)
 
     @property

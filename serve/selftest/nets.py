@@ -54,7 +54,7 @@ class Net:
         )
 
     def expected(self, batches: Sequence[Parts]) -> list[list[np.ndarray]]:
-        """What the FP32 program answers on a CPU."""
+        """The answers of the FP32 original on a CPU."""
         engine: Engine = self.engine(self.original, CPU)
         try:
             return [engine.run(parts) for parts in batches]

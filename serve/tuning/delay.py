@@ -1,4 +1,4 @@
-"""Whether waiting for a batch to fill pays here: callers in a closed loop, through the real batcher."""
+"""Measures if waiting for a batch to fill pays here, with callers in a closed loop, through the real batcher."""
 
 import asyncio
 import math

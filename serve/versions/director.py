@@ -79,7 +79,7 @@ class Director:
         return described | {"loaded": loaded} | ({"fault": fault} if fault else {})
 
     def created(self, name: str) -> int:
-        """Tell when the version that the store names was made, in seconds since 1970; 0 where nothing says so."""
+        """The time when the model's live version was made, in seconds since 1970; 0 where nothing says so."""
         number = self._store.live_number(name) if self._store.numbers(name) else None
         with suppress(HalfevenError, KeyError, ValueError, TypeError):
             if number is not None:
@@ -101,12 +101,12 @@ class Director:
         }
 
     def events(self, name: str, most: int) -> list[dict[str, Any]]:
-        """The newest first."""
+        """The events of one model, the newest first."""
         self.describe(name)
         return events(self._store, name, most)
 
     def newest_events(self, names: Iterable[str], most: int) -> list[dict[str, Any]]:
-        """Of several models, the newest first."""
+        """The events of several models, the newest first."""
         return newest_events(self._store, names, most)
 
     @contextmanager

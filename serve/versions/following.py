@@ -1,5 +1,5 @@
-"""What a replica takes from the store while it serves: versions, the alias, the canary, the shadow, and halves that
-drifted on another replica."""
+"""A replica follows the store while it serves: versions, the alias, the canary, the shadow, and halves that drifted
+on another replica."""
 
 import logging
 import threading

@@ -34,12 +34,12 @@ class Faults:
         self._tries: dict[str, tuple[Stamp, float]] = {}
 
     def of(self, name: str) -> str | None:
-        """Tell why the model could not be made ready the last time; None where it could, or was not tried."""
+        """The reason why the model could not be made ready the last time; None where it could, or was not tried."""
         fault = self._found.get(name)
         return None if fault is None else fault.why
 
     def waits(self, name: str) -> bool:
-        """True if the model has a fault and it is not yet time to try it again."""
+        """True if the model has a fault and is not to be tried again yet."""
         fault = self._found.get(name)
         return (
             fault is not None
@@ -52,7 +52,7 @@ class Faults:
         self._tries[name] = stamp_of(self._models / name), self._clock()
 
     def note(self, name: str, why: str) -> bool:
-        """Note that the try failed; whether that is news."""
+        """Note that the try failed. True if the model had no fault, or another one, before."""
         now_s, before = self._clock(), self._found.get(name)
         stamp, began_s = self._tries.pop(name, None) or (stamp_of(self._models / name), now_s)
         times = 0 if before is None or before.stamp != stamp else before.times + 1
@@ -69,8 +69,8 @@ class Faults:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """What differs where the alias or a file of a version is another one. What servers write beside them (events,
-    orders, figures of this device) does not count: trying a model may write there."""
+    """The facts of a model's folder that differ once its alias or a file of a version is another one. What servers
+    write beside these (events, orders, figures of this device) does not count: trying a model may write there."""
     return tuple(sorted(_facts(folder)))
 
 

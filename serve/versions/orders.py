@@ -68,7 +68,7 @@ def write_orders(store: Store, name: str, orders: TrafficOrders) -> None:
 
 
 def drifted(version: Version, device: str) -> str | None:
-    """Tell why the half of this version may not serve on this device, or None."""
+    """The reason why the half of this version may not serve on this device since it drifted, or None where it may."""
     try:
         found = stored_json(_note(version))
         reason, noted = str(found["reason"]), found["device"]

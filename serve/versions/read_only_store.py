@@ -152,7 +152,7 @@ class StateWriter(OwnStore):
 
 
 def needs_the_store(root: Path) -> str:
-    """Tell why an order is refused, and what to do."""
+    """The sentence that says why an order is refused, and what to do."""
     return (
         f"this server only reads the store {root}; do it where the store may be written (`halfeven promote`, "
         "`rollback`, `finetune`, `convert` with --store), and this server follows"

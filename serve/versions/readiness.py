@@ -46,7 +46,7 @@ class Readiness:
 def reasons_of(
     missing: Iterable[str], faults: Faults, knows: Callable[[str], bool], reaches: Callable[[str], bool]
 ) -> list[str]:
-    """Tell why the missing models are not served, a sentence each. ``knows``: whether the store has the model;
+    """The reasons why the missing models are not served, a sentence each. ``knows``: whether the store has the model;
     ``reaches``: whether the reader may know of it."""
     reasons = list[str]()
     for name in missing:

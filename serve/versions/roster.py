@@ -114,8 +114,8 @@ class Roster:
         return self.place.lost
 
     def not_ready_reasons(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
-        """Tell why the server is not ready (`readiness.py`); empty where it is. A model that the reader may not know of
-        is not named."""
+        """The reasons why the server is not ready (`readiness.py`); empty where it is. A model that the reader may not
+        know of is not named."""
         if self.leaving or self._stopping.is_set():
             return ["the server is shutting down"]
         if (why := self.lost) is not None:
@@ -137,8 +137,8 @@ class Roster:
         return self._served.get(name)
 
     def fault(self, name: str, number: int | None = None) -> str | None:
-        """Tell why the store's alias for a name (of this version, where given) could not be followed; None where it
-        was."""
+        """The reason why the store's alias for a name (of this version, where given) could not be followed; None where
+        it was."""
         moved = number is not None and self._seen.get(name, (None, 0))[0] != number
         return None if moved else self._faults.of(name)
 

@@ -60,7 +60,7 @@ class StoreCopy:
         self._working = threading.Lock()
 
     def faults(self) -> list[str]:
-        """Tell why versions of the store could not be copied, a sentence each."""
+        """The reasons why versions of the store could not be copied, a sentence each."""
         return [fault for _, fault in self._faults.values()]
 
     def follow(self) -> None:
@@ -246,7 +246,7 @@ class StoreCopy:
         self._stamps[place] = str(entry), _stamp_of(target)
 
     def _listed(self, place: str) -> dict[str, Entry]:
-        """What a folder of the source has, by its last name. Raises OSError, FileNotFoundError where there is none."""
+        """The entries of a folder of the source, by name. Raises OSError, FileNotFoundError where there is none."""
         path = f"{self._root}/{place}".rstrip("/")
         return {
             entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry

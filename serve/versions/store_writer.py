@@ -1,4 +1,4 @@
-"""What is written to the store about versions in traffic: by whose order a version is active, the canary, the shadow,
+"""Writes to the store what concerns versions in traffic: by whose order a version is active, the canary, the shadow,
 drift and events. A store has one writer: the server, or one process for many replicas (`serve/ray/`).
 
 Versions are named by model and number, so that each call can be sent to another process.

@@ -221,7 +221,7 @@ def _constant(module: GraphModule, like: Node, tensor: Tensor) -> Node:
 
 
 def _readers(module: GraphModule) -> Counter[tuple[int, int]]:
-    """How many nodes read the tensor at an address, under any name."""
+    """The number of nodes that read the tensor at each address, under any name."""
     addresses: Counter[tuple[int, int]] = Counter()
     for node in module.graph.nodes:
         tensor = _tensor(module, node)

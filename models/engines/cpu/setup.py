@@ -1,4 +1,4 @@
-"""How an engine uses the processor: its threads, and the optional passes over its program.
+"""The setup in which an engine uses the processor: its threads, and the optional passes over its program.
 
 Two setups of one program differ in speed and in the order of sums, never in what is computed. No pass is faster on
 every processor: packed convolutions take half the time of plain ones with AVX-512, and eight times as long with AVX2

@@ -70,7 +70,7 @@ class _Plan(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What the fields of a request say, with every input declared and none read."""
+    """The meaning of a request's fields, with every input declared and none read."""
 
     id: str | None
     wishes: Wishes
@@ -172,7 +172,7 @@ class InferCodec:
         return self._all_binary if asked == self._all_binary else asked
 
     def _places(self, declared: Sequence[DeclaredInput], head: int, length: int) -> list[int | None]:
-        """Where each binary tensor begins in the body: one after the other, in the order of the JSON."""
+        """The offset of each binary tensor in the body (None for others): one after the other, in the JSON's order."""
         places: list[int | None] = [None] * len(declared)
         cursor = head
         for index, item in sorted(enumerate(declared), key=lambda pair: pair[1].position):

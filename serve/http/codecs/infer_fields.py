@@ -71,7 +71,7 @@ def read_outputs(
 def _output_form(
     tensor: TensorSpec, entry: Mapping[str, Any], binary: bool, dialect: Dialect
 ) -> tuple[bool, int]:
-    """How one output is wanted: in binary or JSON, and as how many classes (0: as it is)."""
+    """The form of one output: True for binary, False for JSON, and the number of classes (0: values as they are)."""
     parameters = parameters_of(entry, f"output '{tensor.name}'")
     if "shared_memory_region" in parameters:
         raise BadRequest(_no_shared_memory(f"output '{tensor.name}'"))

@@ -20,7 +20,7 @@ _FILE_IN_JSON = b'"%s"' % BASE64.encode()
 
 
 def is_quick(content_type: str, body: bytes) -> bool:
-    """True if reading takes less than handing it to a thread would."""
+    """True if reading the body takes less time than handing it to a thread would."""
     if is_multipart(content_type) or is_picture(body) or body.startswith(NPZ):
         return False
     return body.startswith(NPY) or (len(body) <= SHORT_JSON and _FILE_IN_JSON not in body)
@@ -70,7 +70,7 @@ def _from_npy(spec: ModelSpec, body: bytes) -> PredictRequest:
 
 
 def _check_said(content_type: str, body: bytes) -> None:
-    """Tell whether the content type names a kind that the bytes are not: refused, not parsed as JSON."""
+    """Raise BadRequest where the content type names a kind that the bytes are not: they are not parsed as JSON."""
     said = content_type.split(";")[0].strip().lower()
     if said.startswith("image/"):
         raise BadRequest(

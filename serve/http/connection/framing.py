@@ -1,4 +1,4 @@
-"""Where a request ends in the bytes of a connection, and what is refused because readers of HTTP differ about it.
+"""Finds where a request ends in the bytes of a connection, and refuses requests about which readers of HTTP differ.
 
 The length of a body is decided by the request's head alone, as any other reader decides it (RFC 9112, 6.3): an upgrade
 is not offered, and changes nothing (RFC 9110, 7.8). The parser takes more than other readers do: several spaces in a

@@ -15,7 +15,7 @@ _LONGEST = 4096  # bytes: one head is kept for each connection
 
 @dataclass(frozen=True, slots=True)
 class KnownHead:
-    """Of a plain infer request. ``size``: bytes of head and body together, as its content length says."""
+    """The head of a plain infer request. ``size``: bytes of head and body together, as its content length says."""
 
     head: bytes
     size: int

@@ -52,7 +52,7 @@ class PoliteProtocol(HttpToolsProtocol):
 
     @property
     def quiet_since_s(self) -> float:
-        """Tell when the last answer was complete, on the loop's clock; 0 where that is not known."""
+        """The time when the last answer was complete, in seconds on the loop's clock; 0 where that is not known."""
         return 0.0
 
     @property

@@ -75,7 +75,7 @@ class Secured(asyncio.Transport, asyncio.Protocol):
         self.ready.set_result(None)
 
     def eof_received(self) -> bool:
-        """True where the connection stays open after the caller has ended its side, with an alert or without."""
+        """True if the connection stays open after the caller has ended its side, with an alert or without."""
         if self._above is None or self.is_closing():
             return False
         before, self._has_ended = self._has_ended, True
@@ -145,7 +145,7 @@ class Secured(asyncio.Transport, asyncio.Protocol):
     # The records of TLS.
 
     def _notify(self) -> None:
-        """Tell the caller that nothing more comes."""
+        """Send the caller TLS's closing alert (close_notify): no more data comes."""
         with suppress(ssl.SSLError):  # the answer to it is not waited for
             self._tls.unwrap()
         self._flush()

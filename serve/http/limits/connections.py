@@ -42,7 +42,7 @@ class Connections:
         return True
 
     def has_room(self, coming: int = 0) -> bool:
-        """True if one more may stay beside ``coming`` that have not entered yet. An idle one is closed for it."""
+        """True if one more connection may stay beside ``coming`` new ones. An idle one is closed where needed."""
         return len(self) + coming < self.limit or self._close_one()
 
     def leave(self, connection: OpenConnection) -> None:
@@ -81,5 +81,5 @@ def connection_limit(setting: int | None, each: int = 1) -> int:
 
 
 def backlog_of(limit: int) -> int:
-    """How many connections may wait in the kernel until they are accepted. They take no descriptor yet."""
+    """The number of connections that may wait in the kernel until they are accepted. These take no descriptor yet."""
     return max(min(limit, 2048), 128)

@@ -17,13 +17,13 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptor_limit() -> int | None:
-    """How many descriptors this process may have open; None: as many as it likes."""
+    """The number of descriptors that this process may have open; None: no limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def descriptors_in_use() -> int:
-    """How many are open now; 3 where the system does not tell."""
+    """The number of descriptors that are open now; 3 where the system does not show them."""
     try:
         return len(list(_SHOWN_IN.iterdir())) - 1  # one is that of the listing
     except OSError:

@@ -1,8 +1,8 @@
-"""What all callers share has a bound for each caller too: a key may hold as much as is free beside what it holds.
+"""Each caller has a bound on what all callers share: a key may hold as much as is free beside what it holds.
 
 So one key alone has half of it, n greedy keys have an equal part each, and another key still finds a part free, without
 a number to be set for each (dynamic thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
-On a server without keys callers are not told apart, and the bound is that of all.
+On a server without keys callers cannot be distinguished, and the bound is that of all.
 """
 
 from collections import Counter

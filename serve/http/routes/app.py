@@ -198,7 +198,7 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
 
     @app.get("/v1/models/{m}/versions/{v}/lineage", tags=["versions"])
     def lineage(m: str, v: str) -> Response:
-        """Where the version comes from."""
+        """The record of where the version comes from."""
         return json_answer(history.lineage(m, v))
 
     @app.post("/v1/models/{m}/rollback", tags=["versions"])

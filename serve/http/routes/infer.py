@@ -209,7 +209,7 @@ class InferFront:
         return status, [(b"content-type", kind.encode()), *headers], body
 
     def call_span(self, name: str, context: Any) -> AbstractContextManager[object]:
-        """What is around one gRPC call: nothing here, a span where traces are written (`tracing/traced_front.py`)."""
+        """The context of one gRPC call: empty here, a span where traces are written (`tracing/traced_front.py`)."""
         return _NO_SPAN
 
     def _load_headers(self, form: str | None, model: str) -> Headers:

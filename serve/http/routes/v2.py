@@ -28,7 +28,7 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
 
     @app.get("/v2/health/live", tags=["server"])
     async def live() -> Response:
-        """Whether the process can answer: false where only a new process can answer again."""
+        """Liveness: true if the process can answer, false where only a new process can answer again."""
         alive = roster.lost is None
         return json_answer({"live": alive}, 200 if alive else 503)
 
@@ -62,7 +62,7 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
     @app.get("/v2/models/{m}/versions/{v}/ready", tags=["models"])
     @app.get("/v2/models/{m}/ready", tags=["models"])
     async def model_ready(m: str, v: str | None = None) -> Response:
-        """Whether this model answers."""
+        """Readiness of this model: true if it answers, else an error with the reason."""
         try:
             name = roster.find(m, v).name
             if roster.leaving:

@@ -64,7 +64,7 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
 
     @routes.get("/{m}/drift")
     def drift(m: str) -> Response:
-        """How far the halves' live answers lie from their FP32 originals', as histograms in units of u·S."""
+        """The distance of the halves' live answers from their FP32 originals', as histograms in units of u·S."""
         return json_answer(director.drift(m))
 
 

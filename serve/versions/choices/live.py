@@ -31,7 +31,7 @@ def seconds_by_rows(batches: Batches, waited_s: float = 0.0) -> dict[int, float]
 
 
 def off_by(batches: Batches, expected: Mapping[int, float], waited_s: float = 0.0) -> float | None:
-    """How many times as long as expected the batches took; None where they were too few, or nothing is expected.
+    """The ratio of the batches' time to the expected time; None where batches were too few, or no time is expected.
 
     ``expected``: seconds of one batch by rows; between two sizes, and beyond the largest, a row costs the same.
     """

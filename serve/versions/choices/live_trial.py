@@ -36,7 +36,8 @@ class Window:
 
 
 def live_gain(active: Window, rival: Window) -> float:
-    """How many times as fast the rival was: in answered rows, or where callers do not always wait, in seconds a row."""
+    """The ratio of the rival's speed to the active way's: in answered rows, or where callers do not always wait, in
+    seconds a row."""
     if min(active.busy_s / active.wall_s, rival.busy_s / rival.wall_s) >= _BUSY:
         return rival.rows / rival.wall_s * active.wall_s / active.rows
     return active.busy_s / active.rows * rival.rows / rival.busy_s

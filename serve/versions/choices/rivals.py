@@ -1,7 +1,7 @@
-"""What is tried beside the way that serves, and how much faster it has to be: the rules of the first load, both ways.
+"""The rivals of the way that serves, and the gain that each needs: the rules of the first load, in both directions.
 
 A load begins with the plain program on one core and adds what gains enough. Here the way that serves may have too much
-as well: what a load would not add is taken away again, once it is clearly below what it had to gain (`HYSTERESIS`).
+as well: what a load would not add is removed again, once its gain is clearly below the one it needs (`HYSTERESIS`).
 """
 
 from collections.abc import Collection, Sequence
@@ -36,17 +36,17 @@ def setup_rivals(
 
 
 def gain_needed(active: Way, rival: Way) -> float:
-    """How many times as fast as ``active`` the ``rival`` has to be to take its place.
+    """The ratio of the rival's speed to the active way's at which the ``rival`` takes the place of ``active``.
 
-    What a load would add needs what it needs there. The way back needs more than the loss of that, so that a way that
-    is just good enough is not put in and taken out again.
+    What a load would add needs the same gain as at a load. The way back needs more than the loss of that gain, so that
+    a way that is just good enough is not put in and taken out again.
     """
     ratio = _merit(rival, active) / _merit(active, rival)
     return ratio if _adds(active, rival) else ratio * HYSTERESIS
 
 
 def _merit(way: Way, other: Way) -> float:
-    """What the way has to gain by its half, or of two ways of one form by its threads and passes."""
+    """The gain that the way needs for its half, or of two ways of one form for its threads and passes."""
     if (way.form, way.precision) != (other.form, other.precision):
         return 1.0 if way.precision == "fp32" or other.precision != "fp32" else HALF_MUST_GAIN
     merit = MORE_THREADS_MUST_GAIN if way.threads > other.threads else 1.0

@@ -138,7 +138,7 @@ def contest(
 def round_gains(
     active: Side, rival: Side, sizes: Sequence[int], watch: Stopwatch, is_first: bool
 ) -> Steps[list[float]]:
-    """How many times as fast the rival was in this round, at each size as long as it is not hopeless."""
+    """The ratio of the rival's speed to the active engine's in this round, at each size until the rival is hopeless."""
     gains: list[float] = []
     for rows in sizes:
         mine, theirs = TimedSetup(active.way.setup, {}), TimedSetup(rival.way.setup, {})

@@ -1,4 +1,4 @@
-"""How many rows of a batch are useful, measured again by the rule of `loading/useful_rows.py`, and by live traffic."""
+"""The useful number of rows in a batch, measured again by the rule of `loading/useful_rows.py`, and by live traffic."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ _RUNS = 2  # of each size in a round
 
 def right_rows(now: WhatServes, watch: Stopwatch, trial: LiveTrial) -> Steps[bool]:
     """Measure batches of one row, two, four, … and take another size where it is better: by live traffic where there is
-    enough of it, else where two rounds in a row agree. Whether it was taken."""
+    enough of it, else where two rounds in a row agree. True if another size was taken."""
     limit, most = now.limit, now.loaded.spec.max_batch_size
     if limit == 0 or most == 1:
         yield from watch.time(*[BatchToTime(now.engine, limit, now.taken)] * 2)
@@ -83,7 +83,8 @@ def better_rows(seconds: Mapping[int, float], limit: int, worth: RowsWorth) -> i
 
 
 def rows_must_gain(limit: int, rows: int, worth: RowsWorth) -> float:
-    """How many times as many rows per second batches of ``rows`` need: no more where callers wait far less for them."""
+    """The ratio of the rows per second in batches of ``rows`` to those in batches of ``limit`` that a change needs: no
+    more than 1 where callers wait far less for the new ones."""
     return 1.0 - worth.within if rows * _LONG_WAITS <= limit else ROWS_MUST_GAIN
 
 

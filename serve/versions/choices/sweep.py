@@ -39,7 +39,7 @@ _CLEARLY_SLOWER = 0.8  # times as fast as what serves: no other change makes up 
 
 @dataclass(slots=True, eq=False)
 class Decided:
-    """What was decided since the last sweep that changed nothing.
+    """The decisions since the last sweep that changed nothing.
 
     ``ways`` that served do not come back. ``keys`` are the changes and forms that won, or were clearly slower: they are
     not tried again.
@@ -61,7 +61,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What measuring asks of this machine; tests give other facts. ``idle``: whether the device has nothing to do."""
+    """The facts of this machine that measuring reads; tests give others. ``idle``: the device has nothing to do."""
 
     idle: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
@@ -142,7 +142,7 @@ class Sweep:
 
     @property
     def measured(self) -> TimedSetup:
-        """What the batches of the engine that serves took in this sweep."""
+        """The times that the batches of the engine that serves took in this sweep."""
         return self._now.taken
 
     # The sweep.
@@ -255,8 +255,8 @@ class Sweep:
             return nothing
 
     def _compared(self, form: ServableForm, rival: Side, what: str) -> Steps[tuple[Verdict, PreparedVersion]]:
-        """By live traffic where there is enough of it, unless the rival is hopeless; else by runs between live batches.
-        With the verdict what would serve."""
+        """The verdict, and what would serve: by live traffic where there is enough of it, unless the rival is hopeless;
+        else by runs between live batches."""
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
         before = yield from self._trial.window()
@@ -296,7 +296,7 @@ class Sweep:
             self.machine.tidy(bool(kept))
 
     def _sizes(self) -> list[int]:
-        """One row, and the largest batch that is short."""
+        """The sizes to compare: one row, and the largest batch that is short."""
         short = [
             rows
             for rows, taken in self.measured.seconds.items()

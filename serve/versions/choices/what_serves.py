@@ -78,7 +78,7 @@ class WhatServes:
     # Another in its place.
 
     def by(self, form: ServableForm, engine: Engine, rows: int) -> PreparedVersion:
-        """What serves, by another engine in batches of up to ``rows`` (0: of all that fit)."""
+        """The version that serves, by another engine in batches of up to ``rows`` (0: of all that fit)."""
         return replace(
             self.prepared,
             engine=engine,
@@ -138,7 +138,7 @@ class WhatServes:
 
 
 def way_of(prepared: PreparedVersion) -> Way:
-    """How a version is served now."""
+    """The way in which a version is served now."""
     engine = prepared.engine
     return Way(engine.form, engine.precision, prepared.setup or CpuSetup())
 

@@ -69,7 +69,7 @@ class TimedSetup:
         self.seconds[rows] = min(self.runs[rows])
 
     def gains_over(self, other: "TimedSetup") -> list[float]:
-        """How many times as fast at each size."""
+        """The ratio of this setup's speed to the other's, at each size."""
         return [other.seconds[rows] / taken for rows, taken in self.seconds.items()]
 
 

@@ -72,7 +72,7 @@ def measured_setup(
 
 
 def kept_setup(version: Version, form: str, precision: str, device: torch.device) -> KeptSetup | None:
-    """What is kept for a form of this version or of its parent, and holds on this device; None where nothing does."""
+    """The stored setup for a form of this version or of its parent that holds on this device; None where none does."""
     entries, parent = _read(_path(version, device)), version.manifest.get("parent")
     for number in (version.number, parent):
         entry = entries.get(_key(number, form, precision))

@@ -20,14 +20,14 @@ def refuse_where_off(version: Version, device: torch.device) -> None:
 
 
 def form_off(form: str, device: torch.device) -> str | None:
-    """Tell why a half of this form may not serve on the device; None where it may."""
+    """The reason why a half of this form may not serve on the device; None where it may."""
     feature = _HALVES.get(form)
     why = features_off(device).get(feature) if feature is not None else None
     return f"the {form} form is switched off: {why}" if why else None
 
 
 def halves_off(version: Version, spec: ModelSpec, device: torch.device) -> str | None:
-    """Tell why no half of the version may serve on the device; None where one may, or there is none."""
+    """The reason why no half of the version may serve on the device; None where one may, or there is no half."""
     asked = [spec.form] if spec.form != "auto" else ["torch", "onnx"]
     forms = [form for form in asked if version.manifest["forms"].get(form, {}).get("passed")]
     if version.manifest["half"] is None or not forms:
@@ -37,5 +37,5 @@ def halves_off(version: Version, spec: ModelSpec, device: torch.device) -> str |
 
 
 def off_sentences(device: torch.device) -> list[str]:
-    """One for each feature that is off on the device, with its reason."""
+    """One sentence for each feature that is off on the device, with its reason."""
     return [f"{name} switched off: {why}" for name, why in features_off(device).items()]

@@ -288,7 +288,7 @@ def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, plac
 def _proven_here(
     version: Version, engine: Engine, samples: Samples, form: str, place: Place
 ) -> tuple[bool, str]:
-    """Tell whether the gate passes the half on this device, and its summary: as kept from an earlier start, or found
+    """True if the gate passes the half on this device, and the gate's summary: as stored at an earlier start, or found
     now."""
     kept = kept_proof(version, form, HALVES[form], place.device)
     if kept is not None:

@@ -18,9 +18,10 @@ _RUNS, _ENOUGH_S = 3, 0.04
 
 @dataclass(frozen=True, slots=True)
 class RowsWorth:
-    """When a batch size is as good as the best: ``within`` of its throughput, and a run of ``long_enough_s`` seconds.
+    """The rule by which a batch size is as good as the best: ``within`` of its throughput, runs of ``long_enough_s``
+    seconds, and no fewer rows than ``least``.
 
-    A longer run is seldom interrupted, and no caller waits long for its end. No fewer rows than ``least``.
+    A longer run is seldom interrupted, and no caller waits long for its end.
     """
 
     within: float = 0.05
@@ -35,9 +36,9 @@ AHEAD = RowsWorth(within=0.2, long_enough_s=0.035, least=FEWEST_SHARED)
 
 
 def useful_rows(seconds: Mapping[int, float], worth: RowsWorth = ONE_BY_ONE) -> int:
-    """Of the batch sizes as good as the best the smallest one that runs long enough, or the largest.
+    """The smallest batch size that is as good as the best and runs long enough, or else the largest that is as good.
 
-    ``seconds``: of a run, by its rows.
+    ``seconds``: the time of a run, by its rows.
     """
     best = max(rows / taken for rows, taken in seconds.items())
     good = [rows for rows, taken in seconds.items() if rows / taken >= best * (1 - worth.within)]
