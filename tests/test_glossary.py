@@ -102,6 +102,29 @@ def test_no_sentence_has_a_retired_word() -> None:
     assert found == []
 
 
+# A docstring that begins so does not name its subject.
+NO_SUBJECT = re.compile(r"(What|Where|Who|How|Whether|Those|Which|When|Why|Both|Of|Such|Tell|It)\b")
+
+
+def without_subject(text: str) -> list[str]:
+    """The names of what a source file defines with a docstring that names no subject."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    found = [node for node in nodes if NO_SUBJECT.match(ast.get_docstring(node) or "")]
+    return [getattr(node, "name", "the file itself") for node in found]
+
+
+def test_every_docstring_of_the_product_names_its_subject() -> None:
+    files = [path for path in sources(".py") if path.relative_to(ROOT).parts[0] in ROOMS[:3]]
+    found = {str(path.relative_to(ROOT)): without_subject(path.read_text()) for path in files}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_a_docstring_without_a_subject_is_found() -> None:
+    text = 'class A:\n    """Of one run."""\n    def b(self):\n        """True if it ran."""\n'
+    assert without_subject(text) == ["A"] and without_subject('"""How it ends."""') == ["the file itself"]
+
+
 @pytest.mark.parametrize("name", ["told_of", "KnownLane", "_say", "duties"])
 def test_a_retired_word_is_found_inside_a_name(name: str) -> None:
     assert words(name) & (RETIRED | NOT_AS_NAMES)
