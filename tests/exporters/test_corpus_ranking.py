@@ -3,21 +3,18 @@
 As modules, and as the files that torch.onnx writes of them.
 """
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-import torch
-from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
 from halfeven.models.folder.package import Precision
 from onnx import ModelProto
 
 from tests.conversions import converted, samples_of
 from tests.corpus import CORPUS, built, captured, fresh, ranking
+from tests.exporters.onnx.exported_nets import exported_module
 from tests.exporters.onnx.onnx_files import ConvertedFile, convert_file, saved, spec_of
 from tests.slow import slow_but
 
@@ -81,23 +78,7 @@ def count_swapped(columns: Columns) -> int:
 
 @cache
 def exported(name: str) -> ModelProto:
-    inputs = fresh(name, 3, seed=0)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), looked_up_once():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            built(name),
-            tuple(inputs.values()),
-            dynamo=True,
-            opset_version=18,
-            dynamic_shapes=tuple({0: batch} for _ in inputs),
-            input_names=list(inputs),
-            output_names=["y"],
-            verbose=False,
-        )
-    assert program is not None
-    return program.model_proto
+    return exported_module(built(name), fresh(name, 3, seed=0))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -135,17 +135,22 @@ def exported(name: str) -> ModelProto:
     net = NETS[name]
     torch.manual_seed(5)
     example = {k: torch.from_numpy(v) for k, v in net.inputs(np.random.default_rng(1), 3).items()}
+    return exported_module(net.build().eval(), example)
+
+
+def exported_module(module: nn.Module, inputs: Mapping[str, Tensor]) -> ModelProto:
+    """The module as torch.onnx writes it, with a free batch axis and one output ``y``."""
     batch = torch.export.Dim("batch", min=1, max=64)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), looked_up_once():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            net.build().eval(),
-            tuple(example.values()),
+            module,
+            tuple(inputs.values()),
             dynamo=True,
             opset_version=18,
-            dynamic_shapes=tuple({0: batch} for _ in example),
-            input_names=list(example),
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
+            input_names=list(inputs),
             output_names=["y"],
             verbose=False,
         )

@@ -3,8 +3,6 @@
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from halfeven.serve.versions.roster import Roster
 
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
+from tests.serve.plain_request import get
 
 
 def spec(rows: int = 8, name: str = "net", width: int = 4) -> ModelSpec:
@@ -148,16 +147,8 @@ def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
 def call(address: str, path: str, asked: Any = None) -> tuple[int, Any]:
     """(status, JSON or text) of a GET, or of a POST where something is asked."""
     body = None if asked is None else json.dumps(asked).encode()
-    try:
-        request = urllib.request.Request(
-            f"http://{address}{path}", body, {"content-type": "application/json"}
-        )
-        answer = urllib.request.urlopen(request, timeout=PATIENCE_S)
-    except urllib.error.HTTPError as error:
-        answer = error
-    content = answer.read()
-    kind = answer.headers["content-type"] or ""
-    return int(answer.status or 0), json.loads(content) if "json" in kind else content.decode()
+    status, _, answer = get(address, path, body)
+    return status, answer
 
 
 def infer(address: str, value: float = 0.5, id: str | None = None, version: str | None = None) -> str:
