@@ -108,10 +108,12 @@ NO_SUBJECT = re.compile(r"(What|Where|Who|How|Whether|Those|Which|When|Why|Both|
 
 def without_subject(text: str) -> list[str]:
     """The names of what a source file defines with a docstring that names no subject."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
-    found = [node for node in nodes if NO_SUBJECT.match(ast.get_docstring(node) or "")]
-    return [getattr(node, "name", "the file itself") for node in found]
+    return [
+        getattr(node, "name", "the file itself")
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and NO_SUBJECT.match(ast.get_docstring(node) or "")
+    ]
 
 
 def test_every_docstring_of_the_product_names_its_subject() -> None:
