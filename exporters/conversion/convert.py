@@ -1,25 +1,18 @@
 """Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-
-from ...models.capture.capture import Captured as CapturedProgram
-from ...models.capture.capture import capture
-from ...models.engines.live_engine import LIVE_FILE, is_current
+from ...models.engines.engine import LIVE_FILE
 from ...models.errors import (
     BadInput,
-    BadSamples,
     BadSetting,
     CannotConvert,
-    CaptureFailed,
     DamagedFile,
-    HalfevenError,
     NewerFormat,
     NotRun,
     OrderEnded,
@@ -27,7 +20,6 @@ from ...models.errors import (
 from ...models.folder.model_keys import LEVELS
 from ...models.folder.package import ModelFolder, Precision, check_program
 from ...models.order.one_order import one_order
-from ...models.spec.spec import ModelSpec
 from ...models.store.manifest import sha256_of
 from ...models.store.promotions import was_cut_off
 from ...models.store.store import LIVE, Store, Version
@@ -35,7 +27,6 @@ from ..guessing.bare import folder_at
 from ..guessing.given_samples import laid_out
 from ..inputs.samples import Samples, checked_samples, load_samples, read_tensors
 from ..inputs.synthetic import generate
-from ..live.forms import live_subject
 from ..on_device.environment import environment
 from ..onnx.conversion import NotPlanned, read_foreign
 from ..onnx.forms import foreign_subject
@@ -43,18 +34,14 @@ from ..proof.maker import Maker, Notify
 from ..proof.subject import CPU, Subject
 from ..report.evidence import SOURCE_SUFFIXES, files_of
 from ..report.version_facts import facts_of
-from ..torch.forms import ProgramForms
+from .generated import GENERATED, in_range, range_of, with_smaller_integers
 from .road import travel
-from .signature_change import signature_change
+from .signature_change import check_signature
 
-GENERATED = 32
-# Ranges (least, largest) of generated integers, tried in this order if the model fails with the usual range.
-SMALLER_IDS = ((0, 31), (0, 7), (1, 1), (0, 0))
 # Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
 READ_BY_CODE = (
     ".npy", ".npz", ".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".csv", ".tsv", ".yaml", ".yml",
 )  # fmt: skip
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +59,7 @@ class Options:
     samples: Path | None = None
     new_signature: bool = False
     search: bool | None = False
-    device: torch.device = CPU
+    device: str = CPU
     all_forms: bool = False
     name: str | None = None
 
@@ -129,6 +116,8 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     asked, samples = _samples(_with_source_noted(asked, newest), options)
     origin = _origin(asked, fingerprint)
     if asked.spec.form == "live":
+        from ..live.forms import live_subject
+
         check_signature(asked.spec, newest, options.new_signature)
         version = travel(*live_subject(asked, samples, origin, notify), store, notify, known)
         return Conversion(version, facts_of(version))
@@ -138,22 +127,11 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     if asked.kind == "program":
         check_program(asked.folder / asked.source)
     notify(f"capturing {asked.spec.name}")
-    captured = _captured(asked, samples, options)
-    samples = _in_range(samples, asked.spec, captured.spec)
-    check_signature(captured.spec, newest, options.new_signature)
-    subject = Subject(
-        program=captured.program,
-        spec=captured.spec,
-        samples=samples,
-        precision=asked.precision,
-        forms=options.forms,
-        source=asked.guessed or asked.folder,
-        origin=origin,
-        notes=(*asked.notes, *captured.notes),
-        search=options.search,
-        device=options.device,
-    )
-    version = travel(subject, ProgramForms(subject), store, notify, known)
+    from .captured import captured_subject
+
+    subject, maker = captured_subject(asked, samples, origin, options.forms, options.search, options.device)
+    check_signature(subject.spec, newest, options.new_signature)
+    version = travel(subject, maker, store, notify, known)
     return Conversion(version, facts_of(version))
 
 
@@ -199,16 +177,16 @@ def _foreign(
     if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
         with suppress(NotPlanned):  # then it is served in FP32, with the ranges that model.toml says
             exact = read_foreign(asked.folder / asked.source, asked)[1]
-            samples = _in_range(samples, asked.spec, exact)
+            samples = in_range(samples, asked.spec, exact)
 
     def made(original_because: str | None) -> Version:
         def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
             why = "the file does not run with larger ones; give samples"
-            note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
+            note = () if ids is None else (f"all generated integers are {range_of(ids)}: {why}",)
             noted = replace(asked, notes=(*asked.notes, *note))
             return foreign_subject(noted, tried, origin, options.search, notify, original_because)
 
-        subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
+        subject, maker = with_smaller_integers(asked.spec, samples, subject_of, NotRun)
         check_signature(subject.spec, newest, options.new_signature)
         return travel(subject, maker, store, notify, known)
 
@@ -220,31 +198,6 @@ def _foreign(
         return made(f"it cannot be planned: {error}")
 
 
-def _with_smaller_integers(
-    spec: ModelSpec,
-    samples: Samples,
-    attempt: Callable[[Samples, tuple[int, int] | None], T],
-    failed: type[HalfevenError],
-) -> T:
-    """The result of ``attempt`` on the samples. If ``attempt`` raises ``failed`` and the samples were generated, it is
-    called again on samples with smaller integers (`SMALLER_IDS`): a generated integer may be an index beyond a small
-    table, a start or a size. ``attempt`` gets the samples and the range of all integers (None: as they were)."""
-    try:
-        return attempt(samples, None)
-    except failed:
-        if samples.source != "generated" or all(tensor.type.is_float for tensor in spec.inputs):
-            raise
-        for ids in SMALLER_IDS:
-            with suppress(failed):
-                return attempt(generate(spec, GENERATED, ids=ids), ids)
-        raise
-
-
-def _range_of(ids: tuple[int, int]) -> str:
-    low, high = ids
-    return f"{low}" if low == high else f"{low} to {high}"
-
-
 def _holds(version: Version) -> bool:
     """True if the version that was made of an unchanged model folder can be kept: none of the version's files is
     damaged, and for a live version the Python files that it imports from outside the folder have not changed. Those
@@ -254,7 +207,11 @@ def _holds(version: Version) -> bool:
             version.opened(file).close()
     except DamagedFile:
         return False
-    return not version.has(LIVE_FILE) or is_current(version)
+    if not version.has(LIVE_FILE):
+        return True
+    from ...models.engines.live_engine import is_current
+
+    return is_current(version)
 
 
 def _readable(store: Store, name: str) -> Iterator[Version]:
@@ -273,7 +230,7 @@ def _readable(store: Store, name: str) -> Iterator[Version]:
 
 def _check_possible(asked: ModelFolder, options: Options) -> None:
     """Raises BadSetting, BadInput where a model of this kind cannot be converted so."""
-    if options.device.type != "cpu" and (asked.spec.form == "live" or asked.kind == "onnx"):
+    if options.device != CPU and (asked.spec.form == "live" or asked.kind == "onnx"):
         raise BadSetting(
             f"--device {options.device}: expected cpu for an ONNX file and for a live model, which are proven on other "
             "devices when they are loaded there; only a captured program is planned for one"
@@ -313,36 +270,6 @@ def _given(path: Path, folder: ModelFolder) -> Samples:
     if folder.guessed is None or folder.kind != "onnx" or path.is_dir():
         return load_samples(path, folder.spec)
     return checked_samples(laid_out(read_tensors(path), folder.spec), folder.spec)
-
-
-def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:
-    """Capture the folder. Only the capture finds the size of a table, which the generated samples may exceed."""
-    return _with_smaller_integers(
-        folder.spec,
-        samples,
-        lambda tried, _: capture(folder, tried.arrays),
-        CaptureFailed,
-    )
-
-
-def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
-    """The samples, checked against the ranges that were found; generated ones are made again within them."""
-    if [tensor.range for tensor in asked.inputs] == [tensor.range for tensor in exact.inputs]:
-        return samples
-    if samples.source == "generated":
-        return generate(exact, GENERATED)
-    exact.check_values([samples.arrays[tensor.name] for tensor in exact.inputs], BadSamples)
-    return samples
-
-
-def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = False) -> None:
-    """Raises BadInput where the newest version of the model has other inputs or outputs."""
-    if newest is None or may_change or not (changed := signature_change(newest.spec(), spec)):
-        return
-    raise BadInput(
-        f"'{spec.name}' has changed its signature since {newest}, so its callers would break: {changed}; give "
-        "--new-signature to publish it nevertheless, or another name (--name NAME for a bare file)"
-    )
 
 
 def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolder:

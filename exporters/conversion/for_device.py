@@ -25,7 +25,7 @@ def planned_for(version: Version, store: Store, device: torch.device, notify: No
         "fingerprint": None,
         "awaits_promotion": True,
     }
-    subject = replace(subject_of(version), device=device, origin=origin)
+    subject = replace(subject_of(version), device=str(device), origin=origin)
     made = travel(subject, ProgramForms(subject), store, notify)
     active = store.live_number(version.name)
     if made.status == LIVE and active in (None, version.number):

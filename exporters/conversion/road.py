@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, OrderEnded
 from ...models.folder.training_reader import net_weights
 from ...models.store.manifest import sha256_of
@@ -18,6 +17,7 @@ from ...models.store.store import LIVE, REFUSED, Draft, Store, Version
 from ..gate.power import Power, why_not_shown
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
+from ..onnx.reading.large_files import remove_onnx
 from ..plan.aims import RETREATS, SHARES
 from ..plan.counterexamples import excess
 from ..proof.drawn_pictures import with_pixels
@@ -31,7 +31,6 @@ from ..proof.subject import FurtherVerdict, Subject
 from ..proof.threads import fixed_threads
 from ..report.evidence import Evidence, Form, copy_source
 from ..search.delta_debugging import COMPLETE, EXHAUSTED, NOT_NEEDED
-from ..torch.onnx_form.export import remove_onnx
 
 NEAR = 2.0  # times the allowed error: a miss that more nodes in FP32 are likely to cure
 PASSED = (NOT_NEEDED, COMPLETE, EXHAUSTED)  # outcomes of a search whose plan passes on the planning samples
@@ -46,7 +45,6 @@ def travel(
 
     Raises CannotConvert where no form can be made at all; then nothing is left in the store.
     """
-    use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
         subject = with_pixels(subject, maker.original_graph(), maker.row_operations)
         version = _Conversion(subject, maker, draft, notify, twins_after).go()

@@ -1,6 +1,18 @@
 """Says in words for callers how the signature of a model's new version differs from that of its last version."""
 
+from ...models.errors import BadInput
 from ...models.spec.spec import ModelSpec, TensorSpec
+from ...models.store.store import Version
+
+
+def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = False) -> None:
+    """Raises BadInput where the newest version of the model has other inputs or outputs."""
+    if newest is None or may_change or not (changed := signature_change(newest.spec(), spec)):
+        return
+    raise BadInput(
+        f"'{spec.name}' has changed its signature since {newest}, so its callers would break: {changed}; give "
+        "--new-signature to publish it nevertheless, or another name (--name NAME for a bare file)"
+    )
 
 
 def signature_change(old: ModelSpec, new: ModelSpec) -> str:

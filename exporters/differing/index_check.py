@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ...models.engines.load import load_half, load_original
-from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSamples
 from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec
 from ...models.store.store import Version
@@ -109,7 +108,6 @@ def check_index(
     name = _output(spec, output)
     if precision is None:
         raise BadInput(f"{version} has no half whose vectors could be compared: {version.manifest['reason']}")
-    use_true_fp32()
     rows = load_samples(queries, spec)
     relevance = _relevance(judgements) if judgements else None
     found = dict[str, Any]()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSetting
 from ...models.files.new_folder import new_folder
 from ...models.store.manifest import write_manifest
@@ -47,7 +46,6 @@ def export(
     if engine not in BY_ENGINE:
         raise BadSetting(f"--for {engine!r}: expected one of {', '.join(BY_ENGINE)}")
     check_exportable(version)
-    use_true_fp32()
     with new_folder(target) as folder:
         samples = stored_samples(version)
         notify(f"answering the samples of {version} in FP32")

@@ -9,10 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...models.engines.cpu.setup import CpuSetup
-from ...models.engines.load import half_program, original_program
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadInput, ExportFailed, ParityRefused
 from ...models.store.store import LIVE, Version
@@ -23,7 +20,7 @@ from ..onnx.reading.large_files import DATA
 from ..onnx.stored import half_file_on_cpu
 from ..proof.prove import ReferenceRun, answers_of, check_original_form, judged
 from ..proof.subject import CPU
-from ..torch.onnx_form.export import write_onnx
+from ..proof.threads import threads_now
 from .tensorrt_operators import LackingOperation, rewrite_for_tensorrt
 
 ORIGINAL, HALF = "original.onnx", "half.onnx"
@@ -73,7 +70,7 @@ def judge_pair(version: Version, run: ReferenceRun, folder: Path) -> ParityRepor
     """The gate's report on the half in ``folder``. Raises ExportFailed where the original there does not answer as the
     version's does."""
     spec, dtype = version.spec(), version.manifest["half"]
-    original = OnnxEngine(folder / ORIGINAL, "fp32", CPU, CpuSetup(torch.get_num_threads()))
+    original = OnnxEngine(folder / ORIGINAL, "fp32", CPU, CpuSetup(threads_now()))
     check_original_form(run, answers_of(spec, original))
     del original  # its weights need not lie beside the half's
     _, taken = half_file_on_cpu(folder / HALF, spec, dtype, run)
@@ -86,6 +83,9 @@ def proof_of(report: ParityReport) -> dict[str, Any]:
 
 
 def _written(version: Version, run: ReferenceRun, folder: Path, notify: Notify) -> dict[str, Any]:
+    from ...models.engines.load_program import half_program, original_program
+    from ..torch.onnx_form.export import write_onnx
+
     spec, dtype = version.spec(), version.manifest["half"]
     notify(f"{version} has the torch form alone: writing its programs as ONNX")
     write_onnx(original_program(version), spec, folder / ORIGINAL, {"model": spec.name, "precision": "fp32"})

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import EngineFailed
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Version
@@ -71,7 +70,6 @@ def prove_engine(
 
     Raises EngineFailed where the engine gives no answer, BadSamples for a file of answers with other rows.
     """
-    use_true_fp32()
     dtype = version.manifest["half"] or version.read("precision.json", itemgetter("dtype"))
     notify(f"answering the samples of {version} in FP32")
     run = reference_run_of(version, dtype, CPU, samples)

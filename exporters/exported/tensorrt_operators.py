@@ -17,10 +17,9 @@ from ...models.errors import ExportFailed, OrderEnded
 from ..inputs.samples import Samples
 from ..onnx.reading.bounded_file import read_graph, read_model
 from ..onnx.reading.graph import BODIES, ONNX, Names, names_in, opset_of
-from ..onnx.reading.large_files import save
+from ..onnx.reading.large_files import remove_onnx, save
 from ..onnx.runtime import session_of
 from ..torch.onnx_form.check import check_file
-from ..torch.onnx_form.export import remove_onnx
 from .fourier_products import fourier_product
 from .new_nodes import NewNodes
 from .scattered_sums import Sizes, sum_of_elements, sum_of_slices

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.engines.arrays import to_torch
+from .ties import Choice
 
 aten = torch.ops.aten
 # Each with the place of its ``dim`` among the arguments, and which of its results are indices (None: itself).
@@ -87,20 +88,6 @@ def _traced(output: str, value: Any) -> Tied | None:
 
 def _takes_one(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
-
-
-@dataclass(slots=True)
-class Choice:
-    """Facts of one output from one run of the original: the compared values, and the origin of its elements.
-
-    ``values`` [lines, choices] FP64; element i of the flattened output is the index ``chosen[i]`` into line
-    ``lines[i]``.
-    """
-
-    values: np.ndarray
-    lines: np.ndarray
-    chosen: np.ndarray
-    integral: bool
 
 
 def choices(module: GraphModule, tied: Sequence[Tied], inputs: Sequence[np.ndarray]) -> dict[str, Choice]:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..graph.backend import GraphNode
+from ..graph.backend import GraphNode, Observe
 from .divergence import SENTINEL
+from .draws import raw_draws
 from .verdict import finite
 
-Tap = Callable[[str, Tensor], None]
-Run = Callable[[Tap], object]
+Run = Callable[[Observe], object]
 
 HELD_BYTES = 64 << 20
 MAX_HELD = 4096  # elements of one result
@@ -71,10 +69,9 @@ def divergence_curve(nodes: Sequence[GraphNode], original: Run, half: Run, u: fl
     """
     held = max(MIN_HELD, min(MAX_HELD, HELD_BYTES // (4 * max(len(nodes), 1))))
     notes = _Notes(held)
-    with torch.inference_mode():
-        original(notes.hold)
-        notes.times.clear()
-        half(notes.compare)
+    original(notes.hold)
+    notes.times.clear()
+    half(notes.compare)
     points = [
         Point(
             node.name,
@@ -92,7 +89,7 @@ def divergence_curve(nodes: Sequence[GraphNode], original: Run, half: Run, u: fl
 class _Held:
     """Some elements of a result of the original; ``scale`` and ``beyond`` are of all of them."""
 
-    elements: Tensor
+    elements: np.ndarray
     scale: float
     beyond: int
 
@@ -106,43 +103,43 @@ class _Notes:
         self.times: Counter[str] = Counter()
         self._held, self._free = held, HELD_BYTES
         self._original: dict[tuple[str, int], _Held] = {}
-        self._places: dict[int, Tensor] = {}
+        self._places: dict[int, np.ndarray] = {}
 
-    def hold(self, name: str, result: Tensor) -> None:
+    def hold(self, name: str, result: np.ndarray) -> None:
         if (key := self._key(name)) is not None:
-            size = result.abs()
+            size = np.abs(result)
             beyond = ~(size < SENTINEL)
-            scale = float(size.masked_fill(beyond, 0.0).max()) if size.numel() else 0.0
-            some = self._some(result).clone()
+            scale = float(np.where(beyond, 0, size).max(initial=0.0))
+            some = self._some(result).copy()
             self._free -= some.nbytes
             if self._free >= 0:  # what comes when all is used up has no point on the curve
                 self._original[key] = _Held(some, scale, int(beyond.sum()))
 
-    def compare(self, name: str, result: Tensor) -> None:
+    @np.errstate(invalid="ignore")
+    def compare(self, name: str, result: np.ndarray) -> None:
         key = self._key(name)
         original = None if key is None else self._original.pop(key, None)
         if original is None or (half := self._some(result)).shape != original.elements.shape:
             return
-        judged = original.elements.abs() < SENTINEL
-        error = (half.double() - original.elements.double())[judged].abs()
-        worst = float(error.nan_to_num(nan=math.inf).max()) if error.numel() else 0.0
+        judged = np.abs(original.elements) < SENTINEL
+        error = np.abs(half.astype(np.float64) - original.elements)[judged]
+        worst = float(np.nan_to_num(error, nan=math.inf).max(initial=0.0))
         relative = worst / original.scale if original.scale else (math.inf if worst else 0.0)
         self.errors[name] = max(self.errors.get(name, 0.0), relative)
-        if int((~torch.isfinite(result)).sum()) > original.beyond or not math.isfinite(worst):
+        if np.count_nonzero(~np.isfinite(result)) > original.beyond or not math.isfinite(worst):
             self.lost.add(name)
 
     def _key(self, name: str) -> tuple[str, int] | None:
         self.times[name] += 1
         return (name, self.times[name]) if self.times[name] <= MAX_TIMES else None
 
-    def _some(self, result: Tensor) -> Tensor:
-        flat = result.detach().reshape(-1)
-        if flat.numel() <= self._held:
-            return flat.cpu()
-        if flat.numel() not in self._places:
-            seeded = torch.Generator().manual_seed(flat.numel())
-            self._places[flat.numel()] = torch.randint(flat.numel(), (self._held,), generator=seeded)
-        return flat[self._places[flat.numel()].to(flat.device)].cpu()
+    def _some(self, result: np.ndarray) -> np.ndarray:
+        flat = result.reshape(-1)
+        if flat.size <= self._held:
+            return flat
+        if flat.size not in self._places:
+            self._places[flat.size] = raw_draws(flat.size, self._held)[0].astype(np.int64) % flat.size
+        return flat[self._places[flat.size]]
 
 
 def _first_astray(nodes: Sequence[GraphNode], points: Mapping[str, Point]) -> Point | None:

@@ -11,11 +11,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .choosers import Choice
 from .divergence import SENTINEL
 
 MARGIN_U = 4.0
 Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class Choice:
+    """Facts of one output from one run of the original: the compared values, and the origin of its elements.
+
+    ``values`` [lines, choices] FP64; element i of the flattened output is the index ``chosen[i]`` into line
+    ``lines[i]``.
+    """
+
+    values: np.ndarray
+    lines: np.ndarray
+    chosen: np.ndarray
+    integral: bool
 
 
 @dataclass(slots=True)

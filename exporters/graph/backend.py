@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from torch import Tensor
+import numpy as np
 
 from ...models.folder.package import Precision
 from ...models.spec.spec import ModelSpec
@@ -17,7 +17,7 @@ from ..policy.operations import Operations
 from ..question import Answers, Arrays, TieTolerance
 from .actions import Kept
 
-Observe = Callable[[str, Tensor], None]  # node, a floating result of it
+Observe = Callable[[str, np.ndarray], None]  # node, a floating result of it
 
 
 @dataclass(frozen=True, slots=True)

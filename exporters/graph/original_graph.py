@@ -7,15 +7,15 @@ faults with it, and `proof/no_reference.py` finds the node where FP32's own nois
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from torch import Tensor
+import numpy as np
 
 from ..question import Answers, Arrays
 from .backend import GraphNode, Observe
 
 # Another result of a node → the answers of the run that goes on with it.
-Rest = Callable[[Tensor], Arrays]
+Rest = Callable[[np.ndarray], Arrays]
 # A node, its floating result, and the rest of the run behind it.
-Visit = Callable[[str, Tensor, Rest], None]
+Visit = Callable[[str, np.ndarray, Rest], None]
 
 
 class OriginalGraph(Protocol):

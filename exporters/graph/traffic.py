@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from .actions import Kept
 
 LEAST_SAVED = 0.01  # of the bytes of constants
@@ -21,8 +19,8 @@ class Cast:
     """One tensor cast at every run: qualified names of its source and readers, bytes read and written."""
 
     source: str
-    from_dtype: torch.dtype
-    to_dtype: torch.dtype
+    from_dtype: str
+    to_dtype: str
     bytes: int
     readers: tuple[str, ...]
 

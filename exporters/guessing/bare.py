@@ -14,6 +14,7 @@ from .guess import Guess, name_for
 from .torch_file import SUFFIXES, advice_for
 
 TOML = "model.toml"
+_TRANSFORMERS = "hf:."  # the source of a folder of transformers
 _MOST = 1 << 20  # bytes of a config.json that are read
 
 
@@ -68,27 +69,19 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
     An ONNX file is run with ``samples`` where they are given. Raises BadFolder for a path of another kind, BadSamples
     for a function without samples.
     """
-    from .module_source import guess_module  # both bring torch, without which a wrong path is named at once
-    from .onnx_file import guess_onnx
-
     file, function = path, ""
     if ":" in path and not Path(path).exists():
         file, _, function = path.rpartition(":")
     where = absolute(Path(file))
-    if function and where.suffix == ".py":
-        if samples is None:
-            raise BadSamples(
-                f"{path}: what a module takes is seen from example inputs: give them as --samples FILE (safetensors or "
-                "npz, one array for each argument of forward, first axis = samples)"
-            )
-        return guess_module(where.parent, f"{where.name}:{function}", name_for(where), samples)
-    if where.suffix == ".onnx" and where.is_file():
+    if where.suffix == ".onnx" and where.is_file() and not function:
+        from .onnx_file import guess_onnx  # brings onnx, without which a wrong path is named at once
+
         return guess_onnx(where, samples=samples)
-    if where.suffix == ".pt2" and where.is_file():
-        check_program(where)
-        return guess_module(where.parent, where.name, name_for(where))
-    if _is_transformers(where):
-        return guess_module(where, "hf:.", name_for(where / "model"))
+    if source := _module_source(path, where, function, samples):
+        from .module_source import guess_module  # brings torch, which an ONNX file does not need
+
+        folder, named = (where, where / "model") if source == _TRANSFORMERS else (where.parent, where)
+        return guess_module(folder, source, name_for(named), samples if function else None)
     if not where.exists():
         raise BadFolder(
             f"{path} does not exist: expected a model file, a transformers folder or model.py:build"
@@ -100,6 +93,23 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
         "ONNX file (.onnx), an exported program (.pt2), a transformers folder (config.json and safetensors), or "
         "model.py:build"
     )
+
+
+def _module_source(
+    path: str, where: Path, function: str, samples: Mapping[str, np.ndarray] | None
+) -> str | None:
+    """The source, as model.toml has it, of what only a child may open; None for anything else."""
+    if function and where.suffix == ".py":
+        if samples is None:
+            raise BadSamples(
+                f"{path}: what a module takes is seen from example inputs: give them as --samples FILE (safetensors or "
+                "npz, one array for each argument of forward, first axis = samples)"
+            )
+        return f"{where.name}:{function}"
+    if where.suffix == ".pt2" and where.is_file():
+        check_program(where)
+        return where.name
+    return _TRANSFORMERS if _is_transformers(where) else None
 
 
 def absolute(path: Path) -> Path:

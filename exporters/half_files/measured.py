@@ -15,9 +15,8 @@ from ...models.engines.cpu.setup import PLAIN
 from ...models.engines.engine import Engine
 from ...models.engines.load import load_half, load_original
 from ...models.engines.onnx_engine import OnnxEngine
-from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput
-from ...models.machine.processor import this_processor
+from ...models.machine.processor import hardware
 from ...models.store.manifest import sha256_of
 from ...models.store.store import LIVE, Version
 from ..inputs.samples import Samples, stored_samples
@@ -64,7 +63,6 @@ def measured(
     ]
     if version.status != LIVE or version.manifest["half"] is None or not halves:
         raise BadInput(f"{version} has no proven half that could be locked: {version.manifest['reason']}")
-    use_true_fp32()
     for name in halves:
         if form in (None, name):
             notify(f"proving the {name} form of {version} and measuring it")
@@ -97,7 +95,7 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
         "file": _digest(found.file) if found.file else sha256_of(version.folder / _file(form)),
         "weights": _weights(found.half) if form == "onnx" and found.half else {},
         "environment": environment(CPU),
-        "processor": str(this_processor()),
+        "processor": str(hardware()),
         "passed": report.passed,
         "summary": report.summary(),
         "max_error_u": float(report.max_error_u) if np.isfinite(report.max_error_u) else None,

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from ...models.capture.agreement import TOLERANCE
-from ...models.engines.live_engine import LIVE_FILE, LiveEngine, LiveModule, live_json
+from ...models.engines.engine import LIVE_FILE
+from ...models.engines.live_engine import LiveEngine, LiveModule, live_json
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
 from ...models.folder.package import ModelFolder
@@ -112,6 +113,7 @@ class LiveForms:
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         original = self.original()
+        use_true_fp32()  # the model's own code may have set it otherwise since
         return ask_reference(self.subject.spec, judging, original, row_operations=self.row_operations)
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:

@@ -4,23 +4,31 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from ...models.machine.processor import Processor, hardware
 
-from ...models.machine.processor import Processor, this_processor
+if TYPE_CHECKING:
+    import torch
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: "torch.device | str") -> dict[str, Any]:
     """The kind of device and the versions of what computes on it: on CUDA also its driver and cuDNN."""
     below: Mapping[str, Any] = {}
-    if device.type == "cuda":
+    if str(device) != "cpu":
+        import torch
+
         major, minor = torch.cuda.get_device_capability(device)
         kind = f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
         below = {"driver": _driver(), "cudnn": torch.backends.cudnn.version()}
     else:
-        kind = _kind_of(this_processor())
-    return {"device": kind, "torch": str(torch.__version__), "onnxruntime": _onnxruntime(), **below}
+        kind = _kind_of(hardware())
+    return {
+        "device": kind,
+        "torch": _version("torch"),
+        "onnxruntime": _version("onnxruntime-gpu", "onnxruntime"),
+        **below,
+    }
 
 
 def _kind_of(processor: Processor) -> str:
@@ -40,9 +48,9 @@ def _driver() -> str:
 
 
 @cache
-def _onnxruntime() -> str:
-    """ONNX Runtime's version, under any name it is installed as; without importing it (17 MB in a server)."""
-    for name in ("onnxruntime-gpu", "onnxruntime"):
+def _version(*names: str) -> str:
+    """The version of a package that is installed under one of these names; without importing it."""
+    for name in names:
         try:
             return version(name)
         except PackageNotFoundError:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
 from ...models.engines.engine import Engine
-from ...models.engines.load import load_original, original_module
+from ...models.engines.load import load_original
 from ...models.store.store import Version
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
@@ -20,12 +19,13 @@ from ..proof.prove import (
     TieTolerance,
     answers_of,
     ask_reference,
-    emulated,
     judged,
     take,
-    ties_of,
 )
 from .environment import environment
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 OnDevice = Callable[[Callable[[], T]], T]  # runs a call on the device thread, and waits for it
@@ -36,13 +36,17 @@ def at_once(call: Callable[[], T]) -> T:
     return call()
 
 
-def holds_here(version: Version, device: torch.device) -> bool:
+def holds_here(version: Version, device: "torch.device | str") -> bool:
     """True if the stored proof was made on this kind of device under these libraries."""
     return version.read("parity.json", itemgetter("environment")) == environment(device)
 
 
 def reprove(
-    version: Version, half: Engine, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
+    version: Version,
+    half: Engine,
+    device: "torch.device | str",
+    samples: Samples,
+    on_device: OnDevice[Any] = at_once,
 ) -> ParityReport:
     """Judge ``half``, loaded on ``device``, against the version's original on the same device.
 
@@ -53,7 +57,11 @@ def reprove(
 
 
 def reference_run_of(
-    version: Version, dtype: str, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
+    version: Version,
+    dtype: str,
+    device: "torch.device | str",
+    samples: Samples,
+    on_device: OnDevice[Any] = at_once,
 ) -> ReferenceRun:
     """The answers of the version's original on ``device`` to every question of a proof. ``dtype`` is the half's."""
     spec, form = version.spec(), _original_form(version)
@@ -86,6 +94,9 @@ def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieToleran
         return stored_ties(version, dtype, judging)
     if not version.has("original.pt2"):
         return None
+    from ...models.engines.load_program import original_module
+    from ..torch.program_answers import ties_of
+
     return ties_of(original_module(version), version.spec(), dtype, judging)
 
 
@@ -94,19 +105,20 @@ def _exact(version: Version, form: str) -> Answers | None:
     if form == "live":
         return None
     if form == "torch":
-        from ..torch.autocast.in_double import InDouble
+        from ...models.engines.load_program import original_module
+        from ..torch.program_graph import exact_answers
 
-        return emulated(version.spec(), InDouble(original_module(version)))
+        return exact_answers(original_module(version), version.spec())
     from ..onnx.stored import stored_original
 
     return stored_original(version)
 
 
 def _takes(
-    version: Version, half: Engine, device: torch.device, run: ReferenceRun, on_device: OnDevice[Any]
+    version: Version, half: Engine, device: "torch.device | str", run: ReferenceRun, on_device: OnDevice[Any]
 ) -> Iterator[Taken]:
     yield take(run, _on(on_device, answers_of(version.spec(), half)))
-    if half.form == "onnx" and device.type == "cpu":
+    if half.form == "onnx" and str(device) == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the file is judged with true half storage as well
         from ..onnx.stored import stored_oracle
 

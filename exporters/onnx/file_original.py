@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..graph.backend import GraphNode, Observe
 from ..graph.original_graph import Visit
@@ -34,7 +32,7 @@ class FileOriginal:
 
         def see(name: str, value: object, rest: Callable[[np.ndarray], Arrays]) -> None:
             if name in read and isinstance(value, np.ndarray) and value.dtype.kind == "f":
-                visit(makers[name], _tensor(value), lambda changed: rest(_array(changed, value)))
+                visit(makers[name], value, lambda changed: rest(_as(changed, value)))
 
         return Oracle(self.program.model, self.program.weights).run(inputs, see)
 
@@ -52,15 +50,11 @@ class FileOriginal:
             found = watched(inputs)
             for name, node in makers.items():
                 if name in found and found[name].dtype.kind == "f":
-                    observe(node, _tensor(found[name]))
+                    observe(node, found[name])
             return {value.name: found[value.name] for value in graph.output}
 
         return answer
 
 
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
-
-
-def _array(changed: Tensor, like: np.ndarray) -> np.ndarray:
-    return changed.numpy().astype(like.dtype).reshape(like.shape)
+def _as(changed: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return np.asarray(changed, value.dtype).reshape(value.shape)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from ...models.engines.cpu.setup import CpuSetup
@@ -24,8 +23,8 @@ from ..policy.operations import Operations
 from ..proof.maker import Made, Maker, Notify
 from ..proof.no_reference import Operation
 from ..proof.prove import Answers, ReferenceRun, answers_of, ask_reference, take
-from ..proof.subject import Subject
-from ..proof.threads import fixed_threads
+from ..proof.subject import CPU, Subject
+from ..proof.threads import fixed_threads, threads_now
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .file_original import FileOriginal
 from .original_file import OriginalFile, why_original
@@ -38,8 +37,6 @@ from .reading.graph import ForeignProgram, assembled, operations_by_name
 from .reading.large_files import save
 from .reading.signature import hold
 from .runtime import answers_alone_differ, difference, finished, refuse_paired_rows, runtime_answers
-
-CPU = torch.device("cpu")
 
 
 def foreign_subject(
@@ -219,7 +216,7 @@ class FileForms(PlannedForms[FileGraph, ForeignHalf]):
         }
 
     def _runtime(self, path: Path, precision: str) -> Answers:
-        engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))
+        engine = OnnxEngine(path, precision, CPU, CpuSetup(threads_now()))
         return answers_of(self.subject.spec, engine)
 
     def _save(self, model: ModelProto, path: Path, precision: str) -> None:

@@ -6,7 +6,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from onnx import ModelProto, TensorProto
 
 from ...models.engines.cpu.setup import CpuSetup
@@ -17,7 +16,8 @@ from ..inputs.samples import Samples
 from ..proof.maker import Made, Notify
 from ..proof.no_reference import Operation
 from ..proof.prove import Answers, ReferenceRun, answers_of
-from ..proof.subject import Subject
+from ..proof.subject import CPU, Subject
+from ..proof.threads import threads_now
 from ..question import Question
 from ..search.delta_debugging import NOT_ASKED
 from .precision.op_lists import LOWER
@@ -110,7 +110,7 @@ class OriginalFile:
         self.answers = (
             dict  # closes that session before another is opened: of trees each takes eight times the file
         )
-        engine = OnnxEngine(path, "fp32", torch.device("cpu"), CpuSetup(torch.get_num_threads()))
+        engine = OnnxEngine(path, "fp32", CPU, CpuSetup(threads_now()))
         self.answers = answers_of(self.subject.spec, engine)
         return Made(path.name, self.answers)
 

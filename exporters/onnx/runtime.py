@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import onnxruntime
-import torch
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from ...models.capture.agreement import axis_of_rows, paired_rows
@@ -20,6 +19,7 @@ from ...models.errors import BadFolder, CannotConvert, NotRun
 from ...models.spec.batch_axis import array_batch_back, array_batch_first
 from ...models.spec.spec import ModelSpec
 from ..inputs.samples import Samples
+from ..proof.threads import threads_now
 from ..question import Answers, Arrays, largest_of, same_among_others
 from .reading.bounded_file import bytes_of, tensors
 from .reading.graph import HALVES, attribute, walk
@@ -117,7 +117,7 @@ def loaded(source: str | bytes | Path) -> onnxruntime.InferenceSession:
     """A session on a CPU. Raises ONNX Runtime's own error."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.intra_op_num_threads = torch.get_num_threads()  # `proof.threads.fixed_threads`
+    options.intra_op_num_threads = threads_now()
     return onnxruntime.InferenceSession(
         source,
         options,

@@ -6,7 +6,6 @@ A version is judged again with them, by the server too, and a half that was just
 from pathlib import Path
 
 import numpy as np
-import torch
 from onnx import ModelProto
 
 from ...models.engines.cpu.setup import CpuSetup
@@ -16,6 +15,7 @@ from ...models.store.store import Version
 from ..inputs.samples import Samples
 from ..proof.prove import ReferenceRun, Taken, answers_of, take
 from ..proof.subject import CPU
+from ..proof.threads import threads_now
 from ..question import Answers, TieTolerance
 from .output_names import as_in_spec
 from .precision.oracle import Oracle, to_half_and_back
@@ -43,7 +43,7 @@ def half_file_on_cpu(
     ONNX Runtime computes FP16 chains in FP32 on a CPU, so the file is judged with true half storage too. It has more
     nodes than its program where the program's own are composite (attention), and rounds after each.
     """
-    serves = answers_of(spec, OnnxEngine(path, dtype, CPU, CpuSetup(torch.get_num_threads())))
+    serves = answers_of(spec, OnnxEngine(path, dtype, CPU, CpuSetup(threads_now())))
     storage = half_storage(read_model(path, path.parent), spec)
     return serves, [take(run, storage), take(run, serves)]
 

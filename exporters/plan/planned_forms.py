@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from ...models.folder.package import Precision
-from ..gate.curve import Curve, Tap, divergence_curve
+from ..gate.curve import Curve, divergence_curve
 from ..gate.diagnosis import diagnosed
 from ..gate.parity import UNIT_ROUNDOFF
 from ..gate.verdict import ParityReport
-from ..graph.backend import Graph
+from ..graph.backend import Graph, Observe
 from ..graph.traffic import Half, Traffic, why_not_half, worth
 from ..inputs.samples import Samples
 from ..proof.maker import Notify
@@ -116,10 +116,10 @@ def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str,
 def curve(settled: Graph) -> Curve:
     """The half's error at every node, on the example."""
 
-    def original(tap: Tap) -> object:
+    def original(tap: Observe) -> object:
         return settled.original(tap)(settled.example)
 
-    def half(tap: Tap) -> object:
+    def half(tap: Observe) -> object:
         return settled.half(observe=tap)(settled.example)
 
     return divergence_curve(settled.nodes(), original, half, UNIT_ROUNDOFF[settled.precision.dtype])

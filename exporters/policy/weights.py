@@ -9,9 +9,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
 
+HALF_DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
 # The same for a weight of one number, such as an eps: it may be subnormal, but must not vanish.
 NUMBER = 2.0**-6
@@ -61,39 +62,46 @@ class Entry:
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
 
 
-def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:
+def rounded(array: np.ndarray, half: str) -> np.ndarray:
+    """The FP32 array in half (``fp16`` or ``bf16``), as torch's ``.to(half)`` rounds."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return array.astype(HALF_DTYPES[half])
+
+
+def measure(name: str, weight: np.ndarray | float, half: str) -> Entry:
     """The error of rounding ``weight`` (FP32) to ``half``."""
-    with torch.no_grad():
-        limits = torch.finfo(half)
-        rounded = weight.to(half)
-        saturated = int((rounded.isinf() & weight.isfinite()).sum())
-        nonzero = int(torch.count_nonzero(weight))
-        lost = nonzero - int(torch.count_nonzero(rounded))
-        tiny = int(torch.count_nonzero(rounded.abs() < limits.smallest_normal)) - (weight.numel() - nonzero)
-        finite = weight[weight.isfinite()]
-        gap = (weight - rounded.float())[weight.isfinite()]
-        largest, norm = float(finite.abs().max()) if finite.numel() else 0.0, _norm(finite)
-        return Entry(
-            name,
-            weight.numel(),
-            worst=float(gap.abs().max()) / largest if largest else 0.0,
-            error_u=_norm(gap) / norm / (limits.eps / 2) if norm else 0.0,
-            underflowed=lost / max(nonzero, 1),
-            subnormal=max(tiny - lost, 0) / max(nonzero, 1),
-            saturated=saturated,
-            largest=largest,
-        )
+    with np.errstate(over="ignore"):
+        weight = np.asarray(weight, np.float32)
+    limits, came = ml_dtypes.finfo(HALF_DTYPES[half]), rounded(weight, half).astype(np.float32)
+    is_finite = np.isfinite(weight)
+    nonzero = int(np.count_nonzero(weight))
+    lost = nonzero - int(np.count_nonzero(came))
+    tiny = int(np.count_nonzero(np.abs(came) < np.float32(limits.smallest_normal))) - (weight.size - nonzero)
+    finite = weight[is_finite]
+    gap = finite - came[is_finite]
+    largest, norm = float(np.abs(finite).max(initial=0.0)), _norm(finite)
+    return Entry(
+        name,
+        weight.size,
+        worst=float(np.abs(gap).max(initial=0.0)) / largest if largest else 0.0,
+        error_u=_norm(gap) / norm / (float(limits.eps) / 2) if norm else 0.0,
+        underflowed=lost / max(nonzero, 1),
+        subnormal=max(tiny - lost, 0) / max(nonzero, 1),
+        saturated=int(np.count_nonzero(np.isinf(came) & is_finite)),
+        largest=largest,
+    )
 
 
-def in_range(original: Tensor, half: Tensor) -> Tensor:
+def in_range(original: np.ndarray, half: np.ndarray) -> np.ndarray:
     """``half``, which is ``original`` rounded, with half's smallest number where a number became 0, and its largest
     where a number became infinite."""
-    limits = torch.finfo(half.dtype)
-    vanished, overflowed = (half == 0) & (original != 0), half.isinf() & original.isfinite()
-    half = torch.where(vanished, (original.sign() * limits.smallest_normal * limits.eps).to(half.dtype), half)
-    return torch.where(overflowed, (original.sign() * limits.max).to(half.dtype), half)
+    limits, sign = ml_dtypes.finfo(half.dtype), np.sign(original)
+    vanished, overflowed = (half == 0) & (original != 0), np.isinf(half) & np.isfinite(original)
+    smallest = float(limits.smallest_normal) * float(limits.eps)
+    half = np.where(vanished, (sign * smallest).astype(half.dtype), half)
+    return np.where(overflowed, (sign * float(limits.max)).astype(half.dtype), half)
 
 
-def _norm(tensor: Tensor) -> float:
+def _norm(array: np.ndarray) -> float:
     """In float64: squares of numbers near 1e-30 are nothing in FP32."""
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return math.sqrt(np.square(array, dtype=np.float64).sum())

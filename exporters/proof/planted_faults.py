@@ -9,17 +9,17 @@ graph that then answers far more than before was saturated by these samples. The
 err in proportion, the rest of the graph damps it. What neither explains counts as missed.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ..gate.divergence import SENTINEL
+from ..gate.draws import raw_draws
 from ..gate.parity import judge
 from ..gate.power import (
     BYPASSED,
@@ -61,6 +61,7 @@ LARGER = (4, 16, 64, 256)  # times the fine fault, up to the largest magnitude o
 IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fault, or as slowly, at most
 
 
+@np.errstate(all="ignore")  # what is planted may overflow
 def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
     """Plant faults at a seeded choice of nodes. Where the first few samples notice too little, more of them are asked
     before the proof is called blind."""
@@ -137,7 +138,7 @@ class _Visit:
     found: dict[str, Planted]
     seen: set[str] = field(default_factory=set)
 
-    def see(self, name: str, result: Tensor, rest: Rest) -> None:
+    def see(self, name: str, result: np.ndarray, rest: Rest) -> None:
         if name in self.ops and name not in self.seen and _size(result):
             self.seen.add(name)  # a node may have several results
             one = _Node(self.planting, self.question, result, rest).planted(name, self.ops[name])
@@ -150,7 +151,7 @@ class _Node:
 
     planting: _Planting
     question: Question
-    result: Tensor
+    result: np.ndarray
     rest: Rest
 
     def planted(self, name: str, op: str) -> Planted:
@@ -172,7 +173,7 @@ class _Node:
         why = self._why(loudest, response, frozenset(noticed), error / max(times * response, NOTHING**2))
         return Planted(name, op, frozenset(noticed), response, why, SIZE * times if seen else np.inf)
 
-    def _larger(self, fine: Tensor, u: float) -> tuple[float, float, bool]:
+    def _larger(self, fine: np.ndarray, u: float) -> tuple[float, float, bool]:
         """The least of the larger faults that the gate notices, or the largest: as a multiple of the fine fault, with
         the error of its answers and whether the gate notices it."""
         times, error, seen = 1.0, 0.0, False
@@ -182,7 +183,7 @@ class _Node:
                 break
         return times, error, seen
 
-    def _why(self, fine: Tensor, response: float, noticed: frozenset[str], growth: float) -> str:
+    def _why(self, fine: np.ndarray, response: float, noticed: frozenset[str], growth: float) -> str:
         """``growth``: of the answers' error with a larger fault, where 1 is in proportion."""
         loud = SILENT if response <= NOTHING else LOUD
         if response < SILENT and any(self._when_smaller(fine, scale) >= loud for scale in SCALES):
@@ -195,16 +196,16 @@ class _Node:
             return STEP
         return DAMPED if response <= LOUD and growth >= 1 / IN_PROPORTION else UNEXPLAINED
 
-    def _when_smaller(self, fine: Tensor, scale: float) -> float:
-        held = self.result.abs() < SENTINEL
-        original, half = (torch.where(held, one * scale, one) for one in (self.result, fine))
+    def _when_smaller(self, fine: np.ndarray, scale: float) -> float:
+        held = np.abs(self.result) < SENTINEL
+        original, half = (np.where(held, one * scale, one) for one in (self.result, fine))
         before = answers_or_refusal(lambda _: dict(self.rest(original)), {})
         if isinstance(before, Exception):
             return 0.0
         error, refused = self._error(before, half)
         return error if np.isfinite(error) else LOUD * refused
 
-    def _error(self, answers: Arrays, faulty: Tensor) -> tuple[float, bool]:
+    def _error(self, answers: Arrays, faulty: np.ndarray) -> tuple[float, bool]:
         """The error of the outputs as a share of the allowed one, and whether the gate refuses it."""
         run = self.planting.run
         came = answers_or_refusal(lambda _: dict(self.rest(faulty)), {})
@@ -216,34 +217,36 @@ class _Node:
         return max(errors, default=0.0), not report.passed
 
 
-def _fine_faults(result: Tensor, u: float) -> Iterator[Tensor]:
+def _fine_faults(result: np.ndarray, u: float) -> Iterator[np.ndarray]:
     """The result with an error of one size, whose sign is drawn for each index of axis 1, and of the last axis: rounded
     weights err so, by the channel."""
-    seeded = torch.Generator().manual_seed(result.numel())
-    for axis in dict.fromkeys((min(1, result.ndim - 1), result.ndim - 1)):
-        shape = [size if axis in (place, -1) else 1 for place, size in enumerate(result.shape)]
-        signs = torch.randint(0, 2, shape, generator=seeded, dtype=torch.int8) * 2 - 1
+    axes = list(dict.fromkeys((min(1, result.ndim - 1), result.ndim - 1)))
+    shapes = [
+        [size if axis in (place, -1) else 1 for place, size in enumerate(result.shape)] for axis in axes
+    ]
+    for shape, drawn in zip(shapes, raw_draws(result.size, *map(math.prod, shapes)), strict=True):
+        signs = (drawn % 2).reshape(shape).astype(np.float32) * 2 - 1
         yield _held(result + signs * SIZE * u * _size(result), result)
 
 
-def _large_faults(result: Tensor) -> Iterator[Tensor]:
+def _large_faults(result: np.ndarray) -> Iterator[np.ndarray]:
     """The result with some signs flipped, and without its exponents. No element becomes larger than the largest: a size
     that is computed from it stays within reason."""
-    drawn = torch.rand(result.shape, generator=torch.Generator().manual_seed(result.numel()))
-    yield _held(torch.where(drawn <= max(FLIPPED, float(drawn.min())), -result, result), result)
-    mantissa, _ = torch.frexp(result)
-    yield _held(mantissa * _size(result), result)
+    (drawn,) = raw_draws(result.size, result.size)
+    drawn = (drawn & 0xFFFFFF).reshape(result.shape).astype(np.float32) * 2.0**-24
+    yield _held(np.where(drawn <= max(FLIPPED, float(drawn.min())), -result, result), result)
+    yield _held(np.frexp(result)[0] * _size(result), result)
 
 
-def _held(changed: Tensor, result: Tensor) -> Tensor:
+def _held(changed: np.ndarray, result: np.ndarray) -> np.ndarray:
     """The change, but for sentinels."""
-    return torch.where(result.abs() < SENTINEL, changed, result).to(result.dtype)
+    return np.where(np.abs(result) < SENTINEL, changed, result).astype(result.dtype)
 
 
-def _size(result: Tensor) -> float:
+def _size(result: np.ndarray) -> float:
     """The largest magnitude, sentinels left out; 0 where there is none."""
-    held = result.abs().masked_fill(~(result.abs() < SENTINEL), 0.0)
-    return float(held.max()) if held.numel() else 0.0
+    size = np.abs(result)
+    return float(np.where(size < SENTINEL, size, 0).max(initial=0.0))
 
 
 def _spread(several: Sequence[T], most: int) -> list[T]:

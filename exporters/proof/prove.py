@@ -9,23 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
-from torch.fx import GraphModule, Interpreter, Node
 
-from ...models.engines.arrays import to_numpy, to_torch
 from ...models.engines.engine import Engine
-from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import ExportFailed
 from ...models.spec.buckets import buckets_of
 from ...models.spec.filled_lengths import Lengths
 from ...models.spec.spec import ModelSpec
-from ..gate.choosers import choices, find_tied
 from ..gate.judged_apart import judge_apart
 from ..gate.noise import ROOM, Noise
-from ..gate.parity import UNIT_ROUNDOFF, judge
-from ..gate.steppers import find_stepped, run_with_steps
-from ..gate.steps import See, Steps, near_ties
-from ..gate.ties import Ties
+from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from ..inputs.perturbed import changeable, perturbed_rows
@@ -96,42 +88,6 @@ def answers_of(spec: ModelSpec, engine: Engine) -> Answers:
     return answer
 
 
-def emulated(spec: ModelSpec, emulation: Interpreter) -> Answers:
-    """A half program on a CPU without half kernels."""
-
-    def answer(arrays: Arrays) -> dict[str, np.ndarray]:
-        with torch.inference_mode():
-            outputs = emulation.run(*[to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs])
-        answers = zip(spec.outputs, outputs, strict=True)
-        return {tensor.name: to_numpy(answer.to(tensor.type.torch)) for tensor, answer in answers}
-
-    return answer
-
-
-def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
-    """The tie tolerance of an original program (`models.program.runnable`); None where no scores can tie."""
-    inputs, outputs = ([tensor.name for tensor in side] for side in (spec.inputs, spec.outputs))
-    rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
-
-    def asked() -> Iterator[Arrays]:
-        return (arrays for _, arrays in judging.batches(rows))
-
-    def of(arrays: Arrays) -> list[np.ndarray]:
-        return [arrays[name] for name in inputs]
-
-    tied, stepped, u = find_tied(module, outputs), find_stepped(module, outputs), UNIT_ROUNDOFF[dtype]
-
-    def with_steps(given: Arrays, see: See[Node]) -> None:
-        run_with_steps(module, (inputs, outputs), stepped, given, see)
-
-    return near_ties(
-        Ties([one.output for one in tied], lambda given: choices(module, tied, of(given)), u, asked)
-        if tied
-        else None,
-        Steps(stepped, with_steps, u, asked) if stepped else None,
-    )
-
-
 def ask_reference(
     spec: ModelSpec,
     judging: Samples,
@@ -147,7 +103,6 @@ def ask_reference(
 
     ``exact``: the original evaluated another way (`another_way.py`), where there is one.
     """
-    use_true_fp32()  # a live model's own code may have set it otherwise since
     judging = judging.take(slice(0, MAX_JUDGED))
 
     def ask(samples: tuple[int, ...], inputs: Arrays, name: str = "") -> Question:

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch.export import ExportedProgram
+from typing import TYPE_CHECKING, Any
 
 from ...models.folder.package import Precision
 from ...models.spec.spec import ModelSpec
 from ..inputs.samples import Samples
 from .prove import Answers
 
-CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Subject:
     empty otherwise. ``beside``: files that are kept with the version.
     """
 
-    program: ExportedProgram | None
+    program: "ExportedProgram | None"
     spec: ModelSpec
     samples: Samples
     precision: Precision
@@ -50,7 +50,7 @@ class Subject:
     notes: tuple[str, ...] = ()
     further: Further | None = None
     search: bool | None = False
-    device: torch.device = CPU
+    device: str = CPU
     original_because: str = ""
     beside: Sequence[Path] = ()
 
@@ -59,7 +59,7 @@ class Subject:
         return replace(self, precision=replace(self.precision, level="O0"), original_because=because)
 
     @property
-    def exported(self) -> ExportedProgram:
+    def exported(self) -> "ExportedProgram":
         """The program, of a subject that has one."""
         assert self.program is not None
         return self.program

@@ -5,24 +5,35 @@ thread also suffers least from other programs: two that wait for each other at e
 beside two busy processes.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
-import torch
+from ...models.machine.usable_cores import threads_of_libraries
 
 LARGE_ROW = 1 << 28  # operations: a small ResNet of the zoo has 2e7 a row, ResNet-50 4e9
 FEW, MANY = 1, 4
+_fixed: ContextVar[int | None] = ContextVar("threads that plan and judge", default=None)
 
 
 @contextmanager
 def fixed_threads(row_operations: int) -> Iterator[None]:
-    """Set torch's number of threads while a model is planned and judged, by the operations of one row.
-
-    ONNX sessions that are made meanwhile get the same number: `torch.get_num_threads`.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(MANY if row_operations >= LARGE_ROW else FEW)
+    """Fix the number of threads while a model is planned and judged, by the operations of one row: of ONNX sessions
+    that are made meanwhile (`threads_now`), and of torch where this process has imported it."""
+    count = MANY if row_operations >= LARGE_ROW else FEW
+    token, torch = _fixed.set(count), sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else count
+    if torch:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        _fixed.reset(token)
+        if torch:
+            torch.set_num_threads(before)
+
+
+def threads_now() -> int:
+    """The number of threads of an ONNX session that is made now."""
+    return _fixed.get() or threads_of_libraries()

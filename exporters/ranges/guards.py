@@ -4,10 +4,10 @@ logarithm.
 ``x + 1e-12`` and ``x.clamp(min=1e-8)`` guard nothing in FP16, which rounds both constants to zero.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -15,78 +15,36 @@ from torch.fx import GraphModule, Node
 
 from ...models.program import walk
 from ..policy.classes import Trait, class_of, has
-from ..policy.weights import IN_RANGE, in_range
+from ..policy.weights import IN_RANGE, in_range, rounded
+from .divisions import Guard, reaches_a_division
 
 LARGEST = 1e-3  # a constant above it is an offset, not a guard
-# Operations whose result is 0 where their input is 0, besides those that move, copy, select or add.
-_ZERO_STAYS = ("sum", "statistic", "root", "multiplication")
-
 _OF_TWO: dict[Any, str] = {torch.ops.aten.max.other: "maximum", torch.ops.aten.min.other: "minimum"}
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """``node`` guards with ``constant``, which is ``in_half``; ``readers``: the nodes that it keeps from a zero."""
-
-    node: str
-    guarded: str
-    constant: float
-    in_half: float
-    readers: tuple[str, ...]
-
-    @property
-    def vanishes(self) -> bool:
-        return self.in_half == 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"vanishes": self.vanishes}
-
-
-def find_guards(module: GraphModule, half: torch.dtype = torch.float16) -> tuple[Guard, ...]:
+def find_guards(module: GraphModule, half: str = "fp16") -> tuple[Guard, ...]:
     """Every guard of an original program, in the order of `walk`, control-flow bodies included."""
     found = []
     for name, node in walk(module):
         guarded, value = _guard(node)
         prefix = name.removesuffix(node.name)
         if guarded is not None and (readers := [prefix + reader.name for reader in _readers(node)]):
-            original = torch.tensor(value)
-            lifted = any(IN_RANGE in source.meta for source in node.all_input_nodes)
-            in_half = float(in_range(original, original.to(half)) if lifted else original.to(half))
-            found.append(Guard(name, prefix + guarded.name, value, in_half, tuple(readers)))
+            original = np.asarray(value, np.float32)
+            in_half = rounded(original, half)
+            if any(IN_RANGE in source.meta for source in node.all_input_nodes):
+                in_half = in_range(original, in_half)
+            found.append(Guard(name, prefix + guarded.name, value, float(in_half), tuple(readers)))
     return tuple(found)
 
 
-T = TypeVar("T", bound=Hashable)
-
-
-def reaches_a_division(start: T, readers: Callable[[T], Iterable[tuple[T, str, bool]]]) -> bool:
-    """True if a node's result becomes a divisor, through operations that keep a zero a zero.
-
-    ``readers``: the readers of a node, with their operation and whether they divide by it.
-    """
-    seen, waiting = {start}, [start]
-    while waiting:
-        for reader, op, divides in readers(waiting.pop()):
-            if divides:
-                return True
-            passes = (
-                has(op, Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS)
-                or class_of(op).name in _ZERO_STAYS
-            )
-            if passes and reader not in seen:
-                seen.add(reader)
-                waiting.append(reader)
-    return False
-
-
-def lift_guards(module: GraphModule, half: torch.dtype) -> None:
+def lift_guards(module: GraphModule, half: str) -> None:
     """Make constants of the guards of a prepared original program that would vanish in half, in place.
 
     Half's least number guards a division as well (`in_range`); a number in the code could not be another in half.
     """
     for node in list(module.graph.nodes):
         guarded, value = _guard(node)
-        vanishes = guarded is not None and float(torch.tensor(value).to(half)) == 0.0
+        vanishes = guarded is not None and float(rounded(np.asarray(value, np.float32), half)) == 0.0
         if not vanishes or not reaches_a_division(node, _divisions):
             continue
         held = next((arg for arg in node.args if isinstance(arg, Node) and arg.op == "get_attr"), None)

@@ -13,8 +13,9 @@ from torch.fx import Graph, Node
 from ...models.program import writes_into_inputs
 from ..policy.classes import Trait, has
 from .guards import aten_name, is_view
-from .maskrules import Masked, Rules, Site, Unknown
-from .profile import Profile
+from .maskrules import Rules, Site
+from .masks import Masked, Unknown
+from .ranges import Profile
 
 
 @dataclass(slots=True)

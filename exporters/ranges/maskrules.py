@@ -1,7 +1,7 @@
 """The effect of each op on a mask sentinel (−1e9, −3.4e38): the rules by which `maskflow.py` follows it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from ..policy.classes import Trait, has
 from .guards import aten_name, is_view
-from .profile import Profile
+from .masks import HIGH, NEUTRAL, Masked, Unknown, chosen
+from .ranges import Profile
 
-LOW, HIGH = -49152.0, -24576.0  # −1.5·2¹⁵ and −1.5·2¹⁴: exact in FP16 and bf16
 _ALSO_COPIES = ("getitem", "triu", "tril", "amax")
 # op → the positions of the two tensors or numbers of which each element is one
 _CHOICES = {
@@ -21,22 +21,6 @@ _CHOICES = {
     "index_put": (0, 2), "index_put_": (0, 2), "minimum": (0, 1),
 }  # fmt: skip
 _MADE = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # op → position of its number
-# A comparison with a smaller number has the same result for the sentinel and for its replacement.
-NEUTRAL = 1e3
-
-
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """``exact``: masked elements are exactly ``value``. ``pure``: all elements are masked.
-    ``twice``: some may hold the sum of two sentinels. ``bound``: magnitude of the others, and of what was added.
-    ``floored``: masked elements have been lifted to a floor."""
-
-    value: float
-    exact: bool = True
-    pure: bool = False
-    twice: bool = False
-    bound: float = 0.0
-    floored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +32,6 @@ class Site:
     position: int | None
     role: str = "mask"
     sign: float = 1.0
-
-
-class Unknown(Exception):
-    """No rule covers this: the sentinel cannot be followed."""
-
-
-def chosen(parts: Sequence[Masked | float], node: str) -> Masked:
-    """Each element is one of these parts': of a mask, or an ordinary number with this bound. Raises Unknown."""
-    masks = [part for part in parts if isinstance(part, Masked)]
-    if len({mask.value for mask in masks}) > 1:
-        raise Unknown(f"{node} mixes mask values {sorted({mask.value for mask in masks})}")
-    mixed = len({mask.floored for mask in masks}) > 1
-    return Masked(
-        masks[0].value,
-        exact=all(mask.exact for mask in masks) and not mixed,
-        pure=all(isinstance(part, Masked) and part.pure for part in parts),
-        twice=any(mask.twice for mask in masks),
-        bound=max(part.bound if isinstance(part, Masked) else part for part in parts),
-        floored=all(mask.floored for mask in masks),
-    )
 
 
 class Rules:

@@ -15,61 +15,17 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
+from ...models.engines.arrays import to_numpy
 from ...models.program import walk
 from ..policy.classes import Trait, class_of, has
 from ..torch.autocast.bodies import ran
-from .guards import Guard, aten_name, find_guards, is_view
-from .ranges import Limits, Range, RangeCollector
+from .guards import aten_name, find_guards, is_view
+from .ranges import Limits, NodeProfile, Profile, RangeCollector
 
 _MEASURED = (torch.float32, torch.float16, torch.bfloat16)  # float64 never takes part, as in autocast
 
 
-@dataclass(frozen=True, slots=True)
-class NodeProfile:
-    """One node. ``reads``: the floating tensors it reads, in order. ``reduces``: the longest sum behind one
-    element of its result. ``scores``: a bound of the scores inside a fused attention (|q|·|k|·scale)."""
-
-    node: str
-    op: str
-    reads: tuple[str, ...]
-    range: Range
-    reduces: int = 1
-    scores: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        rest = {"node": self.node, "op": self.op, "reads": list(self.reads), "reduces": self.reduces}
-        return rest | {"scores": self.scores, "range": self.range.to_json()}
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """``nodes``: qualified name (`walk`) → its profile, in the graph's order; only nodes that ran."""
-
-    half: torch.dtype
-    batches: int
-    nodes: Mapping[str, NodeProfile]
-    guards: tuple[Guard, ...] = ()
-
-    @property
-    def limits(self) -> Limits:
-        return Limits.of(self.half)
-
-    def range(self, name: str) -> Range | None:
-        node = self.nodes.get(name)
-        return None if node is None else node.range
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "half": str(self.half).removeprefix("torch."),
-            "batches": self.batches,
-            "nodes": [node.to_json() for node in self.nodes.values()],
-            "guards": [guard.to_json() for guard in self.guards],
-        }
-
-
-def profile(
-    module: GraphModule, batches: Iterable[Sequence[Tensor]], half: torch.dtype = torch.float16
-) -> Profile:
+def profile(module: GraphModule, batches: Iterable[Sequence[Tensor]], half: str = "fp16") -> Profile:
     """Run a prepared original program (`models.program.runnable`) on batches of inputs and measure every node."""
     collectors: dict[str, _Measured] = {}
     count = 0
@@ -138,7 +94,7 @@ class _Profiler(Interpreter):
             collector.of = parent
             return
         for tensor in tensors:
-            collector.add(tensor)
+            collector.add(to_numpy(tensor))
         if isinstance(node.target, OpOverload):
             self._measure_sums(node, collector, tensors[0])
 

@@ -1,13 +1,16 @@
 """The magnitudes of a tensor, gathered chunk by chunk, and the limits of a half."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
 
 from ..gate.divergence import SENTINEL
+from ..policy.weights import HALF_DTYPES
+from .divisions import Guard
 
 _COUNTS = ("count", "zeros", "non_finite", "sentinels", "under_smallest", "under_normal", "over")
 _CHUNK = 1 << 18  # elements; a megabyte stays in the cache for the passes over it
@@ -22,9 +25,11 @@ class Limits:
     smallest: float
 
     @classmethod
-    def of(cls, half: torch.dtype) -> "Limits":
-        info = torch.finfo(half)
-        return cls(info.max, info.smallest_normal, info.smallest_normal * info.eps)
+    def of(cls, half: str) -> "Limits":
+        """The limits of ``fp16`` or ``bf16``."""
+        info = ml_dtypes.finfo(HALF_DTYPES[half])
+        normal = float(info.smallest_normal)
+        return cls(float(info.max), normal, normal * float(info.eps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,7 @@ class Range:
         if self.non_finite or self.highest > 0.0 or self.sentinel_highest > 0.0:
             return False
         lows = {self.lowest, -self.smallest, self.sentinel_lowest, self.sentinel_highest}
-        return lows <= {0.0, float(torch.tensor(sentinel, dtype=torch.float32))} and not (
-            self.sentinels and self.largest
-        )
+        return lows <= {0.0, float(np.float32(sentinel))} and not (self.sentinels and self.largest)
 
     def joined(self, other: "Range") -> "Range":
         """The range of both tensors together."""
@@ -113,47 +116,49 @@ class RangeCollector:
     def seen(self) -> bool:
         return self.of.seen if self.of is not None else bool(self.counts)
 
-    def add(self, tensor: Tensor) -> None:
-        self.numel = max(self.numel, tensor.numel())
-        for chunk in tensor.reshape(-1).split(_CHUNK):
-            self._add(chunk.float())
+    @np.errstate(invalid="ignore")  # NaN is counted
+    def add(self, array: np.ndarray) -> None:
+        self.numel = max(self.numel, array.size)
+        flat = array.reshape(-1)
+        for start in range(0, max(flat.size, 1), _CHUNK):
+            self._add(flat[start : start + _CHUNK].astype(np.float32, copy=False))
 
-    def _count(self, name: str, number: int | Tensor) -> None:
+    def _count(self, name: str, number: int | np.integer) -> None:
         self.counts[name] = self.counts.get(name, 0) + int(number)
 
-    def _add(self, chunk: Tensor) -> None:
+    def _add(self, chunk: np.ndarray) -> None:
         self._count("count", len(chunk))
         if not len(chunk):
             return
-        low, high = (float(end) for end in torch.aminmax(chunk))
+        low, high = float(chunk.min()), float(chunk.max())
         if not max(-low, high) < SENTINEL:
             chunk = self._ordinary(chunk)
             if not len(chunk):
                 return
-            low, high = (float(end) for end in torch.aminmax(chunk))
+            low, high = float(chunk.min()), float(chunk.max())
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
-        magnitude = chunk.abs()
+        magnitude = np.abs(chunk)
         if max(-low, high) > self.limits.largest:
-            self._count("over", (magnitude > self.limits.largest).sum())
+            self._count("over", np.count_nonzero(magnitude > self.limits.largest))
         self._add_small(magnitude)
 
-    def _ordinary(self, chunk: Tensor) -> Tensor:
-        finite = chunk[chunk.isfinite()]
+    def _ordinary(self, chunk: np.ndarray) -> np.ndarray:
+        finite = chunk[np.isfinite(chunk)]
         self._count("non_finite", len(chunk) - len(finite))
-        is_mask = finite.abs() >= SENTINEL
+        is_mask = np.abs(finite) >= SENTINEL
         if len(masks := finite[is_mask]):
             self._count("sentinels", len(masks))
             self.sentinel_lowest = min(self.sentinel_lowest, float(masks.min()))
             self.sentinel_highest = max(self.sentinel_highest, float(masks.max()))
         return finite[~is_mask]
 
-    def _add_small(self, magnitude: Tensor) -> None:
+    def _add_small(self, magnitude: np.ndarray) -> None:
         is_small = magnitude < self.limits.normal
         small = magnitude[is_small]
         numbers = small[small > 0.0]
         self._count("zeros", len(small) - len(numbers))
         self._count("under_normal", len(numbers))
-        self._count("under_smallest", (numbers < self.limits.smallest).sum())
+        self._count("under_smallest", np.count_nonzero(numbers < self.limits.smallest))
         if not len(numbers):
             numbers = magnitude if not len(small) else magnitude[~is_small]
         if len(numbers):
@@ -166,3 +171,47 @@ class RangeCollector:
         names = ("sentinel_lowest", "sentinel_highest", "lowest", "highest", "smallest")
         found = {name: end if math.isfinite(end) else 0.0 for name, end in zip(names, ends, strict=True)}
         return replace(Range(**self.counts, numel=self.numel), **found)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProfile:
+    """One node. ``reads``: the floating tensors it reads, in order. ``reduces``: the longest sum behind one
+    element of its result. ``scores``: a bound of the scores inside a fused attention (|q|·|k|·scale)."""
+
+    node: str
+    op: str
+    reads: tuple[str, ...]
+    range: Range
+    reduces: int = 1
+    scores: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        rest = {"node": self.node, "op": self.op, "reads": list(self.reads), "reduces": self.reduces}
+        return rest | {"scores": self.scores, "range": self.range.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """``nodes``: qualified name (`walk`) → its profile, in the graph's order; only nodes that ran. ``half``:
+    ``fp16`` or ``bf16``."""
+
+    half: str
+    batches: int
+    nodes: Mapping[str, NodeProfile]
+    guards: tuple[Guard, ...] = ()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits.of(self.half)
+
+    def range(self, name: str) -> Range | None:
+        node = self.nodes.get(name)
+        return None if node is None else node.range
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "half": HALF_DTYPES[self.half].name,
+            "batches": self.batches,
+            "nodes": [node.to_json() for node in self.nodes.values()],
+            "guards": [guard.to_json() for guard in self.guards],
+        }

@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 
 from ...models.program import walk
 from .guards import aten_name, constant, is_view
-from .profile import Profile
+from .ranges import Profile
 
 _aten = torch.ops.aten
 

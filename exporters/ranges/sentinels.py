@@ -12,7 +12,6 @@ A mask that is pooled by its largest, clamped above HIGH or answered is LOW ther
 A case that cannot be proven (two masks added, a mask that is compared) stays and is reported.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,12 +26,11 @@ from ..graph.actions import Kept
 from ..policy.classes import Trait, has
 from .guards import aten_name
 from .maskflow import Group, mask_flow
-from .maskrules import HIGH, LOW, Masked, Site
-from .profile import Profile
+from .maskrules import Site
+from .masks import HIGH, LOW, MAX_SCORE, SLACK, Masked, softmax_doubt
+from .ranges import Profile
 from .repairs import Repair, insert
 
-MAX_SCORE = 16000.0  # LOW − score > −65504, LOW + score < HIGH, and HIGH + 110 < −score
-SLACK = 2.0  # scores may become twice as large as the profile's
 BIT_EQUAL = ": the softmax is bit-equal in FP32 on rows with no, one, some, all but one and all scores masked"
 _aten = torch.ops.aten
 
@@ -94,27 +92,8 @@ def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Pr
     return ""
 
 
-def softmax_doubt(state: Masked, bound: float, floor: bool, sink: str) -> str:
-    """The reason why a softmax may answer otherwise after the rewriting; empty where it does not.
-
-    ``bound``: of its other inputs beside the sentinel; ``floor``: True if a floor goes under the softmax.
-    """
-    if state.twice:
-        return f"two masks are added together before {sink}"
-    if bound > MAX_SCORE:
-        return f"scores at {sink} may reach {bound:.3g}, expected at most {MAX_SCORE:g}"
-    if (floor or state.floored) and not bound < ulp(state.value) / 2.0:
-        return f"{state.value:.3g} does not absorb scores of {bound:.3g} at {sink}, even in FP32"
-    return "" if witness(state.value, bound, floor) else f"the rewritten softmax at {sink} differs"
-
-
 def _mask_of(sink: Node, masked: Mapping[Node, Masked]) -> Node:
     return next(source for source in sink.all_input_nodes if source in masked)
-
-
-def ulp(value: float) -> float:
-    """The distance of neighbouring FP32 numbers at a magnitude."""
-    return 2.0 ** (math.frexp(value)[1] - 24)
 
 
 def _needs_floor(sink: Node, state: Masked) -> bool:
@@ -138,21 +117,6 @@ def _broadcasts(sink: Node, masked: Mapping[Node, Masked], state: Masked) -> boo
         return False
     sizes = zip(reversed(mask.shape[:-1]), list(reversed(query.shape))[1:], strict=False)
     return state.exact and all(str(size) in ("1", str(other)) for size, other in sizes)
-
-
-def witness(value: float, bound: float, floor: bool) -> bool:
-    """The claim in numbers: rows with no, one, some, all but one and all scores masked, before and after."""
-    random = torch.Generator().manual_seed(0)
-    scores = (torch.rand(5, 64, generator=random) * 2.0 - 1.0) * bound
-    mask = torch.rand(5, 64, generator=random) < 0.5
-    mask[0], mask[1], mask[2], mask[3, 1:], mask[4] = False, False, mask[2], True, True
-    mask[1, 0], mask[3, 0] = True, False
-    if not floor:
-        before, after = scores.masked_fill(mask, value), scores.masked_fill(mask, LOW)
-    else:
-        before = scores + torch.zeros(5, 64).masked_fill(mask, value)
-        after = (scores + torch.zeros(5, 64).masked_fill(mask, LOW)).clamp_min(HIGH)
-    return torch.equal(before.softmax(-1), after.softmax(-1))
 
 
 def _rewrite(

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..policy.classes import Trait, has
-from .guards import Guard
-from .profile import NodeProfile, Profile
-from .ranges import Limits, Range
+from .divisions import Guard
+from .ranges import Limits, NodeProfile, Profile, Range
 
 _HEADROOM = 4.0  # the gate also tries real samples times 4
 _LOST_BITS = 3.0  # a difference 2⁻³ of its terms errs by 8u where the gate allows 4u

@@ -44,8 +44,8 @@ def casts_section(casts: Sequence[Cast], before: int | None = None) -> dict[str,
     shown = [
         {
             "source": cast.source,
-            "from": _dtype(cast.from_dtype),
-            "to": _dtype(cast.to_dtype),
+            "from": cast.from_dtype,
+            "to": cast.to_dtype,
             "bytes": cast.bytes,
             "readers": list(cast.readers[:MAX_READERS]),
             "more": max(0, len(cast.readers) - MAX_READERS),
@@ -123,7 +123,3 @@ def _danger(held: Mapping[str, Any], largest: float) -> float:
 
 def _read_in(row: Mapping[str, Any]) -> str:
     return "FP32" if row["fp32"] else "half"
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

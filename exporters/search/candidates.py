@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ...models.spec.spec import ModelSpec
 from ..graph.backend import Candidate
 from ..policy.classes import Rule, class_of
-from ..ranges.profile import Profile
+from ..ranges.ranges import Profile
 from ..ranges.suspicion import suspicion
 from .ranking import head_first
 

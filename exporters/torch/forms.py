@@ -19,6 +19,7 @@ from ...models.engines.arrays import to_torch
 from ...models.engines.cpu.setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
+from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import HalfevenError
 from ...models.folder.package import Precision
 from ...models.program import runnable, walk
@@ -28,6 +29,7 @@ from ..graph.original_graph import OriginalGraph
 from ..graph.traffic import Cast, Traffic
 from ..inputs.samples import Samples
 from ..onnx.parted_transposes import part_transposes_in
+from ..onnx.reading.large_files import remove_onnx
 from ..onnx.stored import half_file_on_cpu
 from ..plan.planned_forms import PlannedForms
 from ..proof.maker import Made
@@ -40,12 +42,12 @@ from ..proof.prove import (
     ask_reference,
     check_original_form,
     take,
-    ties_of,
 )
 from .autocast.dtypes import tensors_of
 from .autocast.folding import _aliased
 from .autocast.rewrite import HalfProgram
-from .onnx_form.export import remove_onnx, write_onnx
+from .onnx_form.export import write_onnx
+from .program_answers import ties_of
 from .program_graph import ProgramGraph, exact_answers, program_graph
 from .program_operations import program_operations
 from .program_original import ProgramOriginal
@@ -58,6 +60,11 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
     _original: Answers | None = None
     _module: GraphModule | None = None
     _row_operations: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose kernels the plan asks, and on which the forms are proven."""
+        return torch.device(self.subject.device)
 
     @property
     def module(self) -> GraphModule:
@@ -78,7 +85,7 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
     def original(self) -> Answers:
         if self._original is None:
             spec = self.subject.spec
-            engine = TorchEngine(self.subject.exported, "fp32", self.subject.device, spec=spec)
+            engine = TorchEngine(self.subject.exported, "fp32", self.device, spec=spec)
             self._original = answers_of(spec, engine)
         return self._original
 
@@ -93,9 +100,9 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
         subject = self.subject
         tie_tolerance = ties_of(self.module, subject.spec, subject.precision.dtype, judging)
         exact = exact_answers(self.module, subject.spec)
-        device = str(subject.device)
+        use_true_fp32()
         return ask_reference(
-            subject.spec, judging, self.original(), tie_tolerance, self.row_operations, exact, device
+            subject.spec, judging, self.original(), tie_tolerance, self.row_operations, exact, subject.device
         )
 
     def graph(self, precision: Precision, planning: Samples) -> ProgramGraph:
@@ -125,8 +132,8 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
 
     def storage(self) -> Answers:
         """The half program in true half kernels of the subject's device."""
-        spec, dtype, device = self.subject.spec, self.subject.precision.dtype, self.subject.device
-        return answers_of(spec, TorchEngine(self.half.program, dtype, device, spec=spec))
+        spec, dtype = self.subject.spec, self.subject.precision.dtype
+        return answers_of(spec, TorchEngine(self.half.program, dtype, self.device, spec=spec))
 
     def plan_json(self) -> dict[str, Any]:
         return self.half.plan.to_json(self.settled.module)
@@ -141,11 +148,9 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
         """The answers with packed kernels, where a server may choose them for a half that this processor multiplies
         itself: every way in which the half may serve is judged."""
         subject = self.subject
-        if subject.precision.dtype != "bf16" or subject.device.type != "cpu":
+        if subject.precision.dtype != "bf16" or self.device.type != "cpu":
             return []
-        engine = TorchEngine(
-            self.half.program, subject.precision.dtype, subject.device, CpuSetup(passes=PACKED)
-        )
+        engine = TorchEngine(self.half.program, subject.precision.dtype, self.device, CpuSetup(passes=PACKED))
         if not engine.setup.passes:
             return []
         return [take(reference_run, answers_of(self.subject.spec, engine))]
@@ -174,7 +179,7 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
         about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
         write_onnx(self.half.program, spec, path, about)
         part_transposes_in(path)
-        if self.subject.device.type == "cpu":
+        if self.device.type == "cpu":
             return Made("half.onnx", *half_file_on_cpu(path, spec, asked.dtype, reference_run))
         serves = self._onnx(path, asked.dtype)
         return Made("half.onnx", serves, [take(reference_run, serves)])
@@ -221,7 +226,8 @@ def cast_map(program: ExportedProgram) -> list[Cast]:
             moved = _elements(source) * (source.element_size() + result.element_size())
             first = node.args[0]
             assert isinstance(first, Node)
-            casts.append(Cast(prefix + first.name, source.dtype, result.dtype, moved, readers))
+            before, after = (str(tensor.dtype).removeprefix("torch.") for tensor in pair)
+            casts.append(Cast(prefix + first.name, before, after, moved, readers))
     return sorted(casts, key=lambda cast: -cast.bytes)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -19,10 +20,11 @@ from ..graph.backend import Candidate, GraphNode, Observe
 from ..inputs.planning import executions, few
 from ..inputs.samples import Samples
 from ..policy.operations import Operations
-from ..proof.prove import Answers, Arrays, TieTolerance, emulated, ties_of
 from ..proof.subject import Subject
+from ..question import Answers, Arrays, TieTolerance
 from ..ranges.guards import lift_guards
-from ..ranges.profile import Profile, profile
+from ..ranges.profile import profile
+from ..ranges.ranges import Profile
 from ..ranges.repairs import Repair, apply
 from ..ranges.repairs import candidates as repairable
 from ..ranges.sentinels import rewrite_sentinels
@@ -37,6 +39,7 @@ from .autocast.placement import place
 from .autocast.plan import PrecisionPlan, make_plan, op_name
 from .autocast.policy import CUDA
 from .autocast.rewrite import HalfProgram, rewrite
+from .program_answers import emulated, ties_of
 from .program_operations import program_operations
 
 
@@ -162,12 +165,12 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
     if precision.level == "O0":
         return ProgramGraph(module, subject.spec, make_plan(module, precision), example, onnx)
     open_composites(module, CUDA)
-    kernels = half_kernels(subject.device)
+    kernels = half_kernels(torch.device(subject.device))
     plan = make_plan(module, precision, half_loops=kernels.of_loops)
     if precision.level == "O3":
-        lift_guards(module, plan.dtype)
+        lift_guards(module, precision.dtype)
     some = few(planning, program_operations(module, example))
-    profiled = profile(module, _batches(subject.spec, some), plan.dtype)
+    profiled = profile(module, _batches(subject.spec, some), precision.dtype)
     masks = rewrite_sentinels(module, profiled)
     graph = ProgramGraph(
         module,

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from ...models.engines.arrays import to_numpy, to_torch
+from ...models.engines.arrays import floats_of, to_numpy, to_torch
 from ...models.spec.spec import ModelSpec
 from ..gate.steppers import Watched, rest_of_run
 from ..graph.backend import GraphNode, Observe
 from ..graph.original_graph import Visit
-from ..proof.prove import emulated
 from ..question import Answers, Arrays
 from .autocast.in_double import InDouble
+from .program_answers import emulated
 from .program_graph import nodes_of
 
 
@@ -30,11 +31,12 @@ class ProgramOriginal:
 
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
         def seen(run: Interpreter, node: Node, result: Tensor) -> None:
-            def rest(changed: Tensor) -> Arrays:
-                return self._named(rest_of_run(self.module, run, self._tensors(inputs), node, changed))
+            def rest(changed: np.ndarray) -> Arrays:
+                tensor = torch.from_numpy(np.array(changed)).to(result.dtype).reshape(result.shape)
+                return self._named(rest_of_run(self.module, run, self._tensors(inputs), node, tensor))
 
             if result.is_floating_point():
-                visit(node.name, result, rest)
+                visit(node.name, floats_of(result), rest)
 
         with torch.inference_mode():
             return self._named(Watched(self.module, seen).run(*self._tensors(inputs)))
@@ -42,7 +44,7 @@ class ProgramOriginal:
     def as_served(self, observe: Observe) -> Answers:
         def seen(run: Interpreter, node: Node, result: Tensor) -> None:
             if result.is_floating_point():
-                observe(node.name, result)
+                observe(node.name, floats_of(result))
 
         return emulated(self.spec, Watched(self.module, seen))
 

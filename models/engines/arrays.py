@@ -1,12 +1,9 @@
 """Between numpy and torch without copies, bfloat16 included (numpy's comes from ml_dtypes)."""
 
-from collections.abc import Sequence
-
 import ml_dtypes
 import numpy as np
 import torch
 
-_COPIED_UNDER_LOCK = 500  # elements: NPY_BEGIN_THREADS_THRESHOLDED in numpy's copies
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -28,16 +25,6 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts joined along the first axis in new memory: a request's own bytes are never written to.
-
-    numpy releases Python's lock once for each part of more than 500 elements, and waits for it again; under load
-    that took longer than all of the copying. Bytes are joined without releasing the lock.
-    """
-    if len(parts) == 1:
-        return parts[0].copy()
-    first = parts[0]
-    if first.size <= _COPIED_UNDER_LOCK:
-        return np.concatenate(parts)
-    memory = bytearray().join([np.ascontiguousarray(part).view(np.uint8) for part in parts])  # type: ignore[list-item]
-    return np.frombuffer(memory, first.dtype).reshape(-1, *first.shape[1:])
+def floats_of(tensor: torch.Tensor) -> np.ndarray:
+    """The numbers of a floating CPU tensor for code that has no torch: those of a half in FP32."""
+    return to_numpy(tensor.float() if tensor.itemsize < 4 else tensor)

@@ -1,11 +1,11 @@
 """The meaning of an engine's error for later requests: too little memory, a device that is gone, or neither.
 
-Torch has types for some of it and ONNX Runtime only messages, so both are looked at, here and nowhere else.
+Torch has types for some of it and ONNX Runtime only messages, so both are looked at, here and nowhere else. Types of
+torch are known by their names: a process that runs ONNX files alone need not have it.
 """
 
 import logging
-
-import torch
+import sys
 
 from ..order.lacking_memory import NO_MEMORY, causes
 
@@ -55,7 +55,7 @@ _GONE = (
 def out_of_memory(error: BaseException) -> bool:
     """True if the device or the host had no memory for this run, so that fewer rows may do."""
     return any(
-        isinstance(one, torch.OutOfMemoryError | MemoryError) or _mentions(one, _NO_MEMORY)
+        isinstance(one, MemoryError) or _is(one, "OutOfMemoryError") or _mentions(one, _NO_MEMORY)
         for one in causes(error)
     )
 
@@ -68,7 +68,7 @@ def no_half_kernel(error: BaseException) -> bool:
 def device_lost(error: BaseException) -> bool:
     """True if every later call on the device will fail in this process: a sticky CUDA error."""
     return any(
-        (isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA)) and _mentions(one, _GONE)
+        (_is(one, "AcceleratorError") or _mentions(one, _OF_CUDA)) and _mentions(one, _GONE)
         for one in causes(error)
     )
 
@@ -80,6 +80,8 @@ def device_answers(error: BaseException, device: str) -> bool:
     """
     if not device.startswith("cuda") or not _is_of_cuda(error) or out_of_memory(error):
         return True
+    import torch
+
     try:
         torch.ones(1, device=device).add_(1)
         torch.cuda.synchronize(device)
@@ -91,7 +93,11 @@ def device_answers(error: BaseException, device: str) -> bool:
 
 
 def _is_of_cuda(error: BaseException) -> bool:
-    return any(isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA) for one in causes(error))
+    return any(_is(one, "AcceleratorError") or _mentions(one, _OF_CUDA) for one in causes(error))
+
+
+def _is(error: BaseException, name: str) -> bool:
+    return any(one.__name__ == name for one in type(error).__mro__)
 
 
 def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:
@@ -102,7 +108,8 @@ def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:
 def give_back_cached_memory() -> None:
     """Free device memory that torch's allocator keeps unused, of all models. Never raises: where it fails the memory
     stays kept, and what needs it says so."""
-    if not torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
         return
     try:
         torch.cuda.empty_cache()

@@ -20,11 +20,11 @@ from ..files.opened_file import OpenedFile
 from ..spec.spec import ModelSpec
 from ..store.store import Version
 from .cpu.setup import PLAIN, CpuSetup
+from .engine import LIVE_FILE
 from .fp32_islands import HALVES, raise_islands
 from .live_source import LiveSource
 from .torch_engine import TorchEngine
 
-LIVE_FILE = "live.json"
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -4,21 +4,21 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
-import torch
 
 from ..errors import BadRequest, EngineFailed
 from ..files.opened_file import OpenedFile
 from ..machine.usable_cores import usable_cores
-from .arrays import joined
 from .cpu.setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
 from .engine import Launched
-from .onnx_on_cuda import BoundRuns, provider_settings
 from .onnx_placement import RECORD, placement_of
-from .staging import Staging, cuda_streams, slots_on
-from .torch_engine import StagedEngine
+from .staged_engine import StagedEngine, joined
+
+if TYPE_CHECKING:
+    import torch
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # Measured on two cores: as fast alone as without an end (1.00 to 1.09, batches of 1 to 32), and beside one busy process
@@ -36,7 +36,8 @@ class OnnxEngine(StagedEngine):
     """One session on one device. It runs on the requested provider or raises; there is no silent fall-back.
 
     ``setup`` says how a CPU is used. ``packed`` False: without copies of the weights in the kernels' layout; slower, in
-    half the memory. On CUDA it takes the next batch while one is computing (`staging.py`), and has ``placement``.
+    half the memory. On CUDA it takes the next batch while one is computing (`staging.py`), and has ``placement``. On a
+    CPU it needs no torch.
     """
 
     form = "onnx"
@@ -45,33 +46,34 @@ class OnnxEngine(StagedEngine):
         self,
         source: Path | OpenedFile,
         precision: str,
-        device: torch.device,
+        device: "torch.device | str",
         setup: CpuSetup = PLAIN,
         packed: bool = True,
     ) -> None:
         self.precision = precision
-        several = device.type == "cpu" and setup.threads != 1
+        self.device = str(device)
+        several = self.device == "cpu" and setup.threads != 1
         self.possible = {BRIEF_SPINNING, NO_SPINNING} if several else set[str]()
         self.setup = setup.only(self.possible)
         unfused = [] if precision == "fp32" else DEADLY_IN_HALF
         path, readable = (source, source) if isinstance(source, Path) else (source.path, source.again)
-        self._session = _session(path, readable, device, self.setup, packed, unfused)
-        self.device, self.provider = str(device), self._session.get_providers()[0]
+        self._session = _session(path, readable, self.device, self.setup, packed, unfused)
+        self.provider = self._session.get_providers()[0]
         self._names = [value.name for value in self._session.get_inputs()]
-        if device.type == "cuda":
+        if self.device != "cpu":
+            from .onnx_on_cuda import BoundRuns, staging_of
+
             self.placement = placement_of(self._session, readable)
             self._runs: Callable[..., list[torch.Tensor]]
-            self._runs = BoundRuns(self._session, device, waits=bool(self.placement.on_cpu))
-            self._staging = Staging(
-                cuda_streams(device), lambda *inputs: self._runs(*inputs), slots_on(device)
-            )
+            self._runs = BoundRuns(self._session, self.device, waits=bool(self.placement.on_cpu))
+            self._staging = staging_of(self.device, lambda *inputs: self._runs(*inputs))
             self.in_flight = self._staging.slots
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
         """Begin one batch and return at once; on a CPU it runs when it is waited for."""
         return super().launch(parts) if self._staging is None else self._staged(self._staging, parts)
 
-    def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None:
+    def change_inputs(self, change: "Callable[..., Sequence[torch.Tensor]]") -> None:
         """On CUDA: from now on ``change`` gets every batch's tensors, on the device, before the session does."""
         runs = self._runs
         self._runs = lambda *inputs: runs(*change(*inputs))
@@ -100,19 +102,14 @@ class OnnxEngine(StagedEngine):
 
 
 def _session(
-    path: Path, readable: Path, device: torch.device, setup: CpuSetup, packed: bool, unfused: list[str]
+    path: Path, readable: Path, device: str, setup: CpuSetup, packed: bool, unfused: list[str]
 ) -> onnxruntime.InferenceSession:
-    provider = _PROVIDERS[device.type]
+    on_cuda = device != "cpu"
+    provider = _PROVIDERS["cuda" if on_cuda else "cpu"]
     if provider not in onnxruntime.get_available_providers():
         raise EngineFailed(
             f"{path.name} is to run on {device}, but this ONNX Runtime ({onnxruntime.__version__}) offers "
             f"{onnxruntime.get_available_providers()}; run `halfeven doctor` to see what to install"
-        )
-    on_cuda = device.type == "cuda"
-    if on_cuda and not torch.cuda.is_available():
-        raise EngineFailed(
-            f"{path.name} is to run on {device}, but torch {torch.__version__} sees no CUDA device, and ONNX Runtime "
-            "would fall back to CPUExecutionProvider; run `halfeven doctor` to see what is missing"
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -123,7 +120,11 @@ def _session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(BRIEF_SPIN_US))
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     options.add_session_config_entry(RECORD, "1" if on_cuda else "0")
-    settings = provider_settings(device, cuda_streams(device).computing) if on_cuda else {}
+    settings = dict[str, str]()
+    if on_cuda:
+        from .onnx_on_cuda import settings_for
+
+        settings = settings_for(device, path.name)
     try:
         session = onnxruntime.InferenceSession(
             readable, options, providers=[(provider, settings)], disabled_optimizers=unfused

@@ -4,12 +4,16 @@ ONNX Runtime would otherwise copy each input from pageable memory, wait for each
 (onnxruntime.ai, "CUDA Execution Provider" and "I/O Binding").
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnxruntime
 import torch
 from torch import Tensor
+
+from ..errors import EngineFailed
+from .staging import Staging, cuda_streams, slots_on
 
 _ELEMENT_TYPES = {  # TensorProto.DataType (onnx.proto)
     torch.float32: 1,
@@ -25,6 +29,24 @@ _ELEMENT_TYPES = {  # TensorProto.DataType (onnx.proto)
 }
 _DTYPES = {number: dtype for dtype, number in _ELEMENT_TYPES.items()}
 VERSIONS_AT_ONCE = 2  # the active one, and one that is loaded to replace it
+
+
+def settings_for(name: str, file: str) -> dict[str, str]:
+    """The provider's options on the device of this name, in whose stream a session of ``file`` is to compute. Raises
+    EngineFailed where torch sees no such device."""
+    if not torch.cuda.is_available():
+        raise EngineFailed(
+            f"{file} is to run on {name}, but torch {torch.__version__} sees no CUDA device, and ONNX Runtime "
+            "would fall back to CPUExecutionProvider; run `halfeven doctor` to see what is missing"
+        )
+    device = torch.device(name)
+    return provider_settings(device, cuda_streams(device).computing)
+
+
+def staging_of(name: str, runs: Callable[..., Sequence[Tensor]]) -> Staging:
+    """The staging of a session's batches on the device of this name."""
+    device = torch.device(name)
+    return Staging(cuda_streams(device), runs, slots_on(device))
 
 
 def provider_settings(device: torch.device, stream: int) -> dict[str, str]:
@@ -51,8 +73,8 @@ class BoundRuns:
     for. Otherwise a run only puts work into the session's stream.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, device: torch.device, waits: bool) -> None:
-        self._session, self._device, self._waits = session, device, waits
+    def __init__(self, session: onnxruntime.InferenceSession, device: str, waits: bool) -> None:
+        self._session, self._device, self._waits = session, torch.device(device), waits
         self._inputs = [value.name for value in session.get_inputs()]
         self._outputs = [value.name for value in session.get_outputs()]
         self._options = onnxruntime.RunOptions()

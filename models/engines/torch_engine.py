@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.fx import GraphModule
 
 from ..program import on_device, runnable
 from ..spec.spec import ModelSpec
-from .arrays import joined, to_numpy, to_torch
+from .arrays import to_numpy, to_torch
 from .cpu.in_place import write_in_place
 from .cpu.one_product import make_one_product
 from .cpu.packed import pack_weights, packable
@@ -20,31 +19,11 @@ from .cpu.row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
 from .cpu.scripted import without_the_lock
 from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
 from .cuda_graphs import Graphs, NotRecorded, adds_in_any_order, agreement_of, host_reads
-from .engine import BRIEF_SECONDS, Engine, InBackground, Launched, Postponed
+from .engine import Launched, Postponed
 from .faults import give_back_cached_memory
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
+from .staged_engine import StagedEngine, joined, run_in_every_slot
 from .staging import Staging, cuda_streams, slots_on
-
-
-class StagedEngine(Engine):
-    """The part that torch and ONNX Runtime share: batches are staged for a device other than a CPU."""
-
-    _staging: Staging | None = None
-
-    def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run a few times, on a device other than a CPU in every slot; on a CPU with one thread also find out whether
-        that takes longer than to wake a thread."""
-        if self._staging is not None:
-            run_in_every_slot(self, parts)
-            return
-        self.run(parts)
-        if self.device == "cpu" and self.setup.threads == 1:
-            self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
-
-    def _staged(self, staging: Staging, parts: Sequence[Sequence[np.ndarray]]) -> InBackground:
-        staged = staging.launch(parts)
-        self.assemble_ns = staging.assemble_ns
-        return staged
 
 
 class TorchEngine(StagedEngine):
@@ -225,29 +204,8 @@ class TorchEngine(StagedEngine):
             self._shares = None
 
 
-def run_in_every_slot(engine: Engine, parts: Sequence[Sequence[np.ndarray]]) -> None:
-    """Run the batch as often as the engine takes it ahead, all at once: each slot gets its memory."""
-    with ExitStack() as under_way:  # each is waited for, also where one fails
-        for _ in range(engine.in_flight):
-            under_way.callback(engine.launch(parts).wait)
-
-
 def _written(module: GraphModule) -> GraphModule:
     """The program with the two changes that made no device slower in any measurement."""
     write_in_place(module)
     make_one_product(module)
     return module
-
-
-def seconds_of(run: Callable[[], object], budget_s: float = 0.15) -> list[float]:
-    """Seconds of up to nine runs after one that is not counted, within about ``budget_s``: the shortest first.
-
-    The shortest is the program's own time; other programs made the others longer.
-    """
-    run()
-    times: list[float] = []
-    while len(times) < 3 or (len(times) < 9 and sum(times) < budget_s):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return sorted(times)

@@ -4,18 +4,13 @@ From each place where a table is indexed (`sites.py`) back to the input (`chains
 integers and constant offsets. Other indices are left to the guard in the engine (`engines/index_guard.py`).
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
-
-import numpy as np
 from torch.fx import GraphModule, Node
 
-from ..errors import BadFolder
-from ..spec.spec import ModelSpec, TensorSpec
+from ..spec.spec import ModelSpec
 from ..spec.value_range import ValueRange
 from .chains import Chains, Condition, limits_of
 from .sites import Site, index_sites
-from .value_bounds import Bounds, intersection
+from .value_bounds import Bounds, intersection, spec_with
 
 
 def with_ranges(spec: ModelSpec, module: GraphModule) -> ModelSpec:
@@ -33,15 +28,6 @@ def with_ranges(spec: ModelSpec, module: GraphModule) -> ModelSpec:
     return spec_with(spec, [found.get(node) for node in inputs])
 
 
-def spec_with(spec: ModelSpec, found: Iterable[Bounds | None]) -> ModelSpec:
-    """The spec with the ranges derived for its inputs. Raises BadFolder as `with_ranges` does."""
-    inputs = tuple(
-        tensor if bounds is None else _ranged(spec, tensor, bounds)
-        for tensor, bounds in zip(spec.inputs, found, strict=True)
-    )
-    return replace(spec, inputs=inputs)
-
-
 def unproven_sites(module: GraphModule, spec: ModelSpec | None) -> list[Site]:
     """The sites where an index may be out of range although the inputs fit ``spec`` (None: for any inputs)."""
     chains = Chains(module, spec)
@@ -57,18 +43,3 @@ def unproven_sites(module: GraphModule, spec: ModelSpec | None) -> list[Site]:
         return condition.bounds.admit(tensor.range or ValueRange((limits[0],), (limits[1],)))
 
     return [site for site in index_sites(module) if not is_proven(chains.condition(site))]
-
-
-def _ranged(spec: ModelSpec, tensor: TensorSpec, bounds: Bounds) -> TensorSpec:
-    if tensor.datatype == "BOOL":
-        return tensor
-    info = np.iinfo(tensor.type.numpy)
-    derived = bounds.as_range(int(info.min), int(info.max))
-    if derived is None or tensor.range is None:
-        return replace(tensor, range=derived or tensor.range)
-    if not tensor.range.within(derived):
-        raise BadFolder(
-            f"input '{tensor.name}' of '{spec.name}': model.toml says range = {tensor.range}, but the tables that it "
-            f"indexes have the rows {derived}; write that, or leave range out"
-        )
-    return tensor

@@ -5,12 +5,14 @@ same all along it. So one column of ids may belong to one table and the next col
 operations (`input_ranges.py`) and of ONNX (`exporters/onnx/reading/index_ranges.py`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..errors import BadFolder
+from ..spec.spec import ModelSpec, TensorSpec
 from ..spec.value_range import ValueRange
 
 _WIDEST = 4096  # places along an axis that may have ends of their own
@@ -91,3 +93,28 @@ class Bounds:
 
 def intersection(one: Bounds | None, other: Bounds) -> Bounds:
     return other if one is None else Bounds(np.maximum(one.low, other.low), np.minimum(one.high, other.high))
+
+
+def spec_with(spec: ModelSpec, found: Iterable[Bounds | None]) -> ModelSpec:
+    """The spec with the ranges derived for its inputs. Raises BadFolder
+    where model.toml admits values that the model's tables do not have."""
+    inputs = tuple(
+        tensor if bounds is None else _ranged(spec, tensor, bounds)
+        for tensor, bounds in zip(spec.inputs, found, strict=True)
+    )
+    return replace(spec, inputs=inputs)
+
+
+def _ranged(spec: ModelSpec, tensor: TensorSpec, bounds: Bounds) -> TensorSpec:
+    if tensor.datatype == "BOOL":
+        return tensor
+    info = np.iinfo(tensor.type.numpy)
+    derived = bounds.as_range(int(info.min), int(info.max))
+    if derived is None or tensor.range is None:
+        return replace(tensor, range=derived or tensor.range)
+    if not tensor.range.within(derived):
+        raise BadFolder(
+            f"input '{tensor.name}' of '{spec.name}': model.toml says range = {tensor.range}, but the tables that it "
+            f"indexes have the rows {derived}; write that, or leave range out"
+        )
+    return tensor

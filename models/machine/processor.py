@@ -2,16 +2,20 @@
 No other file asks torch about the processor.
 
 A decision reads a `Processor`, so that its test gives the facts of any processor; the time that kernels take is
-measured in `kernel_costs.py`. Needs torch alone: the trainer loads this file by its path.
+measured in `kernel_costs.py`. Needs torch for the kernels alone, and nothing else: the trainer loads this file by its
+path.
 """
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -43,28 +47,60 @@ class Processor:
         """The half types that the processor multiplies itself."""
         return [name for name, found in (("bf16", self.bf16_units), ("fp16", self.fp16_units)) if found]
 
-    def computes(self, dtype: torch.dtype) -> bool:
+    def computes(self, dtype: "torch.dtype") -> bool:
         """True if oneDNN has kernels for this dtype; wherever oneDNN exists, it has those of FP32."""
-        found = {torch.bfloat16: self.bf16_kernels, torch.float16: self.fp16_kernels, torch.float32: True}
-        return self.onednn and found.get(dtype, False)
+        found = {
+            "torch.bfloat16": self.bf16_kernels,
+            "torch.float16": self.fp16_kernels,
+            "torch.float32": True,
+        }
+        return self.onednn and found.get(str(dtype), False)
 
 
 @cache
 def this_processor() -> Processor:
-    """The processor that this process runs on, under the restrictions in its environment (``ATEN_CPU_CAPABILITY``,
-    ``ONEDNN_MAX_CPU_ISA``; the second is read here, because torch does not tell what oneDNN found)."""
+    """The processor that this process runs on, and the kernels that oneDNN has for it in torch."""
+    import torch
+
+    return replace(
+        hardware(),
+        bf16_kernels=bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        fp16_kernels=bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
+    )
+
+
+@cache
+def hardware() -> Processor:
+    """The same without the kernels, and without importing torch: under the restrictions in the environment
+    (``ATEN_CPU_CAPABILITY``, ``ONEDNN_MAX_CPU_ISA``)."""
     machine, flags = platform.machine(), _flags()
+    is_x86 = machine in ("x86_64", "AMD64")
     return Processor(
         name=_field("model name") or "unknown processor",
         machine=machine,
-        instructions=torch.backends.cpu.get_cpu_capability(),
+        instructions=_instructions(flags) if is_x86 else "DEFAULT",
         limit=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-        onednn=machine in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available(),
-        bf16_kernels=bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-        fp16_kernels=bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
-        bf16_units=torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
-        fp16_units="avx512_fp16" in flags or torch.cpu._is_amx_fp16_supported(),
+        onednn=is_x86 and _has_torch(),  # its wheels for other machines have another library
+        bf16_units=not flags.isdisjoint(("avx512_bf16", "amx_tile")),
+        fp16_units=not flags.isdisjoint(("avx512_fp16", "amx_fp16")),
     )
+
+
+def _instructions(flags: set[str]) -> str:
+    """The instructions that torch's own kernels use, by its rule (``aten/src/ATen/native/DispatchStub.cpp``)."""
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "").upper()
+    if asked in ("AVX512", "AVX2", "DEFAULT"):
+        return asked
+    if {"avx512vl", "avx512bw", "avx512dq", "fma"} <= flags:
+        return "AVX512"
+    return "AVX2" if {"avx2", "fma"} <= flags else "DEFAULT"
+
+
+def _has_torch() -> bool:
+    try:
+        return bool(version("torch"))
+    except PackageNotFoundError:
+        return False
 
 
 def _field(name: str) -> str:

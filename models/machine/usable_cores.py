@@ -8,7 +8,7 @@ torch and numpy start their threads.
 
 import math
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,12 @@ def bound_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
     cores = cores_here()
     if cores.quota is not None and cores.usable < (cores.affinity or cores.online):
         environment.setdefault(_OF_LIBRARIES, str(cores.usable))
+
+
+def threads_of_libraries(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of threads that libraries have in this process: as the user has set it, or one for each core."""
+    first = environment.get(_OF_LIBRARIES, "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else usable_cores()
 
 
 def _quota_of_version_1(folder: Path) -> float | None:

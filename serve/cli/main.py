@@ -135,7 +135,7 @@ def convert(
     options = Options(
         *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
         search=None if search is False else bool(search),
-        device=resolve_device(device),
+        device=str(resolve_device(device)),
         all_forms=form == "both",
         name=name,
     )

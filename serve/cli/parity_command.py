@@ -34,7 +34,7 @@ def judge_again(
     Raises UnknownName for a target that is neither, BadInput for a version that has no half to judge.
     """
     if _is_folder(target):
-        options = Options(samples=samples, device=CPU if device == "auto" else resolve_device(device))
+        options = Options(samples=samples, device=CPU if device == "auto" else str(resolve_device(device)))
         with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
             return convert(Path(target), Store(Path(folder)), options, notify).shown()
     return _judge_version(version_called(target, store), samples, device, notify)

@@ -9,9 +9,10 @@ Source: Fetch standard, "HTTP CORS protocol"; W3C Private Network Access for pag
 
 import re
 from collections.abc import Iterable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import Send
+if TYPE_CHECKING:
+    from starlette.types import Send
 
 _ORIGIN = re.compile(
     r"(?:https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::\d{1,5})?|null|[a-z][a-z0-9+.-]*://[a-z0-9_.-]*)"
@@ -45,7 +46,7 @@ class CrossOrigin:
         origins = [value for name, value in headers if name == b"origin"]
         return origins[0] if len(origins) == 1 and self.allows(origins[0]) else None
 
-    def answering(self, page: bytes, send: Send) -> Send:
+    def answering(self, page: bytes, send: "Send") -> "Send":
         """Sends answers that the page may read."""
         more = (*self._of(page), (b"access-control-expose-headers", _EXPOSED))
 
@@ -60,7 +61,7 @@ class CrossOrigin:
         named = b"*" if self._every else page
         return (b"access-control-allow-origin", named), (b"vary", b"Origin")
 
-    async def answer_preflight(self, page: bytes, headers: Headers, send: Send) -> None:
+    async def answer_preflight(self, page: bytes, headers: Headers, send: "Send") -> None:
         wanted = b", ".join(value for name, value in headers if name == b"access-control-request-headers")
         more = [*self._of(page), (b"access-control-allow-methods", _METHODS)]
         if wanted and len(wanted) <= _LONGEST:

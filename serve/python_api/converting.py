@@ -80,7 +80,7 @@ def convert(
             spec = folder.spec if serves is None else replace(folder.spec, form=serves)
             options = Options(
                 forms, level, narrow, patterns, asked.samples_file, search=search,
-                device=resolve_device(device), all_forms=form == "both",
+                device=str(resolve_device(device)), all_forms=form == "both",
             )  # fmt: skip
             done = travel(replace(folder, spec=spec), Store(store), options, show)
     except BaseException:

@@ -28,7 +28,8 @@ from halfeven.exporters.onnx.stored import stored_ties
 from halfeven.exporters.proof.prove import answers_of, ties_of, tried
 from halfeven.exporters.report.headline import headline, judged_samples, one_in
 from halfeven.exporters.report.version_facts import facts_of
-from halfeven.models.engines.load import load_half, load_original, original_module
+from halfeven.models.engines.load import load_half, load_original
+from halfeven.models.engines.load_program import original_module
 from halfeven.models.errors import HalfevenError
 from halfeven.models.store.store import LIVE, Version
 from torch import device

@@ -6,10 +6,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from onnx import ModelProto, NodeProto
 
-from ....models.engines.arrays import to_torch
 from ....models.errors import ExportFailed
 from ....models.folder.package import Precision
 from ....models.spec.spec import ModelSpec
@@ -21,10 +19,10 @@ from ...inputs.planning import executions, few
 from ...inputs.samples import Samples
 from ...inputs.synthetic import adversarial
 from ...policy.operations import UNKNOWN, Counted, Operations, Shape
-from ...policy.weights import measure
+from ...policy.weights import HALF_DTYPES, measure
 from ...proof.prove import Answers, Arrays, TieTolerance
 from ...question import Invented, Question
-from ...ranges.profile import Profile
+from ...ranges.ranges import Profile
 from ...search.candidates import candidates
 from ..reading.graph import FLOAT, HALVES, ForeignProgram, attribute, read_by, walk
 from ..reading.typing import value_types
@@ -36,7 +34,6 @@ from .oracle import Oracle, to_half_and_back, to_mantissa
 from .profile import Range, node_profile, profile
 from .rewrite import HalfGraph
 from .ties import ties_of
-from .weights import TORCH
 
 RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach: the search's judge asks them
 
@@ -154,7 +151,7 @@ class FileGraph:
     def profile(self) -> Mapping[str, Any]:
         if self.profiled is None:  # nothing may be half
             return {
-                "half": str(TORCH[self.precision.dtype]).removeprefix("torch."),
+                "half": HALF_DTYPES[self.precision.dtype].name,
                 "batches": 0,
                 "nodes": [],
             }
@@ -162,10 +159,10 @@ class FileGraph:
 
     def weights(self) -> Sequence[Mapping[str, Any]]:
         """The rounding error of a constant that half nodes read in half, or would but for the rules (``fp32``)."""
-        rules, half = self.rules, TORCH[self.precision.dtype]
+        rules, half = self.rules, self.precision.dtype
         read = set(rules.halved(self.dtypes))
         rows = {
-            name: measure(name, to_torch(rules.program.weights[name].copy()), half).to_json()
+            name: measure(name, rules.program.weights[name], half).to_json()
             for name in sorted({*rules.ledger.asked, *read})
         }
         return [row | {"fp32": name not in read} for name, row in rows.items()]
@@ -232,12 +229,12 @@ def by_node(model: ModelProto, observe: Observe) -> Any:
 
     def see(name: str, array: Any, type_: int) -> None:
         if name in makers and array.dtype.kind == "f":
-            observe(makers[name], torch.from_numpy(array))
+            observe(makers[name], array)
 
     return see
 
 
-_TORCH = {FLOAT: torch.float32, HALVES["fp16"]: torch.float16, HALVES["bf16"]: torch.bfloat16}
+_NUMPY = {FLOAT: np.dtype(np.float32), **{HALVES[name]: dtype for name, dtype in HALF_DTYPES.items()}}
 _VIEWS = ops("Identity Reshape Flatten Squeeze Unsqueeze")
 
 
@@ -252,13 +249,13 @@ def _casts(graph: HalfGraph, ranges: Mapping[str, Range]) -> Iterator[Cast]:
     types = value_types(graph.model, graph.weights)
     nodes = list(walk(graph.model.graph))
     for node in nodes:
-        if _is_cast(node) and types[node.input[0]] in set(_TORCH) - {attribute(node, "to")}:
-            source, result = (_TORCH[types[name]] for name in (node.input[0], node.output[0]))
+        if _is_cast(node) and types[node.input[0]] in set(_NUMPY) - {attribute(node, "to")}:
+            source, result = (_NUMPY[types[name]] for name in (node.input[0], node.output[0]))
             readers = tuple(other.name for other in nodes if node.output[0] in other.input)
             elements = _elements(node.input[0], graph, ranges)
             moved = elements * (source.itemsize + result.itemsize)
             name = graph.sources.get(node.input[0], node.input[0])
-            yield Cast(name, source, result, moved, readers)
+            yield Cast(name, source.name, result.name, moved, readers)
 
 
 def _saved(graph: HalfGraph, ranges: Mapping[str, Range]) -> int:
@@ -280,7 +277,7 @@ def _elements(name: str, graph: HalfGraph, ranges: Mapping[str, Range]) -> int:
 
 
 def _is_cast(node: NodeProto) -> bool:
-    return node.op_type == "Cast" and attribute(node, "to") in _TORCH
+    return node.op_type == "Cast" and attribute(node, "to") in _NUMPY
 
 
 def file_operations(program: ForeignProgram, inputs: Mapping[str, np.ndarray]) -> Operations:

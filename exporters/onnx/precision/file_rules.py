@@ -16,7 +16,7 @@ from ....models.folder.package import Precision
 from ...graph.actions import Kept
 from ...policy.classes import Trait, has
 from ...policy.weights import Entry
-from ...ranges.guards import reaches_a_division
+from ...ranges.divisions import reaches_a_division
 from ...ranges.ranges import Range
 from ..reading.graph import FLOAT, FLOATING, ForeignProgram, attribute
 from .dtypes import Dtypes, Kind, assign

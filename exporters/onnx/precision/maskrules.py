@@ -7,7 +7,7 @@ import numpy as np
 from onnx import NodeProto
 
 from ...policy.classes import Trait, has
-from ...ranges.maskrules import HIGH, NEUTRAL, Masked, Unknown, chosen
+from ...ranges.masks import HIGH, NEUTRAL, Masked, Unknown, chosen
 from ...ranges.ranges import Range
 from ..reading.graph import ForeignProgram
 

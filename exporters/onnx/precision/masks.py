@@ -14,9 +14,8 @@ from onnx import ModelProto, NodeProto, helper
 
 from ...gate.divergence import SENTINEL
 from ...policy.classes import Trait, has
-from ...ranges.maskrules import HIGH, LOW, Masked, Unknown
+from ...ranges.masks import HIGH, LOW, MAX_SCORE, SLACK, Masked, Unknown, softmax_doubt
 from ...ranges.ranges import Range
-from ...ranges.sentinels import MAX_SCORE, SLACK, softmax_doubt
 from ..reading.graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
 from .maskrules import Rules
 from .oracle import Oracle

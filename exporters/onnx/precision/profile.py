@@ -8,14 +8,12 @@ from functools import reduce
 
 import numpy as np
 
-from ....models.engines.arrays import to_torch
-from ...ranges.profile import NodeProfile, Profile
-from ...ranges.ranges import Limits, Range, RangeCollector
+from ...policy.weights import HALF_DTYPES
+from ...ranges.ranges import Limits, NodeProfile, Profile, Range, RangeCollector
 from ..reading.graph import FLOAT, ForeignProgram, graphs, read_by
 from .oracle import Oracle
-from .weights import TORCH
 
-LARGEST = {dtype: Limits.of(half).largest for dtype, half in TORCH.items()}
+LARGEST = {dtype: Limits.of(dtype).largest for dtype in HALF_DTYPES}
 
 
 def profile(
@@ -26,8 +24,8 @@ def profile(
 
     def observe(name: str, array: np.ndarray, type_: int) -> None:
         if type_ == FLOAT:
-            collector = collectors.setdefault(name, RangeCollector(Limits.of(TORCH[dtype])))
-            collector.add(to_torch(np.require(array, requirements="W")))
+            collector = collectors.setdefault(name, RangeCollector(Limits.of(dtype)))
+            collector.add(array)
 
     for name, array in program.weights.items():
         observe(name, np.asarray(array), program.types.get(name, 0))
@@ -50,4 +48,4 @@ def node_profile(program: ForeignProgram, ranges: Mapping[str, Range], dtype: st
             read = [name for name in node.input if name in ranges] or sorted(read_by(node) & set(ranges))
             reads = tuple(makers.get(name, name) for name in read)
             nodes[node.name] = NodeProfile(node.name, node.op_type, reads, reduce(Range.joined, held))
-    return Profile(TORCH[dtype], batches, nodes)
+    return Profile(dtype, batches, nodes)

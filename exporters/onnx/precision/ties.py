@@ -12,10 +12,9 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ....models.spec.spec import ModelSpec
-from ...gate.choosers import Choice
 from ...gate.parity import UNIT_ROUNDOFF
 from ...gate.steps import Made, Rest, See, Steps, near_ties, steps_behind
-from ...gate.ties import Ties
+from ...gate.ties import Choice, Ties
 from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
 from ...proof.prove import SEEN_AT_ONCE

@@ -6,18 +6,8 @@ The readers of a constant over budget (`exporters/policy/weights.py`) stay in FP
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
-from ....models.engines.arrays import to_numpy, to_torch
-from ...policy.weights import Entry, in_range, measure
-
-TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The FP32 array in half, as torch's ``.to(half)`` rounds."""
-    fresh = np.array(array, np.float32, order="C", copy=True)
-    return to_numpy(to_torch(fresh).to(TORCH[dtype]))
+from ...policy.weights import Entry, in_range, measure, rounded
 
 
 class HalfConstants:
@@ -31,9 +21,9 @@ class HalfConstants:
 
     def half(self, name: str) -> np.ndarray:
         if name not in self._halves:
-            original = to_torch(np.array(self._weights[name], np.float32, order="C", copy=True))
-            half = original.to(TORCH[self._dtype])
-            self._halves[name] = to_numpy(in_range(original, half) if name in self.in_range else half)
+            original = np.asarray(self._weights[name], np.float32, order="C")
+            half = rounded(original, self._dtype)
+            self._halves[name] = in_range(original, half) if name in self.in_range else half
         return self._halves[name]
 
     @property
@@ -50,6 +40,5 @@ class HalfConstants:
     def entry(self, name: str) -> Entry:
         """The error of rounding the constant to half, as it is in the file."""
         if name not in self._entries:
-            original = np.array(self._weights[name], np.float32)
-            self._entries[name] = measure(name, to_torch(original), TORCH[self._dtype])
+            self._entries[name] = measure(name, np.asarray(self._weights[name], np.float32), self._dtype)
         return self._entries[name]

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto, helper
 
-from ....models.index_ranges.input_ranges import spec_with
-from ....models.index_ranges.value_bounds import Bounds, intersection
+from ....models.index_ranges.value_bounds import Bounds, intersection, spec_with
 from ....models.spec.spec import ModelSpec
 from .graph import ONNX, ForeignProgram, attribute
 from .shapes import Sizes, known_shapes

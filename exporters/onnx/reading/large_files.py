@@ -39,6 +39,12 @@ def save(model: ModelProto, path: Path) -> None:
     onnx.save(bare, path)
 
 
+def remove_onnx(path: Path) -> None:
+    """Delete the file, and that of its weights where they stand beside it."""
+    for file in (path, path.with_name(path.name + DATA)):
+        file.unlink(missing_ok=True)
+
+
 def check(model: ModelProto, full: bool = False) -> None:
     """Check a model with ``onnx.checker``, and raise the checker's own errors. A large model is checked without its
     weights: the checker does not read them."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import torch
 from onnx import (
     ModelProto,
     NodeProto,
@@ -19,6 +18,7 @@ from onnx import (
 )
 
 from ...policy.classes import Rule, Trait, class_of, has
+from ...proof.threads import threads_now
 from .graph import ONNX, schema_of
 
 PROVIDERS = ("CPUExecutionProvider",)
@@ -79,20 +79,26 @@ def _model(key: Key) -> ModelProto:
 
 
 def session(key: Key) -> onnxruntime.InferenceSession:
-    """A session with as many threads as torch has now. Raises ONNX Runtime's own error where it has no kernel."""
-    return _session(key, torch.get_num_threads())
+    """A session with as many threads as sessions have now (`proof.threads`). Raises ONNX Runtime's own error where it
+    has no kernel."""
+    return _session(key, threads_now())
 
 
 @functools.lru_cache(maxsize=4096)
 def _session(key: Key, threads: int) -> onnxruntime.InferenceSession:
+    # A pool of threads for each of a thousand nodes is too many.
+    return opened(_model(key), threads if _is_heavy(NodeProto.FromString(key[0]).op_type) else 1)
+
+
+def opened(model: ModelProto, threads: int) -> onnxruntime.InferenceSession:
+    """A session that computes the nodes of a small model as they stand."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.enable_cpu_mem_arena = False  # each of a thousand arenas would keep its largest batch
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # A pool of threads for each of a thousand nodes is too many.
-    options.intra_op_num_threads = threads if _is_heavy(NodeProto.FromString(key[0]).op_type) else 1
-    return onnxruntime.InferenceSession(_model(key).SerializeToString(), options, providers=list(PROVIDERS))
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list(PROVIDERS))
 
 
 def results_of(key: Key, feed: Mapping[str, Any]) -> Sequence[Any]:

@@ -17,14 +17,16 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from ....models.engines.arrays import floats_of
 from ....models.program import writes_into_inputs
-from ...policy.weights import IN_RANGE, in_range
+from ...graph.backend import Observe
+from ...policy.weights import IN_RANGE
 from .attention import attention
 from .bodies import ran
 from .dtypes import Dtypes, tensors_of
+from .folding import in_range
 
 Rounding = Callable[[Tensor], Tensor]
-Tap = Callable[[str, Tensor], None]
 
 WEIGHT_BYTES = 1 << 29  # of rounded weights that are held from run to run
 _HALVES = (torch.float16, torch.bfloat16)
@@ -81,7 +83,7 @@ class Emulation(Interpreter):
         module: GraphModule,
         dtypes: Dtypes,
         rounding: Rounding,
-        tap: Tap | None = None,
+        tap: Observe | None = None,
         prefix: str = "",
         opened: bool = False,
     ) -> None:
@@ -118,7 +120,7 @@ class Emulation(Interpreter):
         if self._tap is not None:
             for tensor in tensors_of(result):
                 if tensor.is_floating_point():
-                    self._tap(self._prefix + n.name, tensor)
+                    self._tap(self._prefix + n.name, floats_of(tensor))
         return result
 
     def _called(self, node: Node, args: Any, kwargs: Any) -> Any:

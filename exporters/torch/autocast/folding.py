@@ -10,8 +10,10 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from ....models.engines.arrays import to_numpy, to_torch
 from ....models.program import walk
-from ...policy.weights import IN_RANGE, in_range
+from ...policy import weights
+from ...policy.weights import IN_RANGE
 
 SHARED = "__half"  # suffix of the half copy of a weight that FP32 nodes read as well
 
@@ -55,6 +57,11 @@ def fold_casts(module: GraphModule, uses: Mapping[str, set[torch.dtype]], half: 
             owner, _, last = name.rpartition(".")
             module.get_submodule(owner).register_buffer(last + SHARED, tensor)
     return module
+
+
+def in_range(original: Tensor, half: Tensor) -> Tensor:
+    """`policy.weights.in_range` of tensors."""
+    return to_torch(weights.in_range(to_numpy(original), to_numpy(half)))
 
 
 def half_copy(module: nn.Module, path: str) -> Tensor | None:

@@ -9,6 +9,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
+from ....models.engines.arrays import to_numpy
 from ...graph.backend import Observe
 from .attention import attention
 from .bodies import ran
@@ -31,7 +32,7 @@ class InDouble(Interpreter):
     def run_node(self, n: Node) -> Any:
         result = self._ran(n)
         if self._observe and n.op == "call_function" and _is(result, torch.float64):
-            self._observe(n.name, result)
+            self._observe(n.name, to_numpy(result))
         return result
 
     def _ran(self, n: Node) -> Any:

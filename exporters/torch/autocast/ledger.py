@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from ....models.engines.arrays import to_numpy
 from ....models.program import duplicate, walk, writes_into_inputs
 from ...graph.actions import Action, Kept
 from ...policy.weights import IN_RANGE, Entry, measure
@@ -47,7 +48,7 @@ def weigh(
     doubts: dict[str, str] = {}
     wide: dict[str, Action] = {}
     guards = {str(node.target) for node in module.graph.nodes if IN_RANGE in node.meta}
-    for name, entry in _read_in_half(module, graph, dtypes, plan.dtype):
+    for name, entry in _read_in_half(module, graph, dtypes, plan.precision.dtype):
         entries[entry.weight] = entry
         if not entry.over_budget or name not in plan.actions or writes_into_inputs(nodes[name].target):
             continue
@@ -62,7 +63,7 @@ def weigh(
 
 
 def _read_in_half(
-    module: GraphModule, graph: GraphModule, dtypes: Dtypes, half: torch.dtype
+    module: GraphModule, graph: GraphModule, dtypes: Dtypes, half: str
 ) -> Iterator[tuple[str, Entry]]:
     """Each node that reads a constant in half, with the constant's entry. ``graph``: the module, folded."""
     for node in graph.graph.nodes:
@@ -72,14 +73,14 @@ def _read_in_half(
             read = [
                 name
                 for name, dtype in readers(node, "", dtypes)
-                if dtype == half or (promoted and dtypes.is_half(name))
+                if dtype == dtypes.half or (promoted and dtypes.is_half(name))
             ]
-            entry = measure(_origin(module, str(node.target)), weight, half) if read else None
+            entry = measure(_origin(module, str(node.target)), to_numpy(weight), half) if read else None
             yield from ((name, entry) for name in read if entry is not None)
     for name, node in walk(graph):
         if dtypes.touches_half(name):
             for number in numbers(node):
-                entry = measure(f"{number:g} ({name})", torch.tensor(number), half)
+                entry = measure(f"{number:g} ({name})", number, half)
                 if entry.over_budget:  # the report lists only numbers that half cannot hold
                     yield name, entry
 

@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 from ....models.errors import ExportFailed, OrderEnded
 from ....models.spec.spec import ModelSpec
 from ...onnx.output_names import output_names
-from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW
+from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW, remove_onnx
 from .check import check_file
 from .decompositions import decomposed_where_needed
 from .lookups import looked_up_once
@@ -61,12 +61,6 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
         raise ExportFailed(
             f"the ONNX form of '{spec.name}' is not valid: {str(error)[:800]}; serve the torch form (--form torch)"
         ) from error
-
-
-def remove_onnx(path: Path) -> None:
-    """Delete the file, and that of its weights where they stand beside it."""
-    for file in (path, path.with_name(path.name + DATA)):
-        file.unlink(missing_ok=True)
 
 
 def _exported(program: ExportedProgram, spec: ModelSpec) -> ir.Model:

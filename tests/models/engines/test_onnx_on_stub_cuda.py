@@ -36,7 +36,7 @@ def as_tensor(holder, device):
     facts = holder.__cuda_array_interface__
     memory = (ctypes.c_char * facts["shape"][0]).from_address(facts["data"][0])
     return torch.frombuffer(memory, dtype=torch.uint8)
-onnx_engine.cuda_streams = lambda device: Streams()
+onnx_on_cuda.cuda_streams = lambda device: Streams()
 torch.cuda.is_available = lambda: True
 torch.cuda.mem_get_info = lambda device: (1 << 32, 1 << 32)
 torch.as_tensor = as_tensor
