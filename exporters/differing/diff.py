@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ...models.capture.capture import capture
-from ...models.engines.load import half_program, original_program
 from ...models.errors import BadInput, BadSamples
 from ...models.files.new_folder import new_folder
 from ...models.spec.spec import UNIT_ROUNDOFF
@@ -19,7 +17,6 @@ from ..question import Answers, Arrays
 from .first_difference import Side, compared
 from .onnx_side import OnnxSide
 from .partners import partners
-from .program_side import ProgramSide
 from .units import FP32
 
 ROWS = 4  # of the samples that both are asked at once
@@ -39,11 +36,14 @@ def side_of(target: Path | Version, samples: Path, half: bool = False, python: P
             folder = folder_at(target, samples)
         if folder.kind == "onnx":
             return OnnxSide(folder.folder / folder.source, python)
-        captured = capture(folder, _arrays(samples))
-        return ProgramSide(captured.program, captured.spec, python)
+        from .program_side import captured_side  # brings torch, which files do not need
+
+        return captured_side(folder, _arrays(samples), python)
     name = "half" if half else "original"
     if target.has(f"{name}.pt2"):
-        return ProgramSide((half_program if half else original_program)(target), target.spec(), python)
+        from .program_side import stored_side
+
+        return stored_side(target, half, python)
     if not target.has(f"{name}.onnx"):
         raise BadInput(f"{target} has no {name} as a file whose tensors could be seen")
     return OnnxSide(target.folder / f"{name}.onnx", python)
@@ -105,7 +105,7 @@ def _answers(
     a: Side, theirs: Side | Answers, inputs: Arrays, dtype: str | None
 ) -> tuple[Arrays, Mapping[str, float]]:
     """B's tensors by A's names, and the roundoff of each."""
-    if isinstance(theirs, (OnnxSide, ProgramSide)):
+    if not callable(theirs):
         pairs = partners(a, theirs)
         made = theirs.tensors(inputs)
         units = theirs.units(made, set(pairs.values()))

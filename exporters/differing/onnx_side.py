@@ -41,6 +41,7 @@ class OnnxSide:
     path: Path
     python: Path | None = None
     takes_others = True
+    steps = ()
 
     @cached_property
     def model(self) -> ModelProto:

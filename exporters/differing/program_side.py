@@ -16,10 +16,14 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.archive.archive import save_program
+from ...models.capture.capture import capture
 from ...models.engines.arrays import to_numpy, to_torch
+from ...models.engines.load_program import half_program, original_program
 from ...models.errors import BadFolder, NotRun
+from ...models.folder.package import ModelFolder
 from ...models.program import runnable, writes_into_inputs
 from ...models.spec.spec import ModelSpec
+from ...models.store.store import Version
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
 from ..question import Arrays
@@ -119,6 +123,17 @@ class ProgramSide:
             f"print(torch.ops.{node.target}({', '.join(args)}){place})", "",
         ]  # fmt: skip
         (folder / "node.py").write_text("\n".join(lines))
+
+
+def captured_side(folder: ModelFolder, arrays: Arrays, python: Path | None) -> ProgramSide:
+    """A model folder whose code is captured, or whose program is given. Raises as `capture` does."""
+    captured = capture(folder, arrays)
+    return ProgramSide(captured.program, captured.spec, python)
+
+
+def stored_side(version: Version, half: bool, python: Path | None) -> ProgramSide:
+    """The half or the original of a version that has programs."""
+    return ProgramSide((half_program if half else original_program)(version), version.spec(), python)
 
 
 def _own(nodes: Sequence[GraphNode]) -> list[GraphNode]:

@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ...models.files.durable import replace_text
 from ...models.files.stored_json import stored_json
@@ -23,6 +21,9 @@ from ...models.spec.buckets import buckets_of
 from ...models.store.store import Version
 from ..gate.verdict import ParityReport
 from .environment import environment
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("halfeven.roster")
 MOST_KEPT = 32  # the newest
@@ -70,13 +71,13 @@ def proofs_of(version: Version) -> list[DeviceProof]:
         return []
 
 
-def kept_proof(version: Version, form: str, file: str, device: torch.device) -> DeviceProof | None:
+def kept_proof(version: Version, form: str, file: str, device: "torch.device") -> DeviceProof | None:
     """The proof of this form that holds on this device as it is now; None where there is none."""
     terms = _proof(version, form, file, device, None)
     return next((proof for proof in reversed(proofs_of(version)) if proof.same_terms(terms)), None)
 
 
-def keep_proof(version: Version, form: str, file: str, device: torch.device, report: ParityReport) -> None:
+def keep_proof(version: Version, form: str, file: str, device: "torch.device", report: ParityReport) -> None:
     """Keep what the gate found. Where the disk is full or read-only, the next start proves again."""
     found = _proof(version, form, file, device, report)
     others = [proof for proof in proofs_of(version) if not proof.same_terms(found)]
@@ -94,7 +95,7 @@ def keep_proof(version: Version, form: str, file: str, device: torch.device, rep
 
 
 def _proof(
-    version: Version, form: str, file: str, device: torch.device, report: ParityReport | None
+    version: Version, form: str, file: str, device: "torch.device", report: ParityReport | None
 ) -> DeviceProof:
     return DeviceProof(
         form,

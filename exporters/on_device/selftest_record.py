@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ...models.engines.switched_off import DEVICE, FEATURES, switch_off
 from ...models.files.durable import replace_text
 from ...models.files.stored_json import stored_json
 from ...models.store.store import Version
 from .environment import environment
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("halfeven.roster")
 MOST_KEPT = 32  # the newest
@@ -56,7 +57,7 @@ def _is_record(found: SelftestRecord) -> bool:
     return maps and all(isinstance(why, str) for why in found.off.values())
 
 
-def record_here(root: Path, device: torch.device) -> SelftestRecord | None:
+def record_here(root: Path, device: "torch.device") -> SelftestRecord | None:
     """The result that holds on this device as it is now; None where the selftest has not run. Raises ValueError."""
     if not (records := records_of(root)):
         return None
@@ -64,7 +65,7 @@ def record_here(root: Path, device: torch.device) -> SelftestRecord | None:
     return next((one for one in reversed(records) if dict(one.environment) == here), None)
 
 
-def keep_record(root: Path, device: torch.device, off: Mapping[str, str]) -> SelftestRecord:
+def keep_record(root: Path, device: "torch.device", off: Mapping[str, str]) -> SelftestRecord:
     """Put the result in the place of the one before. Durable when this returns. Raises OSError."""
     found = SelftestRecord(environment(device), dict(off), datetime.now(UTC).isoformat(timespec="seconds"))
     try:
@@ -78,7 +79,7 @@ def keep_record(root: Path, device: torch.device, off: Mapping[str, str]) -> Sel
     return found
 
 
-def obey_selftest(version: Version, device: torch.device) -> None:
+def obey_selftest(version: Version, device: "torch.device") -> None:
     """Switch off in this process what the store of this version has as wrong on the device.
 
     Where that cannot be read, every feature is off that has a plain way.

@@ -21,6 +21,7 @@ half. Beyond the gate (each made in `sections.py` unless another file is named):
 In JSON a null number has no bound.
 """
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -53,6 +54,13 @@ _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 def render_html(facts: Mapping[str, Any]) -> str:
     """The report as one page without any outside asset. Every text in ``facts`` is escaped."""
     return _environment().get_template("report.html").render(facts=facts)
+
+
+def table(facts: Mapping[str, Any]) -> str:
+    """The table of a conversion or a proof, as the terminal shows it."""
+    text = io.StringIO()
+    Console(file=text, width=100, highlight=False).print(render_terminal(facts))
+    return text.getvalue().rstrip()
 
 
 def render_terminal(facts: Mapping[str, Any]) -> Group:

@@ -1,12 +1,28 @@
 """The device that a setting names (``auto``, ``cpu`` or ``cuda:N``), checked against the devices of this machine."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from ..errors import BadSetting
 
+if TYPE_CHECKING:
+    import torch
 
-def resolve_device(word: str) -> torch.device:
+
+def device_name(word: str) -> str:
+    """The name of that device, as torch writes it; torch is not asked about a CPU. Where it is not installed, ``auto``
+    is the CPU: it brings what ONNX files need on other devices. Raises as `resolve_device`."""
+    try:
+        return word if word == "cpu" else str(resolve_device(word))
+    except ModuleNotFoundError:
+        if word == "auto":
+            return "cpu"
+        raise
+
+
+def resolve_device(word: str) -> "torch.device":
     """``auto`` is the first CUDA device if there is one. Raises BadSetting naming the devices that there are."""
+    import torch
+
     if word == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # it brings ONNX Runtime
     from .onnx_placement import Placement
 
 BRIEF_SECONDS = 1e-4  # to wake a thread and to be woken by it takes as long
+HALF_MUST_GAIN = 1.1  # times as fast as the best original, or the original serves
 LIVE_FILE = "live.json"  # of a version in the live form: where its code is
 SHORT_SECONDS = 1e-3  # a shorter batch ends before a second thread has begun, and HTTP needs the core
 

@@ -5,8 +5,10 @@ The settings are the process's, by device: those of a store are taken before its
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 CUDA_GRAPHS = "CUDA graphs"
 TWO_IN_FLIGHT = "two batches in flight"
@@ -19,22 +21,22 @@ FEATURES = (CUDA_GRAPHS, TWO_IN_FLIGHT, PINNED_STAGING, TORCH_HALF, ONNX_HALF, D
 _off: dict[str, Mapping[str, str]] = {}  # by device: feature → reason
 
 
-def switch_off(device: torch.device, off: Mapping[str, str]) -> None:
+def switch_off(device: "torch.device", off: Mapping[str, str]) -> None:
     """From now on these features (name → reason) are off on the device, and all others are on."""
     _off[str(device)] = dict(off)
 
 
-def features_off(device: torch.device) -> Mapping[str, str]:
+def features_off(device: "torch.device") -> Mapping[str, str]:
     """The features that are off on the device, each with its reason."""
     return _off.get(str(device), {})
 
 
-def is_off(feature: str, device: torch.device) -> bool:
+def is_off(feature: str, device: "torch.device") -> bool:
     return feature in features_off(device)
 
 
 @contextmanager
-def only_off(device: torch.device, *features: str) -> Iterator[None]:
+def only_off(device: "torch.device", *features: str) -> Iterator[None]:
     """For the time being exactly these features are off."""
     before = _off.get(str(device), {})
     switch_off(device, dict.fromkeys(features, "the selftest tries without it"))

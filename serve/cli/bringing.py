@@ -83,7 +83,7 @@ def pack(target: str, pictures: Path, out: Path, store: "Store") -> Mapping[str,
     """
     from ...exporters.inputs.samples import load_samples
     from ...models.folder.package import read_folder
-    from .parity_command import version_called
+    from ..versions.versions_in_store import version_called
 
     if not pictures.is_dir():
         raise BadInput(f"{pictures} is no folder: expected pictures, in folders that are named as the labels")

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from ...exporters.guessing.bare import TOML
-from ...models.engines.device_choice import resolve_device
-from ...models.machine.processor import this_processor
+from ...models.engines.device_choice import device_name
+from ...models.engines.engine import HALF_MUST_GAIN
+from ...models.machine.processor import hardware
 from ...models.store.store import Store, Version
-from ..versions.loading.candidate_forms import HALF_MUST_GAIN
 from .console import DEFAULT_STORE
 
 
@@ -38,7 +38,7 @@ def _served(version: Version, live: int | None, toml: str) -> str:
         return f'the proven {name} half, because form = "{form}" asks for it'
     any_case = f'; form = "{passed[0]}" in {toml} serves the half in any case'
     measured = f"if a server measures it {HALF_MUST_GAIN:g} times as fast when it first loads it"
-    if resolve_device("auto").type == "cpu" and half not in this_processor().units():
+    if device_name("auto") == "cpu" and half not in hardware().units():
         return (
             f"probably FP32: this CPU does not multiply {name} itself. The half serves {measured}{any_case}"
         )

@@ -69,8 +69,7 @@ def diff(
 
 def _model(target: str, store: Path) -> "Path | Version":
     """A path, or a version of the store where there is none."""
-    from ..versions.versions_in_store import store_at
-    from .parity_command import version_called
+    from ..versions.versions_in_store import store_at, version_called
 
     path = Path(target)
     if path.exists() or path.suffix in (".onnx", ".pt2") or ".py:" in path.name:
@@ -119,8 +118,7 @@ def index_check(
 ) -> Ended:
     """Search an index of FP32 vectors with the half's query vectors, and compare with what FP32 finds."""
     from ...exporters.differing.index_check import METRICS, check_index, index_file
-    from ..versions.versions_in_store import store_at
-    from .parity_command import version_called
+    from ..versions.versions_in_store import store_at, version_called
 
     if metric not in METRICS:
         raise BadSetting(f"--metric {metric!r}: expected one of {', '.join(METRICS)}")

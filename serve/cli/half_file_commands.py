@@ -135,8 +135,7 @@ def check(
 
 def _found(target: str, store: Path) -> "Found":
     from ...exporters.half_files.measured import Found, found_file
-    from ..versions.versions_in_store import store_at
-    from .parity_command import version_called
+    from ..versions.versions_in_store import store_at, version_called
 
     if target.endswith(".onnx"):
         return found_file(Path(target))

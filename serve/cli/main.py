@@ -128,14 +128,14 @@ def convert(
     from ...exporters.conversion.convert import Options, convert
     from ...exporters.report.page import render_terminal
     from ...exporters.report.stored_page import stored_page
-    from ...models.engines.device_choice import resolve_device
+    from ...models.engines.device_choice import device_name
     from ..versions.versions_in_store import store_at
     from .convert_ending import ending
 
     options = Options(
         *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
         search=None if search is False else bool(search),
-        device=str(resolve_device(device)),
+        device=device_name(device),
         all_forms=form == "both",
         name=name,
     )

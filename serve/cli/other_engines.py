@@ -19,8 +19,7 @@ def export(
     from rich.text import Text
 
     from ...exporters.exported.folder import export as write
-    from ..versions.versions_in_store import store_at
-    from .parity_command import version_called
+    from ..versions.versions_in_store import store_at, version_called
 
     facts = write(version_called(target, store_at(store)), engine, folder, notify)
     next_step = f"build it as {folder}/README.md says, then: halfeven prove {folder} --against URL"

@@ -19,9 +19,10 @@ from ...exporters.report.version_facts import facts_of
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
 from ...models.engines.true_fp32 import use_true_fp32
-from ...models.errors import BadInput, BadSetting, UnknownName
+from ...models.errors import BadInput, BadSetting
 from ...models.store.store import Store, Version
 from ..versions.orders import drifted, pardon
+from ..versions.versions_in_store import version_called
 
 Notify = Callable[[str], None]
 
@@ -77,20 +78,6 @@ def _limit(word: str) -> tuple[str, float]:
     if key not in LIMITS or not 0 <= number < math.inf:
         raise BadSetting(f"--limit {word!r}: expected KEY=NUMBER with one of the keys {', '.join(LIMITS)}")
     return key, number
-
-
-def version_called(target: str, store: Store) -> Version:
-    """The version that NAME (the live one) or NAME@VERSION means. Raises UnknownName."""
-    name, _, number = target.partition("@")
-    if not store.numbers(name):
-        raise UnknownName(
-            f"{target!r} is neither a model folder nor a model of the store: it has {store.names()}"
-        )
-    if number:
-        return store.numbered(name, number)
-    version = store.live(name) or store.newest(name)
-    assert version is not None
-    return version
 
 
 def _judge_version(version: Version, samples: Path | None, device: str, notify: Notify) -> dict[str, Any]:

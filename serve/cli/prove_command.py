@@ -15,8 +15,7 @@ from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting
 from ...models.spec.spec import ModelSpec
 from ..access.client_key import request_headers
-from ..versions.versions_in_store import store_at
-from .parity_command import version_called
+from ..versions.versions_in_store import store_at, version_called
 from .v2_engine import v2_engine
 
 

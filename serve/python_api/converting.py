@@ -17,16 +17,15 @@ from ...exporters.guessing.bare import folder_at, guessed_folder
 from ...exporters.guessing.guess import Guess
 from ...exporters.guessing.module_source import guess_module
 from ...exporters.inputs.samples import TARGET
-from ...models.engines.device_choice import resolve_device
+from ...models.engines.device_choice import device_name
 from ...models.errors import BadSamples, BadSetting
 from ...models.folder.package import ModelFolder
 from ...models.order.one_order import one_order
 from ...models.spec.spec import KINDS
 from ...models.store.store import Store
 from ..cli.console import progress as progress_line
-from ..cli.parity_command import version_called
 from ..settings import order_bounds
-from ..versions.versions_in_store import store_at
+from ..versions.versions_in_store import store_at, version_called
 from .arrays_given import Given, rows_in
 from .half import Half
 
@@ -80,7 +79,7 @@ def convert(
             spec = folder.spec if serves is None else replace(folder.spec, form=serves)
             options = Options(
                 forms, level, narrow, patterns, asked.samples_file, search=search,
-                device=str(resolve_device(device)), all_forms=form == "both",
+                device=device_name(device), all_forms=form == "both",
             )  # fmt: skip
             done = travel(replace(folder, spec=spec), Store(store), options, show)
     except BaseException:

@@ -2,7 +2,6 @@
 
 import asyncio
 import html
-import io
 import os
 import shutil
 import threading
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from ...exporters.conversion.convert import Conversion
 from ...exporters.conversion.signature_change import check_signature
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
 from ...exporters.half_files.half_file import Verdict, verdict_of
-from ...exporters.report.page import render_terminal
+from ...exporters.report.page import table
 from ...exporters.report.stored_page import stored_page
 from ...exporters.report.version_facts import facts_of
 from ...models.errors import ParityRefused
@@ -137,13 +135,6 @@ class Half:
     def _repr_html_(self) -> str:
         page = html.escape(self.report(), quote=True)
         return f'<iframe srcdoc="{page}" style="width:100%;height:40em;border:0" title="{self.version}"></iframe>'
-
-
-def table(facts: Mapping[str, Any]) -> str:
-    """The table of a conversion or a proof, as the terminal shows it."""
-    text = io.StringIO()
-    Console(file=text, width=100, highlight=False).print(render_terminal(facts))
-    return text.getvalue().rstrip()
 
 
 class InProcess:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...exporters.conversion.convert import Options
 from ...exporters.half_files.half_file import EQUAL, Verdict, write_half
+from ...exporters.report.page import table
 from ..cli.console import notify
 from .arrays_given import Given, rows_in
-from .half import table
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...exporters.report.page import table
 from ...models.errors import ParityRefused
 from ..cli.console import DEFAULT_STORE, notify
 from ..cli.prove_command import prove_against
-from .half import Half, table
+from .half import Half
 
 
 @dataclass(frozen=True, slots=True, repr=False)

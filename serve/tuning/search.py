@@ -17,7 +17,7 @@ from ...exporters.inputs.samples import Samples, stored_samples
 from ...exporters.on_device.selftest_record import obey_selftest
 from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.device_choice import resolve_device
-from ...models.engines.engine import Engine
+from ...models.engines.engine import HALF_MUST_GAIN, Engine
 from ...models.engines.load import load_half, load_original
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
@@ -27,7 +27,7 @@ from ...models.store.store import Store, Version
 from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
 from ..batching.place import Place
-from ..versions.loading.candidate_forms import HALF_MUST_GAIN, batch_of, close
+from ..versions.loading.candidate_forms import batch_of, close
 from ..versions.loading.kept_setups import measured_setup
 from ..versions.loading.ready import ORIGINALS, proven_halves
 from ..versions.loading.tuned import Way, Winner, save_tuned

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...models.engines.cpu.setup import CpuSetup
-from ..versions.loading.candidate_forms import HALF_MUST_GAIN
+from ...models.engines.engine import HALF_MUST_GAIN
 from ..versions.loading.tuned import Way, Winner
 from .search import MORE_THREADS_MUST_GAIN, MeasuredWay, choose
 

@@ -97,3 +97,17 @@ def store_at(path: Path, writes: str = "", in_state: bool = False) -> Store:
         )
         raise StoreUnusable(f"{error}; {words}") from error
     return store
+
+
+def version_called(target: str, store: Store) -> Version:
+    """The version that NAME (the live one) or NAME@VERSION means. Raises UnknownName."""
+    name, _, number = target.partition("@")
+    if not store.numbers(name):
+        raise UnknownName(
+            f"{target!r} is neither a model folder nor a model of the store: it has {store.names()}"
+        )
+    if number:
+        return store.numbered(name, number)
+    version = store.live(name) or store.newest(name)
+    assert version is not None
+    return version

@@ -7,7 +7,7 @@ as well: what a load would not add is removed again, once its gain is clearly be
 from collections.abc import Collection, Sequence
 
 from ....models.engines.cpu.setup import SHARED_ROWS, CpuSetup
-from ..loading.candidate_forms import HALF_MUST_GAIN
+from ....models.engines.engine import HALF_MUST_GAIN
 from ..loading.cpu_choice import MAY_LOSE, MORE_THREADS_MUST_GAIN, MUST_GAIN, mean
 from ..loading.tuned import Way
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from ....exporters.inputs.samples import Samples
-from ....models.engines.engine import Engine
+from ....models.engines.engine import HALF_MUST_GAIN, Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.errors import EngineFailed, NotReady
 from ....models.spec.buckets import buckets_of
@@ -27,7 +27,6 @@ from .release import free_bytes, give_back, give_back_tried
 from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
-HALF_MUST_GAIN = 1.1  # times as fast as the best original, or the original serves
 LONG_SECONDS = 0.5  # of a batch that is measured on a CPU
 _LOADING_NEEDS = 2  # times the bytes of a version's files: as they are read, and as engines lay them out
 NEAR = 10.0  # times the shortest measurement: no disturbance makes more of it
