@@ -9,9 +9,10 @@ from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.plan.aims import SHARES
 from halfeven.exporters.plan.counterexamples import excess
-from halfeven.exporters.proof.prove import ReferenceRun, judged, take, ties_of, tried
+from halfeven.exporters.proof.prove import ReferenceRun, judged, take, tried
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.torch.program_answers import ties_of
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable

@@ -36,7 +36,7 @@ class Side(Protocol):
 
     @property
     def steps(self) -> Sequence[tuple[str, str, frozenset[str]]]:
-        """Of a program, each call that gives a tensor: its name, its operation, and the weights that it reads."""
+        """The calls of a program that give a tensor: name, operation, and the weights that are read; none of a file."""
         ...
 
     @property

@@ -137,6 +137,13 @@ def finish(work: Callable[[], Ended], as_json: bool) -> None:
     except KeyboardInterrupt:
         errors.print("interrupted; nothing half-written is left behind")
         raise typer.Exit(1) from None
+    except ModuleNotFoundError as error:
+        lacking = BadSetting(
+            f"this needs the package '{error.name}', which is not installed: the installation for ONNX files alone "
+            "lacks it (docs/export.md); install all of halfeven: pip install . in its folder"
+        )
+        _print_error(lacking, as_json)
+        raise typer.Exit(exit_code_of(lacking)) from error
     except (HalfevenError, OSError) as error:
         _print_error(error, as_json)
         raise typer.Exit(exit_code_of(error)) from None

@@ -25,9 +25,10 @@ from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from halfeven.exporters.gate.trial import Pair, pairs_of
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.stored import stored_ties
-from halfeven.exporters.proof.prove import answers_of, ties_of, tried
+from halfeven.exporters.proof.prove import answers_of, tried
 from halfeven.exporters.report.headline import headline, judged_samples, one_in
 from halfeven.exporters.report.version_facts import facts_of
+from halfeven.exporters.torch.program_answers import ties_of
 from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.engines.load_program import original_module
 from halfeven.models.errors import HalfevenError

@@ -17,7 +17,7 @@ from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.precision.ties import ties_of as ties_of_file
 from halfeven.exporters.onnx.reading.normalise import named_and_lifted as bare
-from halfeven.exporters.proof.prove import ties_of
+from halfeven.exporters.torch.program_answers import ties_of
 from halfeven.models.program import runnable
 from halfeven.models.spec.spec import ModelSpec, ParityLimits
 from torch import nn

@@ -70,7 +70,7 @@ def test_a_changed_weight_is_named(lock: Path) -> None:
 
 @pytest.mark.usefixtures("no_clock")
 def test_another_processor_is_named(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "this_processor", lambda: "another one")
+    monkeypatch.setattr(measured, "hardware", lambda: "another one")
     (change,) = found(lock)
     assert change.kind == "processor" and not change.fails and "another one" in change.message
 

@@ -10,7 +10,7 @@ from halfeven.exporters.onnx.precision.masks import rewrite_masks
 from halfeven.exporters.onnx.precision.oracle import Oracle
 from halfeven.exporters.onnx.precision.profile import profile
 from halfeven.exporters.onnx.reading.normalise import normalise
-from halfeven.exporters.ranges.maskrules import HIGH, LOW
+from halfeven.exporters.ranges.masks import HIGH, LOW
 from onnx import ModelProto
 
 from tests.exporters.onnx.onnx_files import convert, errors_u, parsed

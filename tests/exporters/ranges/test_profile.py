@@ -24,7 +24,7 @@ def seeded() -> None:
 
 
 def profiled(
-    forward: Callable[..., object], *batches: Tensor, half: torch.dtype = torch.float16, **parts: Tensor
+    forward: Callable[..., object], *batches: Tensor, half: str = "fp16", **parts: Tensor
 ) -> Profile:
     """The profile of a function of x over batches."""
     made = original(net(forward, **parts), {"x": torch.cat(batches)}, max_batch_size=64)
@@ -39,8 +39,8 @@ def assorted(*shape: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-def test_every_statistic_is_what_a_count_over_all_samples_says(half: torch.dtype) -> None:
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_every_statistic_is_what_a_count_over_all_samples_says(half: str) -> None:
     batches = [assorted(3, 50, 2000), assorted(4, 50, 2000)]  # several chunks each
     held = profiled(lambda self, x: x + 0.0, *batches, half=half).nodes["add"].range
     x = torch.cat(batches).flatten()
@@ -59,8 +59,8 @@ def test_every_statistic_is_what_a_count_over_all_samples_says(half: torch.dtype
 
 
 def test_the_limits_are_those_of_the_half() -> None:
-    assert Limits.of(torch.float16) == Limits(65504.0, 2.0**-14, 2.0**-24)
-    assert Limits.of(torch.bfloat16) == Limits(torch.finfo(torch.bfloat16).max, 2.0**-126, 2.0**-133)
+    assert Limits.of("fp16") == Limits(65504.0, 2.0**-14, 2.0**-24)
+    assert Limits.of("bf16") == Limits(torch.finfo(torch.bfloat16).max, 2.0**-126, 2.0**-133)
 
 
 def test_integers_and_bools_are_no_magnitudes_and_weights_are_measured() -> None:
@@ -166,7 +166,7 @@ def test_what_guards_nothing_is_no_guard(forward: Callable[..., Tensor]) -> None
 
 
 def test_in_bfloat16_a_guard_of_1e_12_is_still_there() -> None:
-    held = profiled(lambda self, x: x / (x.abs() + 1e-12), torch.rand(4, 6), half=torch.bfloat16)
+    held = profiled(lambda self, x: x / (x.abs() + 1e-12), torch.rand(4, 6), half="bf16")
     assert not held.guards[0].vanishes
     assert not [entry for entry in suspicion(held) if "vanishes" in entry.reason]
 

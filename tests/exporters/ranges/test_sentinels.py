@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from halfeven.exporters.ranges.maskrules import HIGH, LOW
+from halfeven.exporters.ranges.masks import HIGH, LOW
 from halfeven.exporters.ranges.profile import Profile, profile
 from halfeven.exporters.ranges.sentinels import Rewritten, rewrite_sentinels
 from halfeven.models.program import runnable
@@ -163,7 +163,7 @@ def captured(forward: Callable[..., Tensor | tuple[Tensor, ...]], scale: float =
 
 
 def rewritten(
-    made: Original, half: torch.dtype = torch.float16, scale: float = 1.0
+    made: Original, half: str = "fp16", scale: float = 1.0
 ) -> tuple[GraphModule, Rewritten, Profile]:
     module = runnable(made.program)
     held = profile(module, [list(rows(8, scale).values()) for _ in range(2)], half)
@@ -365,9 +365,9 @@ def test_a_mask_of_fractions_is_not_taken_for_one_of_zeros_and_ones() -> None:
 
 
 def test_bfloat16_has_minus_1e9_but_not_the_least_float() -> None:
-    assert rewritten(captured(choose), torch.bfloat16)[1] == Rewritten((), ())
+    assert rewritten(captured(choose), "bf16")[1] == Rewritten((), ())
     made = captured(fill)
-    module, result, _ = rewritten(made, torch.bfloat16)
+    module, result, _ = rewritten(made, "bf16")
     inputs = list(rows(8).values())
     assert len(result.repairs) == 1
     with torch.inference_mode():

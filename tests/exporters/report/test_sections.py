@@ -38,7 +38,7 @@ def test_the_search_is_told_with_what_each_kept_node_prevents():
 
 def test_the_cast_map_is_told_largest_first_and_bounded():
     readers = ("a", "b", "c", "d", "e")
-    casts = [Cast(f"n{i}", torch.float32, torch.float16, i, readers) for i in range(100)]
+    casts = [Cast(f"n{i}", "float32", "float16", i, readers) for i in range(100)]
     reply = json_of(sections.casts_section(casts, 9999))
     assert (reply["count"], reply["bytes"], reply["bytes_before"]) == (100, 4950, 9999)
     assert len(reply["rows"]) == sections.MAX_ROWS and reply["rows"][0]["source"] == "n99"

@@ -54,7 +54,7 @@ def published(net: Original, folder: Path, device: torch.device) -> Version:
     samples = Samples(
         {net.spec.inputs[0].name: np.random.default_rng().standard_normal((32, 4)).astype(np.float32)}
     )
-    subject = Subject(net.program, net.spec, samples, Precision(), ("torch",), "", {}, device=device)
+    subject = Subject(net.program, net.spec, samples, Precision(), ("torch",), "", {}, device=str(device))
     return travel(subject, ProgramForms(subject), Store(folder), lambda _: None)
 
 
@@ -88,4 +88,4 @@ def test_the_proof_runs_on_the_device(gpu: SimulatedGpu, tmp_path: Path) -> None
 def test_a_file_and_a_live_model_are_not_planned_for_another_device(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net")
     with pytest.raises(BadSetting, match="expected cpu"):
-        convert(folder, Store(tmp_path), Options(("live",), device=torch.device("cuda:0")))
+        convert(folder, Store(tmp_path), Options(("live",), device="cuda:0"))

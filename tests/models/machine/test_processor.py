@@ -1,6 +1,9 @@
 """The facts about a processor are asked in one place, and what is decided by them is tested with given ones."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ import torch
 from halfeven.exporters.on_device import environment
 from halfeven.models.engines.cpu import packed
 from halfeven.models.machine import processor
-from halfeven.models.machine.processor import Processor, this_processor
+from halfeven.models.machine.processor import Processor, hardware
 from halfeven.serve.cli import doctor
 from torch import nn
 
@@ -42,7 +45,7 @@ ASKING = (
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_proof_is_bound_to_the_kernels_of_the_processor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "this_processor", lambda: PROCESSORS[name])
+    monkeypatch.setattr(environment, "hardware", lambda: PROCESSORS[name])
     assert environment.environment(torch.device("cpu"))["device"] == KINDS[name]
 
 
@@ -75,14 +78,29 @@ def test_the_doctor_names_the_types_that_the_processor_multiplies(
 
 def test_a_restricted_onednn_is_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert str(this_processor.__wrapped__()).endswith(", oneDNN up to AVX2")
+    assert str(hardware.__wrapped__()).endswith(", oneDNN up to AVX2")
+
+
+@pytest.mark.parametrize("asked", [None, "avx2", "default"])
+def test_the_instructions_are_those_that_torch_uses(asked: str | None) -> None:
+    """Found without torch: the proof of an ONNX file is the same where torch is not installed."""
+    code = (
+        "import torch; from halfeven.models.machine.processor import hardware as found; "
+        "print(found().instructions, torch.backends.cpu.get_cpu_capability())"
+    )
+    environment = {**os.environ, **({"ATEN_CPU_CAPABILITY": asked} if asked else {})}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=ROOT
+    )
+    ours, theirs = done.stdout.split()
+    assert ours == theirs or not sys.platform.startswith("linux")
 
 
 def test_a_system_that_does_not_describe_its_processor_has_an_unknown_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
-    assert this_processor.__wrapped__().name == "unknown processor"
+    assert hardware.__wrapped__().name == "unknown processor"
 
 
 def test_no_other_file_of_the_product_asks_about_the_processor() -> None:
