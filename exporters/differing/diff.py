@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,16 +14,19 @@ from ..exported.file_rows import write_npz
 from ..guessing.bare import folder_at, guess_at, guessed_folder
 from ..inputs.samples import TARGET, read_tensors
 from ..question import Answers, Arrays
-from .first_difference import Side, compared
+from .first_difference import compared
 from .onnx_side import OnnxSide
 from .partners import partners
 from .units import FP32
+
+if TYPE_CHECKING:
+    from .first_difference import Side
 
 ROWS = 4  # of the samples that both are asked at once
 DTYPES = {"fp32": FP32, **UNIT_ROUNDOFF}
 
 
-def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> Side:
+def side_of(target: Path | Version, samples: Path, half: bool = False, python: Path | None = None) -> "Side":
     """An ONNX file, a program that is captured (a .pt2 file, a model folder, ``model.py:build``), or a version: its
     half or its original. ``python``: of another environment, whose libraries run it. Raises as `capture`, and BadInput.
     """
@@ -50,7 +53,7 @@ def side_of(target: Path | Version, samples: Path, half: bool = False, python: P
 
 
 def differences(
-    a: Side, theirs: Side | Answers, samples: Path, dtype: str | None = None, out: Path | None = None
+    a: "Side", theirs: "Side | Answers", samples: Path, dtype: str | None = None, out: Path | None = None
 ) -> dict[str, Any]:
     """The facts: how many tensors both have, how many of them differ, and the first.
 
@@ -89,7 +92,7 @@ def _arrays(samples: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _batches(a: Side, samples: Path) -> Iterator[Arrays]:
+def _batches(a: "Side", samples: Path) -> Iterator[Arrays]:
     """The first rows, and as many behind them where there are so many: an engine may answer from the first batch."""
     arrays = _arrays(samples)
     first = a.rows(arrays, ROWS)
@@ -102,7 +105,7 @@ def _batches(a: Side, samples: Path) -> Iterator[Arrays]:
 
 
 def _answers(
-    a: Side, theirs: Side | Answers, inputs: Arrays, dtype: str | None
+    a: "Side", theirs: "Side | Answers", inputs: Arrays, dtype: str | None
 ) -> tuple[Arrays, Mapping[str, float]]:
     """B's tensors by A's names, and the roundoff of each."""
     if not callable(theirs):

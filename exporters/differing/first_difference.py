@@ -5,10 +5,9 @@ and at no node behind. An error is relative to the largest magnitude of the tens
 differs. What rounding explains is measured: the inputs are moved by a step of B's type, and the tensor moves with them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,54 +18,17 @@ from ..graph.backend import GraphNode
 from ..question import Arrays
 from .units import ROUNDOFF
 
+if TYPE_CHECKING:  # a program brings torch, which two files do not need
+    from .onnx_side import OnnxSide
+    from .program_side import ProgramSide
+
+    Side = OnnxSide | ProgramSide
+
 STEP = 2.0**-20  # the relative step of FP32: far above its rounding, far below what changes an answer
 UNITS = 4.0  # steps that a node may err by
 MOST_STEPS = 2.0**10  # an index or a threshold that a step moves explains no more than this
 MOST = 0.25  # of the largest value, or of the indices: no rounding explains more
 TIED = 0.02  # of the indices that are read from half: their scores tie
-
-
-class Side(Protocol):
-    """One run of a model whose tensors can be seen: `onnx_side.py` (a file) and `program_side.py` (a program)."""
-
-    @property
-    def nodes(self) -> Sequence[GraphNode]:
-        """One for each tensor that is made, in the order in which they run."""
-        ...
-
-    @property
-    def steps(self) -> Sequence[tuple[str, str, frozenset[str]]]:
-        """The calls of a program that give a tensor: name, operation, and the weights that are read; none of a file."""
-        ...
-
-    @property
-    def inputs(self) -> Mapping[str, str]:
-        """Each input, and the tensor that has it."""
-        ...
-
-    @property
-    def outputs(self) -> Mapping[str, str]: ...
-
-    @property
-    def takes_others(self) -> bool:
-        """True if its nodes can be run on given values."""
-        ...
-
-    def rows(self, arrays: Arrays, most: int) -> dict[str, np.ndarray]:
-        """At most so many rows of the samples, as the model takes them."""
-        ...
-
-    def tensors(self, inputs: Arrays, given: Arrays | None = None) -> dict[str, np.ndarray]:
-        """All tensors of one run. ``given``: tensors that nodes read in place of their own. Raises NotRun."""
-        ...
-
-    def units(self, tensors: Arrays, known: Collection[str]) -> dict[str, float]:
-        """The roundoff of each tensor; those that are not ``known`` are passed through."""
-        ...
-
-    def reproduction(self, tensor: str, values: Mapping[str, np.ndarray], folder: Path) -> None:
-        """Write the node that makes the tensor, with its inputs, into the folder."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +56,7 @@ class Compared:
     read: Arrays
 
 
-def compared(a: Side, inputs: Arrays, theirs: Arrays, units: Mapping[str, float]) -> Compared:
+def compared(a: "Side", inputs: Arrays, theirs: Arrays, units: Mapping[str, float]) -> Compared:
     """``theirs``: B's tensors, called as A's; ``units``: the roundoff of each."""
     plain = a.tensors(inputs)
     read = {name for node in a.nodes for name in node.inputs}

@@ -1,6 +1,6 @@
 """An ONNX file as a side of a comparison: every value of its main graph, and the node that makes one."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +41,11 @@ class OnnxSide:
     path: Path
     python: Path | None = None
     takes_others = True
-    steps = ()
+
+    @property
+    def steps(self) -> Sequence[tuple[str, str, frozenset[str]]]:
+        """A file has none: they are the calls of a program."""
+        return ()
 
     @cached_property
     def model(self) -> ModelProto:

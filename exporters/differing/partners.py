@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
 
-from .first_difference import Side
+if TYPE_CHECKING:
+    from .first_difference import Side
 
 
-def partners(a: Side, b: Side) -> dict[str, str]:
+def partners(a: "Side", b: "Side") -> dict[str, str]:
     """Maps tensors of A to tensors of B: in two programs, results of the same operation in the same order between reads
     of the same weights; otherwise tensors of the same name. Outputs correspond by their order."""
     if a.steps and b.steps:
@@ -19,7 +21,7 @@ def partners(a: Side, b: Side) -> dict[str, str]:
     return found
 
 
-def _in_order(a: Side, b: Side) -> dict[str, str]:
+def _in_order(a: "Side", b: "Side") -> dict[str, str]:
     weights = _weights(a) & _weights(b)
     keys = [_keys(side, weights) for side in (a, b)]
     blocks = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
@@ -30,11 +32,11 @@ def _in_order(a: Side, b: Side) -> dict[str, str]:
     }
 
 
-def _weights(side: Side) -> frozenset[str]:
+def _weights(side: "Side") -> frozenset[str]:
     return frozenset[str]().union(*(weights for _, _, weights in side.steps))
 
 
-def _keys(side: Side, known: frozenset[str]) -> Sequence[tuple[str, frozenset[str]]]:
+def _keys(side: "Side", known: frozenset[str]) -> Sequence[tuple[str, frozenset[str]]]:
     """Each operation with the last weights that were read: layers that are alike are told apart by them."""
     found, last = list[tuple[str, frozenset[str]]](), frozenset[str]()
     for _, op, weights in side.steps:
