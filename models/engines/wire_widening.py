@@ -13,8 +13,8 @@ import torch
 
 from ..pictures.pixels import Picture
 from ..spec.spec import ModelSpec, TensorSpec
-from .arrays import joined
 from .engine import Engine
+from .staged_engine import joined
 from .torch_engine import TorchEngine
 
 

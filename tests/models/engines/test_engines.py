@@ -14,7 +14,7 @@ import pytest
 import torch
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.archive.archive import save_program
-from halfeven.models.engines.arrays import joined, to_numpy, to_torch
+from halfeven.models.engines.arrays import to_numpy, to_torch
 from halfeven.models.engines.cpu.in_place import write_in_place
 from halfeven.models.engines.cpu.one_product import make_one_product
 from halfeven.models.engines.cpu.setup import PLAIN, CpuSetup
@@ -22,6 +22,7 @@ from halfeven.models.engines.device_choice import resolve_device
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.engines.onnx_engine import OnnxEngine
+from halfeven.models.engines.staged_engine import joined
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting, DamagedFile, EngineFailed
 from halfeven.models.program import runnable

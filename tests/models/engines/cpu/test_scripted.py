@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.arrays import joined
 from halfeven.models.engines.cpu.in_place import write_in_place
 from halfeven.models.engines.cpu.one_product import make_one_product
 from halfeven.models.engines.cpu.packed import pack_weights
 from halfeven.models.engines.cpu.scripted import without_the_lock
 from halfeven.models.engines.cpu.setup import WITHOUT_LOCK, CpuSetup
+from halfeven.models.engines.staged_engine import joined
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.index_ranges.input_ranges import with_ranges
 from halfeven.models.program import runnable, walk
