@@ -30,7 +30,7 @@ from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import SCOPES
 from ..background_server import BackgroundServer
 from ..finetune.jobs.concluding import FINE_TUNING, by_hand
-from ..finetune.jobs.records.reasons import STALE_PARENT
+from ..finetune.jobs.records.job_types import STALE_PARENT
 from ..settings import read_settings
 from ..versions.loading.release import one_heap
 from ..versions.store_copy import StoreCopy

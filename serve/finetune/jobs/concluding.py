@@ -13,8 +13,7 @@ from ....models.store.store import LIVE, Store, Version
 from ...versions.roster import Roster
 from .choices.hyperparameter_table import REFUSE, REJUDGE
 from .records.job_store import JobStore
-from .records.job_types import FAILED, SUCCEEDED, JobRow
-from .records.reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT
+from .records.job_types import FAILED, NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT, SUCCEEDED, JobRow
 
 SWAP_SECONDS = 600.0  # another device proves again first
 FINE_TUNING = "fine-tuning"  # by whose order the version becomes active

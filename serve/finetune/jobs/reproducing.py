@@ -10,12 +10,11 @@ from ....models.errors import BadInput, BadSamples, CannotServe, UnknownName
 from ....models.store.manifest import sha256_of
 from ....models.store.store import Store, Version
 from ..data.files import UPLOADS
-from .child_watch import result_of
 from .choices.hyperparameter_table import AUTO
 from .concluding import JobFailed
 from .job_rows import TRAINING, VALIDATION, Asked, divide, lines_until
 from .training_request import TRAINER, TrainingPlace, training_request
-from .worker_process import Child
+from .worker_process import Child, result_of
 
 Notify = Callable[[str], None]
 

@@ -25,8 +25,7 @@ from .choices.hyperparameter_table import REFUSE
 from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .records.job_store import JobStore
-from .records.job_types import CANCELLED, FAILED, QUEUED, RUNNING, JobRow
-from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE
+from .records.job_types import CANCELLED, DISK_FULL, DISK_FULL_MESSAGE, FAILED, QUEUED, RUNNING, JobRow
 from .worker_process import Priority
 
 logger = logging.getLogger("halfeven.finetune")

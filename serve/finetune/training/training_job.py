@@ -23,7 +23,7 @@ from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import AUTO, settings_of
 from .evaluation import BestStep, held_out_loss, seconds_of_a_row
-from .first_steps import first_steps, idle_sentence, without_gradient
+from .first_steps import first_steps, idle_sentence, slow_precision, without_gradient
 from .loop.amp import Loop
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
 from .loop.patience import audit, finite_names
@@ -34,7 +34,6 @@ from .loop.setting_names import NO_GRADIENT, NONE, STATE_FILE
 from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
-from .precision_warning import slow_precision
 from .range_test import RATES, judged_rows, short_steps
 from .task import Task
 from .trainee import Trainee, trainee_of

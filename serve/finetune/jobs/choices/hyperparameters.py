@@ -28,8 +28,7 @@ from typing import Any
 
 from .....models.folder.optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
-from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS
+from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS, bad, shown
 from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
 from .setting_aliases import known_setting, with_own_names
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, optimizers, passes
+from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, passes
 from halfeven.serve.finetune.training.loop.training_terms import (
     GRADIENT_OVERFLOW,
     NON_FINITE_BUFFER,
@@ -363,7 +363,7 @@ def test_parts_of_a_batch_need_the_memory_of_one() -> None:
 def test_biases_and_norms_do_not_decay() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LayerNorm([4, 4]), nn.Linear(4, 3))
     net[3].weight.requires_grad_(False)
-    decaying, spared = optimizers.parameter_groups(net, 0.1)
+    decaying, spared = learner.parameter_groups(net, 0.1)
     assert [one is net[0].weight for one in decaying["params"]] == [True] and decaying["weight_decay"] == 0.1
     assert len(spared["params"]) == 6 and spared["weight_decay"] == 0.0
     assert not any(one is net[3].weight for one in spared["params"]), "frozen"
@@ -379,7 +379,7 @@ def test_tables_of_positions_and_scales_do_not_decay_and_rows_and_columns_of_lay
             self.one, self.point = nn.Linear(4, 1), nn.Conv2d(4, 1, 1)
 
     own = Own()
-    decaying, _ = optimizers.parameter_groups(own, 0.1)
+    decaying, _ = learner.parameter_groups(own, 0.1)
     names = {id(one): name for name, one in own.named_parameters()}
     found = {names[id(one)] for one in decaying["params"]}
     assert found == {"composed", "tokens.weight", "one.weight", "point.weight"}
