@@ -8,8 +8,7 @@ from rich.table import Table
 
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import INFER, SCOPES, KeyRecord
-from .console import DEFAULT_STORE, Ended, Json, StoreAt, command, notify
-from .help import Command, CommandGroup
+from .console import DEFAULT_STORE, Command, CommandGroup, Ended, Json, StoreAt, command, notify
 
 FIRST = (
     "this is the first key of {file}: from now on every server that looks at this file refuses requests without a key, "

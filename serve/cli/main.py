@@ -20,13 +20,24 @@ from ...models.version import __version__
 from ..http.error_mapping import EXIT_CODES
 from ..logs import make_all_stderr_json
 from .bringing import import_models, init, samples
-from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, check_target, command, notify, order, progress
-from .difference_commands import diff, index_check
+from .console import (
+    DEFAULT_STORE,
+    LOCAL,
+    Command,
+    CommandGroup,
+    Ended,
+    StoreAt,
+    Url,
+    check_target,
+    command,
+    notify,
+    order,
+    progress,
+)
+from .difference_commands import diff, export, index_check, prove
 from .half_file_commands import check, fp16, lock, verify
-from .help import Command, CommandGroup
 from .key_commands import app as keys
 from .measuring import bench, doctor, selftest, tune
-from .other_engines import export, prove
 from .serve_command import serve
 from .server_commands import canary, cancel, jobs, load, shadow, status, unload
 from .store_commands import backup, models, promote_version, rollback

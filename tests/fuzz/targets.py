@@ -38,9 +38,9 @@ from halfeven.serve.grpc.messages import message
 from halfeven.serve.grpc.tensors import fields_of
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.codecs.predict_bodies import read_body_of
-from halfeven.serve.http.codecs.repository import read_index, read_load, read_unload
 from halfeven.serve.http.content_coding import decoded
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
+from halfeven.serve.http.routes.repository import read_index, read_load, read_unload
 from halfeven.serve.versions import orders
 from halfeven.serve.versions.loading import kept_setups
 from halfeven.serve.versions.loading.tuned import tuned_for, tuned_path

@@ -22,9 +22,8 @@ from ....models.store.reserve import with_reserve
 from ....models.store.store import Store
 from ...access.access_control import Permit
 from ...access.keys import Owners
-from ...http.caller import lease_of
+from ...http.caller import json_answer, lease_of, read_order
 from ...http.codecs.json_numbers import parse
-from ...http.json_body import json_answer, read_order
 from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import SharedPlaces
 from ...http.page_headers import own_page

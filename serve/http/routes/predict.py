@@ -10,8 +10,15 @@ from ..caller import answer_or_leave, lease_of, read_body
 from ..codecs.infer import InferCodec
 from ..codecs.numpy_files import NPY_TYPE, NPZ_TYPE
 from ..codecs.predict import PredictRequest
-from ..codecs.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
-from ..codecs.predict_bodies import is_quick, read_body_of
+from ..codecs.predict_bodies import (
+    JSON_TYPE,
+    PNG_TYPE,
+    answer_type,
+    is_quick,
+    is_quick_to_write,
+    read_body_of,
+    write_answer,
+)
 from ..inference import Inference
 from .infer import answer_headers
 

@@ -71,7 +71,9 @@ def gpu() -> Iterator[SimulatedGpu]:
 @pytest.fixture
 def on_gpu(gpu: SimulatedGpu, nets: list[Net], half_file: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
     """Runs the checks of these names, or all, on a simulated device."""
-    monkeypatch.setattr(check_fast_forms, "write_onnx", lambda program, spec, path, _: shutil.copy(half_file, path))
+    monkeypatch.setattr(
+        check_fast_forms, "write_onnx", lambda program, spec, path, _: shutil.copy(half_file, path)
+    )
 
     def found(*names: str) -> dict[str, Outcome]:
         checks = {name: CHECKS[name] for name in names or CHECKS}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .....models.errors import BadInput
-from .....models.folder.loss_names import IGNORED
+from .....models.folder.optimizer_names import IGNORED
 from ...training.loop.setting_names import ALL, HALF_LEVELS, MASK, NETS, NONE, PRECISIONS, REFUSE, SCHEDULES
 
 AUTO = "auto"
