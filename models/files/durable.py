@@ -1,4 +1,5 @@
-"""Files that are on the disk when the call returns, and folders whose changes are; and whether the disk is full."""
+"""Files that are on the disk when the call returns, and folders whose changes are; their locks; and whether the disk is
+full."""
 
 import errno
 import fcntl
@@ -73,6 +74,25 @@ def _replace_text(path: Path, text: str, mode: int) -> None:
     except OSError:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of ``path``, a folder or a file, which is made where there is none: one block at a time, over all
+    processes and threads. Raises OSError where it cannot be opened."""
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if path.is_dir():
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    else:
+        try:
+            handle = os.open(path, os.O_RDWR | flags, READABLE)
+        except PermissionError:  # another user made it: reading is enough to lock on a local disk
+            handle = os.open(path, os.O_RDONLY | flags)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # with the handle the lock goes
 
 
 def remove_dead_texts(folder: Path) -> None:

@@ -47,9 +47,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class _ReadsEarlyAnswers(HTTPConnection):
     """A server that refuses a body by its length answers before it has read it, and closes: that answer is read."""
 
-    def send(self, data: Any) -> None:
+    def request(self, *given: Any, **more: Any) -> None:
         try:
-            super().send(data)
+            super().request(*given, **more)
         except (BrokenPipeError, ConnectionResetError):
             if self.sock is None:  # no connection was made
                 raise
@@ -71,17 +71,19 @@ class _Https(urllib.request.HTTPSHandler):
 
 def answer_to(
     url: str,
-    body: bytes | None,
+    body: bytes | Iterable[bytes] | None,
     headers: Mapping[str, str],
     timeout_s: float,
     read: Callable[[HTTPResponse], bytes] = HTTPResponse.read,
+    method: str | None = None,
 ) -> ServerAnswer:
-    """The answer to a POST, or to a GET where there is no body, whatever its status; of a refusal the first bytes.
+    """The answer, whatever its status; of a refusal the first bytes. ``method``: by default POST, or GET where there is
+    no body. A body in pieces needs the header ``content-length``.
 
     Raises OSError and http.client.HTTPException where none comes, ValueError where the URL cannot be taken apart.
     """
     try:
-        with _opened(urllib.request.Request(url, body, dict(headers)), timeout_s) as answer:
+        with _opened(urllib.request.Request(url, body, dict(headers), method=method), timeout_s) as answer:
             return ServerAnswer(answer.status, _lower(answer.headers.items()), read(answer))
     except urllib.error.HTTPError as error:
         with error:

@@ -4,18 +4,17 @@ A change is one atomic rename under a lock, so a server reads the file before a 
 once are both kept.
 """
 
-import fcntl
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import orjson
 
 from ...models.errors import BadInput, Conflict, DamagedFile, StoreUnusable, TooLarge, UnknownName
-from ...models.files.durable import replace_text
+from ...models.files.durable import locked, replace_text
 from ...models.files.opened_file import opened_named
 from .keys import KeyRecord, Keys, new_key
 
@@ -107,16 +106,14 @@ class KeyFile:
         Where the path is a symbolic link, the file that it points to is changed: a server may read that file by its own
         path.
         """
-        try:
-            path = self.path.resolve()
-            folder = path.parent
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
-            words = getattr(error, "strerror", error)
-            raise StoreUnusable(f"the folder of {self.path} cannot be opened: {words}") from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with ExitStack() as held:
+            try:
+                path = self.path.resolve()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(path.parent))
+            except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
+                words = getattr(error, "strerror", error)
+                raise StoreUnusable(f"the folder of {self.path} cannot be opened: {words}") from error
             keys = self.read() or Keys()
             records = list(keys.by_id.values())
             yield records
@@ -129,8 +126,6 @@ class KeyFile:
                 raise StoreUnusable(
                     f"the key file {self.path} cannot be written: {error.strerror}"
                 ) from error
-        finally:
-            os.close(handle)
 
     def _records(self, content: bytes) -> list[KeyRecord]:
         try:

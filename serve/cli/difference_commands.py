@@ -13,6 +13,10 @@ from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, command, not
 if TYPE_CHECKING:
     from ...models.store.store import Version
 
+NodeFolder = Annotated[
+    Path | None, typer.Option(help="A new folder for the node that differs, with its inputs.")
+]
+
 
 @order
 def diff(
@@ -43,9 +47,7 @@ def diff(
             help="Run B with the libraries of this python, from an environment that needs no halfeven."
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A new folder for the node that differs, with its inputs.")
-    ] = None,
+    out: NodeFolder = None,
     key: Key = None,
     key_file: KeyFileOf = None,
     store: StoreAt = DEFAULT_STORE,

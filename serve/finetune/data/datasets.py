@@ -137,11 +137,11 @@ def read_training(
 ) -> TrainingData:
     """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to, in the
     folder ``work`` or beside it. ``quarantine``: rows that cannot be learnt from are left out rather than refused
-    (`row_faults`). ``ignored``: the class of a target that is not
-    learnt, which becomes `IGNORED`. ``masked``: a target value may be NaN, which is not learnt either.
+    (`row_faults`). ``ignored``: the class of a target that is not learnt, which becomes `IGNORED`. ``masked``: a target
+    value may be NaN, which is not learnt either.
 
-    Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
-    came; BadInput where the model has no output that could be learnt.
+    Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what came;
+    BadInput where the model has no output that could be learnt.
     """
     learnable = learnable_outputs(spec)
     # The targets are checked below, all rows of them; load_samples would stop at the first.
@@ -159,15 +159,8 @@ def read_training(
     sizes = _sizes(spec, samples)
     for tensor in spec.outputs:
         if tensor.name in losses:
-            _check_target(
-                samples.targets[tensor.name],
-                tensor,
-                _inner(spec, tensor),
-                learnable[tensor.name],
-                sizes,
-                ignored,
-                masked,
-            )
+            target, loss = samples.targets[tensor.name], learnable[tensor.name]
+            _check_target(target, tensor, _inner(spec, tensor), loss, sizes, ignored, masked)
     for name, array in samples.arrays.items():
         _check_finite(name, array)
     if ignored is not None:

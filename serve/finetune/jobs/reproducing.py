@@ -26,13 +26,9 @@ class DataGone(BadInput):
 
 
 def reproduce(
-    store: Store,
-    version: Version,
-    data: Path | None,
-    validation: Path | None,
-    notify: Notify,
+    store: Store, version: Version, data: Path | None, validation: Path | None, notify: Notify,
     max_bytes: int = MAX_BYTES,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Train ``version`` again from its parent, rows, settings and seed; ``equal`` says whether the weights have the
     recorded digest. Nothing is published.
 
@@ -49,11 +45,10 @@ def reproduce(
         parent = store.version(version.name, version.manifest["parent"])
     except UnknownName as error:
         raise BadInput(f"the version that {version} was trained from is gone: {error}") from error
-    training = _file(store, version, "--data", lineage["dataset"], data)
-    held_out = lineage.get("validation")
-    held_out_file = None if held_out is None else _file(store, version, "--validation", held_out, validation)
+    files = {TRAINING: _file(store, version, "--data", lineage["dataset"], data)}
+    if (held_out := lineage.get("validation")) is not None:
+        files[VALIDATION] = _file(store, version, "--validation", held_out, validation)
     hyperparameters = lineage["hyperparameters"] | _measured(lineage)
-    files = {TRAINING: training} | ({} if held_out_file is None else {VALIDATION: held_out_file})
     asked = Asked(parent, files, hyperparameters, lineage["seed"], "normal", max_bytes)
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:

@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ....models.files.durable import fsync
 from ....models.machine import processor
 from . import checkpoints as on_disk
-from .checkpoints import Checkpoints, Identity, sync
+from .checkpoints import Checkpoints, Identity
 from .chosen import AUTO, settings_of
 from .evaluation import BestStep, held_out_loss, seconds_of_a_row
 from .first_steps import first_steps, idle_sentence, slow_precision, without_gradient
@@ -375,9 +376,9 @@ def written(path: Path, tensors: dict[str, Tensor]) -> Path:
     """The file appears whole or not at all."""
     temporary = path.with_suffix(".tmp")
     save_file(tensors, temporary)
-    sync(temporary)
+    fsync(temporary)
     temporary.replace(path)
-    sync(path.parent)
+    fsync(path.parent)
     return path
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, passes
+from halfeven.serve.finetune.training.loop.setting_names import growth_interval
 from halfeven.serve.finetune.training.loop.training_terms import (
     GRADIENT_OVERFLOW,
     NON_FINITE_BUFFER,
@@ -517,7 +518,7 @@ def test_batches_are_even_and_never_leave_one_row_alone(rows: int, size: int) ->
 
 
 def test_the_scale_grows_in_short_jobs_too() -> None:
-    assert [amp.growth_interval(steps) for steps in (10, 2_000, 10_000, 10**6)] == [50, 100, 500, 2000]
+    assert [growth_interval(steps) for steps in (10, 2_000, 10_000, 10**6)] == [20, 200, 1000, 2000]
     problem = Problem()
     records = problem.run(replace(FINITE, n_epochs=4, growth_interval=10, init_scale=4.0))
     assert [record.scale for record in records[:21:10]] == [4.0, 8.0, 16.0]
