@@ -3,6 +3,9 @@ answer like any other, because the key would go along with the next request. A s
 the proxy that the environment names.
 """
 
+import http.client
+import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,8 +15,27 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import Any, cast
 
+from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
 from ..http.web_guard import is_loopback
-from .refusal_words import READ_BYTES
+from .client_key import key_advice, key_headers
+
+READ_BYTES = 2**16  # of a refusal's body: our own sentences are there twice (detail, error)
+_LONGEST, _LONGEST_UNKNOWN = 4000, 400
+_PAUSE_S = 0.5  # before the second time: those who remain notice the death first
+
+
+def words_of(body: bytes) -> str:
+    """The sentence of an RFC 9457 problem, of OpenAI's error object or of V2's; else the body's beginning."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        error = answer.get("error")
+        sentence = answer.get("detail") or (error.get("message") if isinstance(error, dict) else error)
+        if isinstance(sentence, str):
+            return sentence[:_LONGEST]
+    return body[:_LONGEST_UNKNOWN].decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +123,60 @@ def _opened(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
     no_proxy = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
     opener = urllib.request.build_opener(_NoRedirect, _Http, _Https, *no_proxy)
     return cast(HTTPResponse, opener.open(request, timeout=timeout_s))
+
+
+def ask(
+    url: str,
+    body: bytes | None,
+    kind: str = "",
+    accept: str = "*/*",
+    timeout_s: float = 60.0,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[Mapping[str, str], bytes]:
+    """The headers and body of the answer to a POST, or to a GET where there is no body. It is sent once more where the
+    request or its answer was lost on the way: only for what may be sent twice, predictions and what is read. A node
+    that dies takes the connections of its proxy with it, and a proxy whose replica dies answers for it; in both cases
+    another one can answer.
+
+    Raises BadInput with the server's own words where it refuses, Overloaded where it says when to come again, NotReady
+    where no server answers, twice.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
+    sent = {"content-type": kind, "accept": accept, **key_headers(), **(headers or {})}
+    try:
+        answer = answer_to(url, body, sent, timeout_s)
+    except TimeoutError as error:
+        raise _no_answer(url, error) from None
+    except (OSError, http.client.HTTPException):
+        answer = None
+    except ValueError as error:  # urllib cannot take it apart, or it is not ASCII
+        raise BadInput(f"--url: expected http://HOST:PORT, got {url[:80]!r} ({error})") from None
+    if answer is None or answer.of_a_proxy or answer.did_not_arrive:
+        time.sleep(_PAUSE_S)
+        try:
+            answer = answer_to(url, body, sent, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise _no_answer(url, error) from None
+    if answer.status >= 300:
+        raise _refusal(answer)
+    return answer.headers, answer.body
+
+
+def _no_answer(url: str, error: Exception) -> NotReady:
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
+
+
+def _refusal(answer: ServerAnswer) -> BadInput | CannotServe:
+    if answer.status < 400:
+        place = answer.headers.get("location", "another address")
+        return BadInput(
+            f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
+        )
+    words = words_of(answer.body) + key_advice(answer.status)
+    sentence = f"the server refused with {answer.status}: {words}"
+    if answer.of_a_proxy:
+        return NotReady(sentence)
+    after = answer.headers.get("retry-after", "")
+    return Overloaded(sentence, float(after)) if after.isdecimal() else BadInput(sentence)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...models.errors import BadInput, CannotServe, EngineFailed, NotReady
-from .asking import ask
+from ..access.direct_requests import ask
 from .console import LOCAL, Ended, Url, command
 from .store_commands import version_named
 

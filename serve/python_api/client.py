@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ...models.errors import BadInput, EngineFailed, Overloaded, TimedOut
 from ..access.client_key import key_headers
-from ..cli.asking import ask
+from ..access.direct_requests import ask
 from ..cli.console import notify
 from ..finetune.client.job_command import JobBar, Watch, facts_of, fine_tune
 from ..finetune.client.remote import Remote

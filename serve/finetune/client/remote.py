@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
 from ....models.files.opened_file import opened_named
 from ...access.client_key import key_advice, key_headers
-from ...access.direct_requests import answer_to
-from ...access.refusal_words import words_of
+from ...access.direct_requests import answer_to, words_of
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20

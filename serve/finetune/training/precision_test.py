@@ -21,10 +21,9 @@ from .loop.amp import Loop
 from .loop.batch_loop import BatchLoop, total_steps
 from .loop.loop_state import copied, put_into
 from .loop.passes import LossOf, PartsOf
-from .loop.patience import named_tensors
 from .loop.seeding import generators_untouched
 from .loop.setting_names import EXACT_FIRST
-from .loop.training_terms import Settings, Stopped
+from .loop.training_terms import Settings, Stopped, named_tensors
 
 Clock = Callable[[], float]
 NAMED = 3  # operators of a slow precision

@@ -27,12 +27,11 @@ from .evaluation import BestStep, held_out_loss, seconds_of_a_row
 from .first_steps import first_steps, idle_sentence, slow_precision, without_gradient
 from .loop.amp import Loop
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
-from .loop.patience import audit, finite_names
 from .loop.ranks import ranks_of
 from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
 from .loop.setting_names import NO_GRADIENT, NONE, STATE_FILE
-from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped
+from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped, audit, finite_names
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
 from .range_test import RATES, judged_rows, short_steps

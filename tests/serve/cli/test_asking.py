@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from halfeven.models.errors import BadInput, NotReady, Overloaded
-from halfeven.serve.cli import asking
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access import direct_requests
+from halfeven.serve.access.direct_requests import ask
 
 LOST = None
 GOOD = 200, {"content-type": "application/json"}, b'{"outputs": []}'
@@ -42,7 +42,7 @@ def url(replies: list[Reply], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    monkeypatch.setattr(asking, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(direct_requests, "_PAUSE_S", 0.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -28,7 +28,7 @@ from halfeven.models.errors import (
     UnknownName,
 )
 from halfeven.models.store.store import LIVE, REFUSED
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access.direct_requests import ask
 from halfeven.serve.python_api import serving
 from torch import nn
 

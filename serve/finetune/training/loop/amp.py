@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from .batch_loop import BatchLoop
 from .learner import learner_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
-from .patience import audit, named_tensors
 from .ranks import ALONE, Ranks
 from .scaler_recorder import ScalerRecorder, overflow_of
 from .setting_names import growth_interval
-from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord
+from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord, audit, named_tensors
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
 

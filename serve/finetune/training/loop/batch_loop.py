@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from .learner import Learner
 from .passes import Passes
-from .patience import finite_names, named_tensors
 from .ranks import ALONE, Ranks
 from .scale_collapse import Diagnosis, Trial, trial_under_autocast
-from .training_terms import Settings, StepRecord, Stopped
+from .training_terms import Settings, StepRecord, Stopped, finite_names, named_tensors
 
 
 class BatchLoop:

@@ -31,9 +31,8 @@ from torch.optim.lr_scheduler import (
 from .....models.folder.optimizer_names import OPTIMIZERS
 from .norm_look import norms_of
 from .passes import is_finite
-from .patience import Patience
 from .setting_names import ONE_CYCLE
-from .training_terms import GRADIENT_OVERFLOW, Settings, Stopped
+from .training_terms import GRADIENT_OVERFLOW, Patience, Settings, Stopped
 
 _POSITIONS = re.compile(r"(^|[._])(pos|wpe)($|[._]|ition|_?emb|_?enc)", re.IGNORECASE)
 Group = dict[str, Any]
