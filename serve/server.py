@@ -52,8 +52,7 @@ from .http.limits.memory_budget import MemoryBudget, default_limit
 from .http.page_headers import PageHeaders
 from .http.routes.app import build_app
 from .http.routes.infer import InferFront
-from .http.routes.metrics import metrics_text, new_registry
-from .http.routes.version_metrics import RolloutCollector
+from .http.routes.metrics import RolloutCollector, metrics_text, new_registry
 from .http.routes.versions import history_of
 from .http.routes.versions import router as rollout_router
 from .http.server_load import LoadCollector, ServerLoad

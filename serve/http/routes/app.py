@@ -29,11 +29,10 @@ from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
 from ..inference import Inference
 from ..route_scopes import permit_of
-from .endpoints import add_endpoints
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
-from .predict import POST_ONLY, add_predict
+from .predict import POST_ONLY, add_endpoints, add_predict
 from .repository import add_repository
 from .v2 import add_v2
 
