@@ -1,4 +1,4 @@
-"""What is faster answers as what is plain, on the device:
+"""The faster forms answer as the plain ones do, on the device:
 
 - the half program gives, bit for bit, what live autocast computes;
 - recorded batches (CUDA graphs) give the bits of the program that runs operation by operation, and agree within the

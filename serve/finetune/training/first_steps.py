@@ -1,5 +1,5 @@
-"""What is said of a job around its first steps: what the whole would cost, by a trial of which nothing is kept, and,
-before them, which layers this processor trains much slower in a half precision than in FP32.
+"""The findings around a job's first steps: what the whole would cost, by a trial of which nothing is kept, and, before
+them, which layers this processor trains much slower in a half precision than in FP32.
 
 The job's own module is not run to find slow layers: a module that counts its calls would have another state afterwards.
 """

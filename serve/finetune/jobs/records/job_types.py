@@ -170,19 +170,18 @@ def entering(job: JobRow, to: str, now: int) -> dict[str, Any]:
 
 def step_of(job: str, checkpoint: str) -> int:
     """The step in a checkpoint's id. Raises UnknownName where that is no checkpoint of the job."""
-    stem, _, step = checkpoint.rpartition("-")
-    if stem != f"ftckpt-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(step):
-        raise UnknownName(
-            f"job {job} has no checkpoint '{checkpoint[:80]}'; 'after' is the id of the last one seen"
-        )
-    return int(step)
+    return _counted(job, "ftckpt", "checkpoint", checkpoint)
 
 
 def number_of(job: str, event: str) -> int:
     """The number in an event's id. Raises UnknownName where that is no event of the job."""
-    stem, _, number = event.rpartition("-")
-    if stem != f"ftevent-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(number):
-        raise UnknownName(f"job {job} has no event '{event[:80]}'; 'after' is the id of the last event seen")
+    return _counted(job, "ftevent", "event", event)
+
+
+def _counted(job: str, prefix: str, what: str, id: str) -> int:
+    stem, _, number = id.rpartition("-")
+    if stem != f"{prefix}-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(number):
+        raise UnknownName(f"job {job} has no {what} '{id[:80]}'; 'after' is the id of the last {what} seen")
     return int(number)
 
 

@@ -1,5 +1,5 @@
-"""What changes the weights: an optimizer with its groups of parameters, its schedule, and the step that it takes where
-the gradients are finite. Needs torch alone.
+"""A learner changes the weights: an optimizer with its groups of parameters, its schedule, and the step that it takes
+where the gradients are finite. Needs torch alone.
 
 The optimizer is one of torch's by its name, or what a function of the operator's folder makes. The schedules are
 torch.optim.lr_scheduler's own classes; one falls over the steps behind its warm-up, and counts steps that were taken.
