@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..access.key_file import NAME_IN_STORE, KeyFile
-from ..access.keys import INFER, SCOPES, KeyRecord
+from ..access.keys import INFER, NAME_IN_STORE, SCOPES, KeyFile, KeyRecord
 from .console import DEFAULT_STORE, Command, CommandGroup, Ended, Json, StoreAt, command, notify
 
 FIRST = (

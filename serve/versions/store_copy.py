@@ -26,7 +26,7 @@ from ...models.files.stored_json import stored_bytes
 from ...models.folder.model_name import NAME
 from ...models.store.manifest import read_manifest, sha256_of
 from ...models.store.store import Store
-from ..access.key_file import NAME_IN_STORE
+from ..access.keys import NAME_IN_STORE
 
 logger = logging.getLogger("halfeven.versions")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")

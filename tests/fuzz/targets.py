@@ -29,7 +29,7 @@ from halfeven.models.folder.package import parse_folder
 from halfeven.models.pictures.picture import picture_row
 from halfeven.models.pictures.pixels import Picture
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.finetune.data.datasets import read_training
 from halfeven.serve.finetune.data.tables import CSV, JSON_LINES, PARQUET, pictures_of, tensors_of

@@ -11,10 +11,9 @@ from ....models.store.manifest import sha256_of
 from ....models.store.store import Store, Version
 from ..data.files import UPLOADS
 from .choices.hyperparameter_table import AUTO
-from .concluding import JobFailed
 from .job_rows import TRAINING, VALIDATION, Asked, divide, lines_until
 from .training_request import TRAINER, TrainingPlace, training_request
-from .worker_process import Child, result_of
+from .worker_process import Child, JobFailed, result_of
 
 Notify = Callable[[str], None]
 

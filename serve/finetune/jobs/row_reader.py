@@ -32,7 +32,7 @@ from ..data.datasets import (
     with_classes,
 )
 from ..data.tables import IN_WORK
-from ..judging.joining import MOST_JOINED, evenly
+from ..judging.judging_sets import MOST_JOINED, evenly
 from ..training.loop.setting_names import MASK
 from .choices.hyperparameter_table import QUARANTINE
 from .choices.hyperparameters import held_out_share

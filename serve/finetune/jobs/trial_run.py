@@ -16,13 +16,12 @@ from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS,
 from . import training_request as asked
 from .choices.declared_steps import declared_steps
 from .choices.hyperparameter_table import AUTO
-from .concluding import JobFailed
 from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
 from .records.job_store import JobStore
 from .records.job_types import SUCCEEDED, JobRequest
 from .training_request import TRAINER
 from .training_watch import SLOW_PRECISION
-from .worker_process import Child, Priority, result_of
+from .worker_process import Child, JobFailed, Priority, result_of
 
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever

@@ -31,8 +31,7 @@ from ....models.order.one_order import one_order  # noqa: E402
 from ....models.store.store import Store  # noqa: E402
 from ...settings import order_bounds  # noqa: E402
 from ..judging.gate import GateTerms, by_set, judge, predictions  # noqa: E402
-from ..judging.joining import with_joined  # noqa: E402
-from ..judging.judging_sets import sets_of  # noqa: E402
+from ..judging.judging_sets import sets_of, with_joined  # noqa: E402
 from ..training.loop.setting_names import STATE_FILE  # noqa: E402
 from .records.job_types import DISK_FULL, DISK_FULL_MESSAGE  # noqa: E402
 

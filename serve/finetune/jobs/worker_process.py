@@ -1,5 +1,5 @@
 """A child process of a job: it reports lines of JSON, which are read until it ends, the job is cancelled or paused, or
-the server stops; it reads its stdin, and never outlives the server."""
+the server stops; it reads its stdin, and never outlives the server. The exceptions that end a job."""
 
 import json
 import math
@@ -20,7 +20,6 @@ from ....models.files.durable import replace_text
 from ....models.machine.usable_cores import bound_libraries
 from ....models.order.lacking_memory import exit_words
 from ....models.order.one_order import bound_child
-from .concluding import Cancelled, JobFailed, Paused, ServerStops, WorkerLost
 from .records.job_store import JobStore
 
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
@@ -31,6 +30,35 @@ _NICE = 10  # of a child of low priority, added to the server's
 Priority = Literal["normal", "low", "idle"]
 """How a child process shares the processor with the server. ``normal``: equally. ``low``: about a tenth of a core where
 both want all of it. ``idle``: what the server leaves (``SCHED_IDLE``, sched(7); elsewhere the greatest niceness)."""
+
+
+class JobFailed(Exception):
+    """The job failed, with reason code and message. ``version``: the number of the version that was made
+    nevertheless."""
+
+    def __init__(self, code: str, message: str, version: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.version = code, version
+
+
+class StaleParent(JobFailed):
+    """Another version became active since: what this one replaces is not what it was made from and measured against."""
+
+
+class WorkerLost(JobFailed):
+    """A process of the job ended without a result: it was killed, or ran out of memory."""
+
+
+class Cancelled(Exception):
+    """The caller cancelled the job."""
+
+
+class Paused(Exception):
+    """The caller paused the job; what it has done so far is in its folder."""
+
+
+class ServerStops(Exception):
+    """The server is shutting down; the job is settled by the next one."""
 
 
 class Child:

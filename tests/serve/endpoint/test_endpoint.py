@@ -29,7 +29,7 @@ from halfeven.models.errors import (
     Overloaded,
     TooLarge,
 )
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
 from halfeven.serve.http.caller import lend
 from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget

@@ -211,7 +211,7 @@ def test_a_proof_of_another_model_is_raised(half: he.Half, tmp_path: Path) -> No
 
 
 def test_a_key_is_sent_with_every_kind_of_request(half: he.Half, tmp_path: Path) -> None:
-    from halfeven.serve.access.key_file import KeyFile
+    from halfeven.serve.access.keys import KeyFile
 
     half.save(tmp_path / "store")
     key, _ = KeyFile(tmp_path / "keys").add("me", ["manage", "infer"])

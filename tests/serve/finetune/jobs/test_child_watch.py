@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from halfeven.serve.finetune.jobs import worker_process
-from halfeven.serve.finetune.jobs.concluding import Paused
-from halfeven.serve.finetune.jobs.worker_process import lines_of
+from halfeven.serve.finetune.jobs.worker_process import Paused, lines_of
 
 
 class Reporting:
