@@ -358,8 +358,8 @@ def job_codes() -> dict[str, str]:
             if len(node.args) > 1:
                 code = node.args[0]
                 word = code.value if isinstance(code, ast.Constant) else names.get(ast.unparse(code))
-                if isinstance(word, str):
-                    found.setdefault(word, _words(node.args[1]))
+                if isinstance(word, str) and found.get(word, "…").startswith("…"):
+                    found[word] = _words(node.args[1])
     return dict(sorted(found.items()))
 
 
