@@ -17,6 +17,12 @@ THREADS = "threads"
 CHANGES = (THREADS, *MUST_GAIN)  # of a setup, in the order of a load
 
 
+def everything(cores: int, short: bool, long_rows: bool) -> CpuSetup:
+    """All cores and all passes that may gain, of which an engine takes those that it allows; ``short`` and
+    ``long_rows`` as in `setup_rivals`. The best setup is most often this one, or one change away from it."""
+    return CpuSetup(1 if short else cores, frozenset(MUST_GAIN) - (set() if long_rows else {SHARED_ROWS}))
+
+
 def setup_rivals(
     setup: CpuSetup, change: str, possible: Collection[str], cores: int, short: bool, long_rows: bool
 ) -> list[CpuSetup]:

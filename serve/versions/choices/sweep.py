@@ -23,17 +23,18 @@ from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of, invariance_of
 from ..loading.cpu_choice import CROWDED, MUST_GAIN, Parts, TimedSetup, batch_seconds, mean
-from ..loading.kept_setups import keep_setup, kept_setup
+from ..loading.kept_setups import KeptSetup, keep_setup, kept_setup
 from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from .budget import MeasuringBudget
 from .live_trial import LiveTrial
-from .rivals import CHANGES, gain_needed, setup_rivals, wins
-from .rounds import SHORT_S, Side, Steps, Stopwatch, Verdict, contest, round_gains
+from .rivals import CHANGES, everything, gain_needed, setup_rivals, wins
+from .rounds import SHORT_S, BatchToTime, Side, Steps, Stopwatch, Verdict, contest, round_gains
 from .rows_per_batch import right_rows, useful_rows_of
 from .what_serves import Gone, Record, WhatServes
 
+FORM, SETUP = "form", "setup"  # what may change, beside `CHANGES`
 _CLEARLY_SLOWER = 0.8  # times as fast as what serves: no other change makes up for it
 
 
@@ -48,10 +49,10 @@ class Decided:
     ways: set[Way] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
 
-    def note(self, key: str, gain: float, taken: bool) -> None:
+    def note(self, key: str, verdict: Verdict, taken: bool) -> None:
         if taken and key not in CHANGES:  # another form: its passes are its own
             self.keys -= {*CHANGES}
-        if taken or gain < _CLEARLY_SLOWER:
+        if taken or verdict.gain < _CLEARLY_SLOWER:
             self.keys.add(key)
 
     def clear(self) -> None:
@@ -77,7 +78,7 @@ logger = logging.getLogger("halfeven.roster")
 _WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
-_HOPELESS = 0.25  # times as fast between live batches: callers do not try it
+_HOPELESS = 0.5  # times as fast with one row between live batches: callers do not try it
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class Sweep:
     _now: WhatServes = field(init=False)
     _trial: LiveTrial = field(init=False)
     crowded: bool = False  # other programs, the host or the quota disturbed a round
+    _lost: set[Way] = field(default_factory=set)  # in this sweep
     _sped_up: float = 1.0  # by what was replaced in this sweep
     _load_s: float = 0.0  # what the last load cost
 
@@ -148,71 +150,101 @@ class Sweep:
     # The sweep.
 
     def steps(self) -> Steps[bool]:
-        """Every choice once, unless it was decided since the last sweep that changed nothing; whether anything was
-        replaced. Raises Gone."""
-        changed = yield from right_rows(self._now, self._watch, self._trial)
+        """Every choice once, what most likely gains much first, unless it was decided since the last sweep that changed
+        nothing; whether anything was replaced. Raises Gone."""
+        yield from self._first_looks()
+        changed = yield from self._with_everything()
+        may_be_few = (
+            0 < self._now.limit < self.loaded.spec.max_batch_size
+        )  # too many cost callers time, not answers
+        if may_be_few and not changed:
+            changed = yield from right_rows(self._now, self._watch, self._trial)
         tried: list[tuple[ServableForm, TriedRival, float]] = []
         for form in sorted(self._now.prepared.forms, key=lambda one: one.precision == "fp32"):
-            if (setup := self._setup_in(form)) is not None and self._key(form) not in self.decided.keys:
-                served, was = self._now.form, TriedRival(self.measured, possible=self._now.possible)
-                found = yield from self._challenge(form, setup, "form")
-                changed |= found.taken
-                if found.taken:  # the form that served may be the better one with other passes
-                    form, found = served, replace(was, gain=1 / found.gain)
-                if form is not None:
-                    tried.append((form, found, self._sped_up))
+            served, was = self._now.form, TriedRival(self.measured, possible=self._now.possible)
+            if form == served or self._key(form) in self.decided.keys or not self._may_serve(form):
+                continue
+            found = yield from self._challenge(form, everything(*self._limits()), FORM)
+            changed |= found.taken
+            if found.taken:  # the form that served may be the better one with other passes
+                form, found = served, replace(was, gain=1 / found.gain)
+            if form is not None:
+                tried.append((form, found, self._sped_up))
         for change in CHANGES:
             own = self._now.form
             if own is None or change in self.decided.keys:
                 continue
-            for setup in self._setups(change):
+            for setup in setup_rivals(self.way.setup, change, self._now.possible, *self._limits()):
                 changed |= (yield from self._challenge(own, setup, change)).taken
         for form, found, before in tried:
-            if self._setup_in(form) is None:
-                continue
-            if found.setup.threads != self.way.threads:  # it is to have as many threads as what serves now
-                setup = CpuSetup(self.way.threads, found.setup.passes)
-                found, before = (yield from self._challenge(form, setup, "form")), self._sped_up
-                changed |= found.taken
-            if not found.taken:
-                changed |= yield from self._climb(form, found, found.gain * before / self._sped_up)
+            if form != self._now.form:
+                changed |= yield from self._try_again(form, found, found.gain * before / self._sped_up)
+        if not (may_be_few or changed):
+            changed = yield from right_rows(self._now, self._watch, self._trial)
         return changed
+
+    def _first_looks(self) -> Steps[None]:
+        """Time one row, and those larger batches that are short."""
+        most, seconds = self.loaded.spec.max_batch_size, self.measured.seconds
+        for rows in sorted({1, FEWEST_SHARED, most}) if self._now.limit else [0]:
+            if rows <= max(most, 1) and sum(seconds.values()) * rows <= SHORT_S * max(sum(seconds), 1):
+                yield from self._watch.time(*[BatchToTime(self._now.engine, rows, self.measured)] * 2)
+
+    def _with_everything(self) -> Steps[bool]:
+        """Let the form that serves run with every core and pass, unless it does."""
+        own, setup = self._now.form, everything(*self._limits())
+        if own is None or SETUP in self.decided.keys or setup.only(self._now.possible) == self.way.setup:
+            return False
+        return (yield from self._challenge(own, setup, SETUP)).taken
 
     def _key(self, form: ServableForm) -> str:
         return f"{form.form} {form.precision}"
 
-    def _setups(self, change: str) -> list[CpuSetup]:
+    def _limits(self) -> tuple[int, bool, bool]:
+        """The cores, and how short and how long the rows are, for `setup_rivals`."""
         seconds, setup = self.measured.seconds, self.way.setup
         largest = max(seconds)
         row_s = seconds[largest] * max(setup.threads, 1) / max(largest, 1)
         most = max(self.loaded.spec.max_batch_size, 1)
-        short = seconds[largest] * setup.threads / max(largest, 1) * most < SHORT_SECONDS
-        long_rows = most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS
-        return setup_rivals(setup, change, self._now.possible, self.machine.cores(), short, long_rows)
+        return (
+            self.machine.cores(),
+            row_s * most < SHORT_SECONDS,
+            most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS,
+        )
 
-    def _setup_in(self, form: ServableForm) -> CpuSetup | None:
-        """The setup in which another form is tried: the threads and passes that serve now, and its own passes. None for
-        the form that serves, for one that a load found hopeless, and for a half after drift."""
-        if self._key(form) == f"{self.way.form} {self.way.precision}":
-            return None
+    def _may_serve(self, form: ServableForm) -> bool:
+        """False for a half after drift, and for a form that a load found hopeless."""
         if self.loaded.fell_back and form.precision != "fp32":
-            return None
-        kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
-        own, setup = (kept.setup.passes if kept else frozenset[str]()), self.way.setup
-        smallest = min(self.measured.seconds)
-        if kept is not None and kept.seconds.get(smallest, 0.0) > NEAR * self.measured.seconds[smallest]:
-            return None
-        return CpuSetup(setup.threads, setup.passes | own)
+            return False
+        kept, smallest = self._kept(form), min(self.measured.seconds)
+        return kept is None or kept.seconds.get(smallest, 0.0) <= NEAR * self.measured.seconds[smallest]
+
+    def _kept(self, form: ServableForm) -> KeptSetup | None:
+        return kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
+
+    def _try_again(self, form: ServableForm, best: TriedRival, gain: float) -> Steps[bool]:
+        """Let another form run with the threads and passes that serve now and its own, unless it was nearly as fast
+        with all of them and no others were confirmed; then `_climb`. ``gain``: how many times as fast as what serves it
+        is now."""
+        kept = self._kept(form)
+        if gain < _CLEARLY_SLOWER or best.setup.threads != self.way.threads or (kept and kept.rounds):
+            passes = self.way.setup.passes | (kept.setup.passes if kept else frozenset[str]())
+            other = yield from self._challenge(form, CpuSetup(self.way.threads, passes), FORM)
+            if other.taken:
+                return True
+            if other.gain > gain:
+                best, gain = other, other.gain
+        return (yield from self._climb(form, best, gain))
 
     def _climb(self, form: ServableForm, best: TriedRival, gain: float) -> Steps[bool]:
         """Change one pass of another form at a time, as long as that brings it nearer to what serves, unless its setup
         was confirmed before. ``gain``: how many times as fast as what serves it is now."""
-        kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
+        kept = self._kept(form)
         if gain < _WITHIN_REACH or (kept is not None and kept.rounds):
             return False
         for name in MUST_GAIN:
             for setup in setup_rivals(best.setup, name, best.possible, self.machine.cores(), False, False):
-                other = yield from self._challenge(form, setup, "form")
+                other = yield from self._challenge(form, setup, FORM)
                 if other.taken:
                     return True
                 if other.gain >= gain * gain_needed(best.way(form), other.way(form)):
@@ -229,7 +261,7 @@ class Sweep:
     def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[TriedRival]:
         """Let a form in a setup run beside what serves, and take its place where it wins."""
         nothing, asked = TriedRival(TimedSetup(setup, {})), Way(form.form, form.precision, setup)
-        if asked in self.decided.ways or asked == self.way:
+        if asked in self.decided.ways | self._lost or asked == self.way:
             return nothing
         while wait_s := self.budget.wait_s(self._load_s):
             yield wait_s
@@ -239,14 +271,15 @@ class Sweep:
         try:
             with self._loaded(form, setup) as (engine, keep):
                 way = replace(asked, setup=engine.setup)
-                if way == self.way or way in self.decided.ways:
+                if way == self.way or way in self.decided.ways | self._lost:
                     return nothing
                 rival = Side(way, engine, TimedSetup(way.setup, {}))
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
                 possible = frozenset(engine.possible)
                 taken = verdict.wins and self._take(new, rival, verdict, what, keep)
-                self.decided.note(self._key(form) if what == "form" else what, verdict.gain, taken)
+                self.decided.note(self._key(form) if what == FORM else what, verdict, taken)
+                self._lost |= set() if taken else {way}
                 return TriedRival(rival.taken, verdict.gain, possible, taken)
         except (Gone, NotReady):
             raise
@@ -259,13 +292,13 @@ class Sweep:
         else by runs between live batches."""
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
+        gain = mean((yield from round_gains(active, rival, sizes[:1], self._watch, is_first=True)))
+        if gain < _HOPELESS:
+            return Verdict(rounds=1, gain=gain), new
         before = yield from self._trial.window()
         if before.is_enough:
             crowding = self.machine.crowding()
-            gain = mean((yield from round_gains(active, rival, sizes, self._watch, is_first=True)))
-            if gain < _HOPELESS:
-                return Verdict(rounds=1, gain=gain), new
-            if what == "form" and self._now.limit:  # in batches of its own size
+            if what in (FORM, SETUP) and self._now.limit:  # in batches of its own size
                 new.useful_rows = yield from useful_rows_of(rival, self._now, self._watch)
             self._warm(rival, new)
 
@@ -310,16 +343,14 @@ class Sweep:
         """Warm the rival up with what it may get, and put it in the place of what serves."""
         was, measured = self.way, [rival.taken, self.measured]
         self._warm(rival, new)
-        if what == "form":
+        if what == FORM:
             most = max(rival.taken.seconds)
             new.invariance = invariance_of(self._spec, self._samples, rival.engine, most, self.place)
         self._now.exchange(new, what, (str(was), str(rival.way)), verdict, rival.taken, keep)
         self.decided.ways.add(was)
         self._sped_up *= verdict.gain
         version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
-        crowded = verdict.crowded
-        rounds = 0 if what == "form" else verdict.rounds  # its setup is not confirmed by that
-        keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, crowded, rounds)
+        keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, verdict.crowded)
         self.exchanged(self.loaded)
         return True
 

@@ -250,8 +250,8 @@ def test_a_planted_setup_is_replaced_within_the_allowance_and_told(version: Vers
     assert one.world.now < 60 and one.budget.spent_s < 15
     name, kind, sentence, numbers = one.events[0]
     assert (name, kind) == ("net", "choice_replaced")
-    assert "torch fp32, 4 threads instead of torch fp32, 1 thread, measured" in sentence
-    assert numbers["what"] == "threads" and numbers["gain"] > 2 and numbers["rounds"] == 2
+    assert f"{one.loaded.way} instead of torch fp32, 1 thread, measured" in sentence
+    assert numbers["what"] == "setup" and numbers["gain"] > 2 and numbers["rounds"] == 2
     assert one.loaded.prepared.reason.startswith("made up; while serving: torch fp32, 4 threads")
     assert one.loaded.prepared.reason.count("while serving") == 1, "the last correction alone"
     assert one.loaded.prepared.setup == one.loaded.way.setup, "GET /v1/models shows it"
@@ -300,14 +300,14 @@ def test_a_way_that_loses_beside_the_callers_programs_is_tried_by_them_and_not_t
 ) -> None:
     """Alone four threads are 3.4 times as fast as one; beside what needs the other cores they are slower."""
     one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")], rows=8)
-    one.busy, one.beside = True, lambda way: 10.0 if way.threads > 1 else 1.0
+    one.busy, one.beside = True, lambda way: 50.0 if way.threads > 1 else 1.0
     one.settle()
     assert one.loaded.way.threads == 1 and PACKED_PRODUCTS in one.loaded.way.setup.passes
-    assert {event[3]["what"] for event in one.events}.isdisjoint({"threads"})
+    assert {event[3]["what"] for event in one.events}.isdisjoint({"threads", "setup"})
     one.beside = lambda way: 1.0
     one.settle(12)
     assert one.loaded.way.threads == 4
-    assert "of live traffic" in one.events[-1][2] or one.events[-1][3]["what"] != "threads"
+    assert "of live traffic" in one.events[-1][2]
 
 
 def test_a_form_is_tried_in_batches_of_its_own_size(version: Version) -> None:
@@ -354,12 +354,12 @@ def test_a_sweep_that_is_ended_in_a_trial_gives_the_engine_back_and_closes_the_r
     assert one.loaded.way == PLAIN_ONE and one.world.loaded == [one.loaded.prepared.engine]
 
 
-def test_what_is_kept_has_the_spread_of_its_measurements_and_how_often_they_agreed(version: Version) -> None:
+def test_what_is_kept_has_the_spread_of_its_measurements_and_is_not_confirmed_yet(version: Version) -> None:
     one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
     one.settle()
     (path,) = (version.folder.parent / "tuned").glob("setups-*.json")
     entry = json.loads(path.read_text())["1 torch fp32"]
-    assert entry["rounds"] == 2 and not entry["crowded"]
+    assert entry["rounds"] == 0 and not entry["crowded"]
     for row in entry["measured"]:
         assert row["seconds"] <= row["median"] <= row["longest"] and row["runs"] >= 2
 
