@@ -43,13 +43,17 @@ class Decided:
     """The decisions since the last sweep that changed nothing.
 
     ``ways`` that served do not come back. ``keys`` are the changes and forms that won, or were clearly slower: they are
-    not tried again.
+    not tried again. What was measured beside other programs decides nothing.
     """
 
     ways: set[Way] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
 
-    def note(self, key: str, verdict: Verdict, taken: bool) -> None:
+    def note(self, key: str, verdict: Verdict, was: Way, taken: bool) -> None:
+        if verdict.crowded:
+            return
+        if taken:
+            self.ways.add(was)
         if taken and key not in CHANGES:  # another form: its passes are its own
             self.keys -= {*CHANGES}
         if taken or verdict.gain < _CLEARLY_SLOWER:
@@ -154,11 +158,9 @@ class Sweep:
         nothing; whether anything was replaced. Raises Gone."""
         yield from self._first_looks()
         changed = yield from self._with_everything()
-        may_be_few = (
-            0 < self._now.limit < self.loaded.spec.max_batch_size
-        )  # too many cost callers time, not answers
-        if may_be_few and not changed:
-            changed = yield from right_rows(self._now, self._watch, self._trial)
+        may_be_few = 0 < self._now.limit < self.loaded.spec.max_batch_size
+        if may_be_few:
+            changed |= yield from right_rows(self._now, self._watch, self._trial)
         tried: list[tuple[ServableForm, TriedRival, float]] = []
         for form in sorted(self._now.prepared.forms, key=lambda one: one.precision == "fp32"):
             served, was = self._now.form, TriedRival(self.measured, possible=self._now.possible)
@@ -179,7 +181,7 @@ class Sweep:
         for form, found, before in tried:
             if form != self._now.form:
                 changed |= yield from self._try_again(form, found, found.gain * before / self._sped_up)
-        if not (may_be_few or changed):
+        if not (may_be_few or changed):  # too many rows cost callers time, not answers
             changed = yield from right_rows(self._now, self._watch, self._trial)
         return changed
 
@@ -277,8 +279,9 @@ class Sweep:
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
                 possible = frozenset(engine.possible)
+                was = self.way
                 taken = verdict.wins and self._take(new, rival, verdict, what, keep)
-                self.decided.note(self._key(form) if what == FORM else what, verdict, taken)
+                self.decided.note(self._key(form) if what == FORM else what, verdict, was, taken)
                 self._lost |= set() if taken else {way}
                 return TriedRival(rival.taken, verdict.gain, possible, taken)
         except (Gone, NotReady):
@@ -347,7 +350,6 @@ class Sweep:
             most = max(rival.taken.seconds)
             new.invariance = invariance_of(self._spec, self._samples, rival.engine, most, self.place)
         self._now.exchange(new, what, (str(was), str(rival.way)), verdict, rival.taken, keep)
-        self.decided.ways.add(was)
         self._sped_up *= verdict.gain
         version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
         keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, verdict.crowded)
