@@ -22,14 +22,14 @@ from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of, invariance_of
-from ..loading.cpu_choice import CROWDED, MUST_GAIN, Parts, TimedSetup, batch_seconds, mean
+from ..loading.cpu_choice import CROWDED, Parts, TimedSetup, batch_seconds, mean
 from ..loading.kept_setups import KeptSetup, keep_setup, kept_setup
 from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from .budget import MeasuringBudget
 from .live_trial import LiveTrial
-from .rivals import CHANGES, everything, gain_needed, setup_rivals, wins
+from .rivals import CHANGES, everything, setup_rivals, wins
 from .rounds import SHORT_S, BatchToTime, Side, Steps, Stopwatch, Verdict, contest, round_gains
 from .rows_per_batch import right_rows, useful_rows_of
 from .what_serves import Gone, Record, WhatServes
@@ -79,28 +79,9 @@ class Machine:
 
 
 logger = logging.getLogger("halfeven.roster")
-_WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
 _HOPELESS = 0.5  # times as fast with one row between live batches: callers do not try it
-
-
-@dataclass(frozen=True, slots=True)
-class TriedRival:
-    """A rival: what its batches took, how many times as fast it was (0: it was not run), the passes that it allows, and
-    whether it serves now."""
-
-    measured: TimedSetup
-    gain: float = 0.0
-    possible: frozenset[str] = frozenset()
-    taken: bool = False
-
-    @property
-    def setup(self) -> CpuSetup:
-        return self.measured.setup
-
-    def way(self, form: ServableForm) -> Way:
-        return Way(form.form, form.precision, self.setup)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +105,6 @@ class Sweep:
     _trial: LiveTrial = field(init=False)
     crowded: bool = False  # other programs, the host or the quota disturbed a round
     _lost: set[Way] = field(default_factory=set)  # in this sweep
-    _sped_up: float = 1.0  # by what was replaced in this sweep
     _load_s: float = 0.0  # what the last load cost
 
     def __post_init__(self) -> None:
@@ -161,26 +141,23 @@ class Sweep:
         may_be_few = 0 < self._now.limit < self.loaded.spec.max_batch_size
         if may_be_few:
             changed |= yield from right_rows(self._now, self._watch, self._trial)
-        tried: list[tuple[ServableForm, TriedRival, float]] = []
+        others: list[ServableForm] = []
         for form in sorted(self._now.prepared.forms, key=lambda one: one.precision == "fp32"):
-            served, was = self._now.form, TriedRival(self.measured, possible=self._now.possible)
+            served = self._now.form
             if form == served or self._key(form) in self.decided.keys or not self._may_serve(form):
                 continue
-            found = yield from self._challenge(form, everything(*self._limits()), FORM)
-            changed |= found.taken
-            if found.taken:  # the form that served may be the better one with other passes
-                form, found = served, replace(was, gain=1 / found.gain)
-            if form is not None:
-                tried.append((form, found, self._sped_up))
+            taken = yield from self._challenge(form, everything(*self._limits()), FORM)
+            changed |= taken
+            others += [served] if taken and served is not None else [form]
         for change in CHANGES:
             own = self._now.form
             if own is None or change in self.decided.keys:
                 continue
             for setup in setup_rivals(self.way.setup, change, self._now.possible, *self._limits()):
-                changed |= (yield from self._challenge(own, setup, change)).taken
-        for form, found, before in tried:
+                changed |= yield from self._challenge(own, setup, change)
+        for form in others:
             if form != self._now.form:
-                changed |= yield from self._try_again(form, found, found.gain * before / self._sped_up)
+                changed |= yield from self._challenge(form, self._setup_in(form), FORM)
         if not (may_be_few or changed):  # too many rows cost callers time, not answers
             changed = yield from right_rows(self._now, self._watch, self._trial)
         return changed
@@ -197,7 +174,7 @@ class Sweep:
         own, setup = self._now.form, everything(*self._limits())
         if own is None or SETUP in self.decided.keys or setup.only(self._now.possible) == self.way.setup:
             return False
-        return (yield from self._challenge(own, setup, SETUP)).taken
+        return (yield from self._challenge(own, setup, SETUP))
 
     def _key(self, form: ServableForm) -> str:
         return f"{form.form} {form.precision}"
@@ -224,71 +201,41 @@ class Sweep:
     def _kept(self, form: ServableForm) -> KeptSetup | None:
         return kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
 
-    def _try_again(self, form: ServableForm, best: TriedRival, gain: float) -> Steps[bool]:
-        """Let another form run with the threads and passes that serve now and its own, unless it was nearly as fast
-        with all of them and no others were confirmed; then `_climb`. ``gain``: how many times as fast as what serves it
-        is now."""
+    def _setup_in(self, form: ServableForm) -> CpuSetup:
+        """The threads and passes that serve now, and the form's own: passes that a form loses by are not among them."""
         kept = self._kept(form)
-        if gain < _CLEARLY_SLOWER or best.setup.threads != self.way.threads or (kept and kept.rounds):
-            passes = self.way.setup.passes | (kept.setup.passes if kept else frozenset[str]())
-            other = yield from self._challenge(form, CpuSetup(self.way.threads, passes), FORM)
-            if other.taken:
-                return True
-            if other.gain > gain:
-                best, gain = other, other.gain
-        return (yield from self._climb(form, best, gain))
-
-    def _climb(self, form: ServableForm, best: TriedRival, gain: float) -> Steps[bool]:
-        """Change one pass of another form at a time, as long as that brings it nearer to what serves, unless its setup
-        was confirmed before. ``gain``: how many times as fast as what serves it is now."""
-        kept = self._kept(form)
-        if gain < _WITHIN_REACH or (kept is not None and kept.rounds):
-            return False
-        for name in MUST_GAIN:
-            for setup in setup_rivals(best.setup, name, best.possible, self.machine.cores(), False, False):
-                other = yield from self._challenge(form, setup, FORM)
-                if other.taken:
-                    return True
-                if other.gain >= gain * gain_needed(best.way(form), other.way(form)):
-                    best, gain = other, other.gain
-        self._keep_other(form, best)
-        return False
-
-    def _keep_other(self, form: ServableForm, best: TriedRival) -> None:
-        version, device = self.loaded.version, self.place.device
-        keep_setup(version, form.form, form.precision, device, best.setup, [best.measured], rounds=2)
+        return self.way.setup.having(*(kept.setup.passes if kept else ()))
 
     # Engines.
 
-    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[TriedRival]:
-        """Let a form in a setup run beside what serves, and take its place where it wins."""
-        nothing, asked = TriedRival(TimedSetup(setup, {})), Way(form.form, form.precision, setup)
+    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[bool]:
+        """Let a form in a setup run beside what serves, and take its place where it wins; True if it did."""
+        asked = Way(form.form, form.precision, setup)
         if asked in self.decided.ways | self._lost or asked == self.way:
-            return nothing
+            return False
         while wait_s := self.budget.wait_s(self._load_s):
             yield wait_s
         if self.machine.free_bytes() < _LOADING_NEEDS * form.nbytes:
             logger.info("%s: there is no memory to try %s beside what serves", self.loaded, asked)
-            return nothing
+            return False
         try:
             with self._loaded(form, setup) as (engine, keep):
                 way = replace(asked, setup=engine.setup)
                 if way == self.way or way in self.decided.ways | self._lost:
-                    return nothing
+                    return False
                 rival = Side(way, engine, TimedSetup(way.setup, {}))
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
-                possible = frozenset(engine.possible)
                 was = self.way
                 taken = verdict.wins and self._take(new, rival, verdict, what, keep)
                 self.decided.note(self._key(form) if what == FORM else what, verdict, was, taken)
                 self._lost |= set() if taken else {way}
-                return TriedRival(rival.taken, verdict.gain, possible, taken)
+                return taken
         except (Gone, NotReady):
             raise
         except Exception:
             logger.exception("%s: %s cannot be tried beside what serves, which stays", self.loaded, asked)
-            return nothing
+            return False
 
     def _compared(self, form: ServableForm, rival: Side, what: str) -> Steps[tuple[Verdict, PreparedVersion]]:
         """The verdict, and what would serve: by live traffic where there is enough of it, unless the rival is hopeless;
@@ -350,7 +297,6 @@ class Sweep:
             most = max(rival.taken.seconds)
             new.invariance = invariance_of(self._spec, self._samples, rival.engine, most, self.place)
         self._now.exchange(new, what, (str(was), str(rival.way)), verdict, rival.taken, keep)
-        self._sped_up *= verdict.gain
         version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
         keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, verdict.crowded)
         self.exchanged(self.loaded)
