@@ -36,7 +36,7 @@ def setup_rivals(
         counts = {1} if short else {1, cores}
         return [CpuSetup(threads, setup.passes) for threads in sorted(counts - {setup.threads}, reverse=True)]
     if change in setup.passes:
-        return [CpuSetup(setup.threads, setup.passes - {change})]
+        return [setup.without(change)]
     if change in possible and (change != SHARED_ROWS or long_rows):
         return [setup.having(change)]
     return []

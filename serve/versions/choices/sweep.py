@@ -6,14 +6,14 @@ more than those that serve is loaded at a time, on the calling thread, and close
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
-from ....models.engines.cpu.setup import CpuSetup
+from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.machine.usable_cores import usable_cores
@@ -49,14 +49,15 @@ class Decided:
     ways: set[Way] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
 
-    def note(self, key: str, verdict: Verdict, was: Way, taken: bool) -> None:
+    def note(self, key: str, verdict: Verdict, was: Way) -> None:
+        """``was`` served before the verdict."""
         if verdict.crowded:
             return
-        if taken:
+        if verdict.wins:
             self.ways.add(was)
-        if taken and key not in CHANGES:  # another form: its passes are its own
+        if verdict.wins and key not in CHANGES:  # another form: its passes are its own
             self.keys -= {*CHANGES}
-        if taken or verdict.gain < _CLEARLY_SLOWER:
+        if verdict.wins or verdict.gain < _CLEARLY_SLOWER:
             self.keys.add(key)
 
     def clear(self) -> None:
@@ -105,6 +106,7 @@ class Sweep:
     _trial: LiveTrial = field(init=False)
     crowded: bool = False  # other programs, the host or the quota disturbed a round
     _lost: set[Way] = field(default_factory=set)  # in this sweep
+    _possible: dict[str, Set[str]] = field(default_factory=dict)  # the passes of the forms that were loaded
     _load_s: float = 0.0  # what the last load cost
 
     def __post_init__(self) -> None:
@@ -137,7 +139,9 @@ class Sweep:
         """Every choice once, what most likely gains much first, unless it was decided since the last sweep that changed
         nothing; whether anything was replaced. Raises Gone."""
         yield from self._first_looks()
-        changed = yield from self._with_everything()
+        changed, own = False, self._now.form
+        if own is not None and SETUP not in self.decided.keys and not self._has_everything():
+            changed = yield from self._with_everything(own, SETUP)
         may_be_few = 0 < self._now.limit < self.loaded.spec.max_batch_size
         if may_be_few:
             changed |= yield from right_rows(self._now, self._watch, self._trial)
@@ -146,7 +150,7 @@ class Sweep:
             served = self._now.form
             if form == served or self._key(form) in self.decided.keys or not self._may_serve(form):
                 continue
-            taken = yield from self._challenge(form, everything(*self._limits()), FORM)
+            taken = yield from self._with_everything(form, FORM)
             changed |= taken
             others += [served] if taken and served is not None else [form]
         for change in CHANGES:
@@ -154,10 +158,10 @@ class Sweep:
             if own is None or change in self.decided.keys:
                 continue
             for setup in setup_rivals(self.way.setup, change, self._now.possible, *self._limits()):
-                changed |= yield from self._challenge(own, setup, change)
+                changed |= (yield from self._challenge(own, setup, change)).wins
         for form in others:
             if form != self._now.form:
-                changed |= yield from self._challenge(form, self._setup_in(form), FORM)
+                changed |= (yield from self._challenge(form, self._setup_in(form), FORM)).wins
         if not (may_be_few or changed):  # too many rows cost callers time, not answers
             changed = yield from right_rows(self._now, self._watch, self._trial)
         return changed
@@ -169,12 +173,22 @@ class Sweep:
             if rows <= max(most, 1) and sum(seconds.values()) * rows <= SHORT_S * max(sum(seconds), 1):
                 yield from self._watch.time(*[BatchToTime(self._now.engine, rows, self.measured)] * 2)
 
-    def _with_everything(self) -> Steps[bool]:
-        """Let the form that serves run with every core and pass, unless it does."""
-        own, setup = self._now.form, everything(*self._limits())
-        if own is None or SETUP in self.decided.keys or setup.only(self._now.possible) == self.way.setup:
-            return False
-        return (yield from self._challenge(own, setup, SETUP))
+    def _with_everything(self, form: ServableForm, what: str) -> Steps[bool]:
+        """Let a form run with every core and pass. Packed convolutions take many times as long as plain ones on some
+        processors: the form runs without them first, or as what serves tells."""
+        packed = everything(*self._limits())
+        plain = packed.without(PACKED_CONVOLUTIONS)
+        setups = [plain, packed]
+        if what == FORM and PACKED_CONVOLUTIONS in self._now.possible:
+            setups = [packed if PACKED_CONVOLUTIONS in self.way.setup.passes else plain]
+        changed = False
+        for setup in setups:
+            if setup is setups[0] or PACKED_CONVOLUTIONS in self._possible.get(self._key(form), ()):
+                verdict = yield from self._challenge(form, setup, what)
+                changed |= verdict.wins
+                if verdict.gain < _HOPELESS:
+                    break
+        return changed
 
     def _key(self, form: ServableForm) -> str:
         return f"{form.form} {form.precision}"
@@ -190,6 +204,9 @@ class Sweep:
             row_s * most < SHORT_SECONDS,
             most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS,
         )
+
+    def _has_everything(self) -> bool:
+        return everything(*self._limits()).only(self._now.possible) == self.way.setup
 
     def _may_serve(self, form: ServableForm) -> bool:
         """False for a half after drift, and for a form that a load found hopeless."""
@@ -208,34 +225,36 @@ class Sweep:
 
     # Engines.
 
-    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[bool]:
-        """Let a form in a setup run beside what serves, and take its place where it wins; True if it did."""
-        asked = Way(form.form, form.precision, setup)
-        if asked in self.decided.ways | self._lost or asked == self.way:
-            return False
+    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[Verdict]:
+        """Let a form in a setup run beside what serves, and take its place where it wins."""
+        nothing, asked = Verdict(gain=1.0), Way(form.form, form.precision, setup)
+        if asked in {self.way, *self.decided.ways, *self._lost}:
+            return nothing
         while wait_s := self.budget.wait_s(self._load_s):
             yield wait_s
         if self.machine.free_bytes() < _LOADING_NEEDS * form.nbytes:
             logger.info("%s: there is no memory to try %s beside what serves", self.loaded, asked)
-            return False
+            return nothing
         try:
             with self._loaded(form, setup) as (engine, keep):
-                way = replace(asked, setup=engine.setup)
-                if way == self.way or way in self.decided.ways | self._lost:
-                    return False
+                way, self._possible[self._key(form)] = replace(asked, setup=engine.setup), engine.possible
+                if way in {self.way, *self.decided.ways, *self._lost}:
+                    return nothing
                 rival = Side(way, engine, TimedSetup(way.setup, {}))
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
                 was = self.way
-                taken = verdict.wins and self._take(new, rival, verdict, what, keep)
-                self.decided.note(self._key(form) if what == FORM else what, verdict, was, taken)
-                self._lost |= set() if taken else {way}
-                return taken
+                if verdict.wins:
+                    self._take(new, rival, verdict, what, keep)
+                else:
+                    self._lost.add(way)
+                self.decided.note(self._key(form) if what == FORM else what, verdict, was)
+                return verdict
         except (Gone, NotReady):
             raise
         except Exception:
             logger.exception("%s: %s cannot be tried beside what serves, which stays", self.loaded, asked)
-            return False
+            return nothing
 
     def _compared(self, form: ServableForm, rival: Side, what: str) -> Steps[tuple[Verdict, PreparedVersion]]:
         """The verdict, and what would serve: by live traffic where there is enough of it, unless the rival is hopeless;
@@ -289,7 +308,7 @@ class Sweep:
 
     def _take(
         self, new: PreparedVersion, rival: Side, verdict: Verdict, what: str, keep: Callable[[], None]
-    ) -> bool:
+    ) -> None:
         """Warm the rival up with what it may get, and put it in the place of what serves."""
         was, measured = self.way, [rival.taken, self.measured]
         self._warm(rival, new)
@@ -300,7 +319,6 @@ class Sweep:
         version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
         keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, verdict.crowded)
         self.exchanged(self.loaded)
-        return True
 
     def _warm(self, rival: Side, new: PreparedVersion) -> None:
         most = self.loaded.spec.max_batch_size
