@@ -39,7 +39,7 @@ def ours(checkout: Path, folder: Path, where: Path) -> Iterator[int]:
     """The port of a checkout that serves what it converted."""
     where.mkdir()
     environment = of_checkout(checkout, where / "links")
-    convert_by(environment, folder, where / "store", form="both")
+    convert_by(environment, folder, where / "store", form="auto")
     serve = ["halfeven.serve.cli.main", "serve", "--device", "cpu", "--drain-seconds", "0"]
     with process([*serve, "--store", str(where / "store")], where, free_port(), environment) as port:
         wait_ready(port)

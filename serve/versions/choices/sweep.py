@@ -140,7 +140,7 @@ class Sweep:
         nothing; whether anything was replaced. Raises Gone."""
         yield from self._first_looks()
         changed, own = False, self._now.form
-        if own is not None and SETUP not in self.decided.keys and not self._has_everything():
+        if own is not None and SETUP not in self.decided.keys:
             changed = yield from self._with_everything(own, SETUP)
         may_be_few = 0 < self._now.limit < self.loaded.spec.max_batch_size
         if may_be_few:
@@ -160,8 +160,9 @@ class Sweep:
             for setup in setup_rivals(self.way.setup, change, self._now.possible, *self._limits()):
                 changed |= (yield from self._challenge(own, setup, change)).wins
         for form in others:
-            if form != self._now.form:
-                changed |= (yield from self._challenge(form, self._setup_in(form), FORM)).wins
+            for setup in (self._setup_in(form), self.way.setup):
+                if form != self._now.form:
+                    changed |= (yield from self._challenge(form, setup, FORM)).wins
         if not (may_be_few or changed):  # too many rows cost callers time, not answers
             changed = yield from right_rows(self._now, self._watch, self._trial)
         return changed
@@ -179,15 +180,20 @@ class Sweep:
         packed = everything(*self._limits())
         plain = packed.without(PACKED_CONVOLUTIONS)
         setups = [plain, packed]
-        if what == FORM and PACKED_CONVOLUTIONS in self._now.possible:
+        if what == SETUP:
+            setups = [one.only(self._now.possible) for one in setups]
+        elif PACKED_CONVOLUTIONS in self._now.possible:
             setups = [packed if PACKED_CONVOLUTIONS in self.way.setup.passes else plain]
         changed = False
         for setup in setups:
-            if setup is setups[0] or PACKED_CONVOLUTIONS in self._possible.get(self._key(form), ()):
-                verdict = yield from self._challenge(form, setup, what)
-                changed |= verdict.wins
-                if verdict.gain < _HOPELESS:
-                    break
+            if setup is not setups[0] and PACKED_CONVOLUTIONS not in self._possible.get(
+                self._key(form), setup.passes
+            ):
+                break
+            verdict = yield from self._challenge(form, setup, what)
+            changed |= verdict.wins
+            if verdict.gain < _HOPELESS:
+                break
         return changed
 
     def _key(self, form: ServableForm) -> str:
@@ -205,9 +211,6 @@ class Sweep:
             most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS,
         )
 
-    def _has_everything(self) -> bool:
-        return everything(*self._limits()).only(self._now.possible) == self.way.setup
-
     def _may_serve(self, form: ServableForm) -> bool:
         """False for a half after drift, and for a form that a load found hopeless."""
         if self.loaded.fell_back and form.precision != "fp32":
@@ -219,7 +222,7 @@ class Sweep:
         return kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
 
     def _setup_in(self, form: ServableForm) -> CpuSetup:
-        """The threads and passes that serve now, and the form's own: passes that a form loses by are not among them."""
+        """The threads and passes that serve now, and those that were kept for the form."""
         kept = self._kept(form)
         return self.way.setup.having(*(kept.setup.passes if kept else ()))
 
