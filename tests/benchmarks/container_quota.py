@@ -1,12 +1,12 @@
 """A server in a control group with half a core, one and one and a half: its threads, its stops, its times.
 
-    python -m tests.benchmarks.container_quota [--before CHECKOUT] [--quotas 0.5,1,1.5] [--seconds 10] [--settle 20] [--model image]
+    python -m tests.benchmarks.container_quota [--before CHECKOUT] [--quotas 0.5,1,1.5] [--seconds 10] [--settle 20]
 
 For each quota a server is started in a control group of its own that has it (the callers are outside of it), first of
 the other checkout, where one is given, then of this one. Each measures its choices for itself, in a store of its own.
-Eight
-callers ask for ``--settle`` seconds first, in which it corrects its choices. Load: single requests at a fixed rate of about a third of what the quota allows, then eight callers who ask again at
-once. Needs root and Linux, with a control group in which others can be made (cgroup version 1 or 2).
+Eight callers ask for ``--settle`` seconds first, in which it corrects them. Load: single requests at a fixed rate of
+about a third of what the quota allows, then eight callers who ask again at once. Needs root and Linux, with a control
+group in which others can be made (cgroup version 1 or 2).
 
 A row for each server and load: ``threads`` of the whole process and those that its engine took, the periods of the
 scheduler (0.1 s) in which it ran and those of them in which it was stopped, milliseconds, requests per second. The last
