@@ -171,7 +171,7 @@ class Watch:
                 job, last_seen = self._remote.job(job["id"]), self._clock()
             except NotReady as error:
                 if self._clock() - last_seen > PATIENCE_S:
-                    raise NotReady(f"{error} The job {job['id']} may still run there") from None
+                    raise NotReady(f"{error} (the job {job['id']} may still run there)") from None
 
     def _cancel(self, job: Job) -> Job:
         try:
