@@ -53,7 +53,7 @@ def fine_tune(
         with refused_files_deleted(remote, notify) as sent:
             request |= upload_files(remote, file, validation, bar, sent)
             job = create_job(remote, request, sleep)
-        notify(f"job {job['id']}: {job['status']}")
+        notify(f"job {job['id']} is created")
         for finding in (job.get("halfeven") or {}).get("findings") or ():
             notify(f"note: {finding}")
         if follow:
