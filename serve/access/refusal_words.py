@@ -38,7 +38,7 @@ def words_of(body: bytes) -> str:
     return body[:_LONGEST_UNKNOWN].decode(errors="replace")
 
 
-def refusal_of(
+def error_of_status(
     status: int, body: bytes, who: str = "the server refused with", retry_after: str = ""
 ) -> HalfevenError:
     """The error for a caller whose request was answered with this status: BadInput (or the kind of it that the status

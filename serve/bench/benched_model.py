@@ -21,7 +21,7 @@ from ...models.spec.datatypes import DATATYPES
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import request_headers
 from ..access.direct_requests import answer_to
-from ..access.refusal_words import refusal_of
+from ..access.refusal_words import error_of_status
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -117,7 +117,7 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NotReady(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
     if (status := answer.status) >= 300:
-        refusal = refusal_of(status, answer.body, f"{url} answers")
+        refusal = error_of_status(status, answer.body, f"{url} answers")
         raise (
             BadInput(f"{refusal}; sizes of free dimensions are set with --shape")
             if status == 400

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ...models.errors import BadInput, HalfevenError, NotReady
 from ..access.client_key import key_headers
 from ..access.direct_requests import ServerAnswer, answer_to
-from ..access.refusal_words import refusal_of, words_of
+from ..access.refusal_words import error_of_status, words_of
 
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
 
@@ -26,7 +26,7 @@ def ask(
 ) -> tuple[Mapping[str, str], bytes]:
     """The headers and body of the answer to a POST, or to a GET where there is no body.
 
-    Raises as `refusal_of`, with the server's own words, where the server refuses; NotReady where no server answers,
+    Raises `error_of_status`, with the server's own words, where the server refuses; NotReady where no server answers,
     twice.
     """
     if not url.startswith(("http://", "https://")):
@@ -64,4 +64,4 @@ def _refusal(answer: ServerAnswer) -> HalfevenError:
         )
     if answer.of_a_proxy:
         return NotReady(f"the server refused with {answer.status}: {words_of(answer.body)}")
-    return refusal_of(answer.status, answer.body, retry_after=answer.headers.get("retry-after", ""))
+    return error_of_status(answer.status, answer.body, retry_after=answer.headers.get("retry-after", ""))

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from ....models.errors import BadInput, CannotServe, NotReady
 from ....models.files.opened_file import opened_named
 from ...access.client_key import key_headers
-from ...access.refusal_words import refusal_of
+from ...access.refusal_words import error_of_status
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -25,9 +25,9 @@ Sent = Callable[[int, int], None]
 class Remote:
     """One server by its URL. A connection per call: a job outlives any of them.
 
-    Every call raises as `refusal_of`, with the server's own words, where the server refuses or fails; NotReady where no
-    server answers. ``timeout_s`` bounds each wait on the wire,
-    ``slow_timeout_s`` those for which the server works through a whole file. ``key``: as `key_headers`.
+    Every call raises `error_of_status`, with the server's own words, where the server refuses or fails; NotReady where
+    no server answers. ``timeout_s`` bounds each wait on the wire, ``slow_timeout_s`` those for which the server
+    works through a whole file. ``key``: as `key_headers`.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ def _read(status: int, body: bytes) -> dict[str, Any]:
     except ValueError:
         answer = None
     if not 200 <= status < 300:
-        raise refusal_of(status, body)
+        raise error_of_status(status, body)
     if not isinstance(answer, dict):
         raise CannotServe(f"expected a JSON object, got {body[:80]!r}; is this a halfeven server?")
     return answer

@@ -18,7 +18,7 @@ from halfeven.models.errors import (
     Unauthenticated,
     UnknownName,
 )
-from halfeven.serve.access.refusal_words import refusal_of
+from halfeven.serve.access.refusal_words import error_of_status
 from halfeven.serve.cli import asking
 from halfeven.serve.cli.asking import ask
 from halfeven.serve.http.error_mapping import exit_code_of
@@ -117,8 +117,8 @@ def test_what_the_server_itself_says_is_final(url: str, replies: list[Reply]) ->
 def test_a_refusal_is_the_error_of_its_status_for_every_command(
     status: int, kind: type[HalfevenError], exit_code: int
 ) -> None:
-    """`ask`, the fine-tuning client and the bench raise `refusal_of`; what the server failed at is no bad input."""
-    error = refusal_of(status, b'{"error": "words"}')
+    """`ask`, the fine-tuning client and the bench raise it; what the server failed at is no bad input."""
+    error = error_of_status(status, b'{"error": "words"}')
     assert type(error) is kind and exit_code_of(error) == exit_code
     assert str(error).startswith(f"the server refused with {status}: words")
 
