@@ -1,4 +1,4 @@
-"""What a server's refusal says and is: the sentence in its body, and the error of ours that its status stands for."""
+"""The sentence of a server's refusal, read from its body, and the error of ours that its status stands for."""
 
 import json
 
