@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,26 +249,19 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         files, left_out = write_files(asked.only, asked.files or Path(scratch))
-        results, versions = _run(workers(asked.peers), asked.converter, files)
-    about = {**environment(torch.device("cpu")), **versions}
-    text = _text(results, left_out, about)
+        judge = Worker((sys.executable, "-m", "tests.benchmarks.converter_judge"))
+        results, about, text = dict[str, list[Row]](), dict[str, Any](), ""
+        for name, worker in ((name, workers(asked.peers)[name]) for name in asked.converter):
+            results[name] = list(converted(name, worker, judge, files))
+            about[name] = str(worker.hello.get("version", "not installed"))
+            text = _text(results, left_out, environment(torch.device("cpu")) | about)
+            if asked.out:  # after each converter: a run of an hour may be ended
+                asked.out.write_text(
+                    json.dumps({"about": about, "left out": left_out, "results": results}, indent=1)
+                )
+                asked.out.with_suffix(".md").write_text(text)
+        judge.stop()
     print(text)
-    if asked.out:
-        asked.out.write_text(json.dumps({"about": about, "left out": left_out, "results": results}, indent=1))
-        asked.out.with_suffix(".md").write_text(text)
-
-
-def _run(
-    known: Mapping[str, Worker], wanted: Sequence[str], files: Sequence[File]
-) -> tuple[dict[str, list[Row]], dict[str, str]]:
-    judge = Worker((sys.executable, "-m", "tests.benchmarks.converter_judge"))
-    results: dict[str, list[Row]] = {}
-    for name in wanted:
-        start = time.perf_counter()
-        results[name] = list(converted(name, known[name], judge, files))
-        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
-    judge.stop()
-    return results, {name: str(known[name].hello.get("version", "not installed")) for name in wanted}
 
 
 def _text(results: Mapping[str, Sequence[Row]], left_out: Mapping[str, str], about: Mapping[str, Any]) -> str:
