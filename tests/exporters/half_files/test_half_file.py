@@ -17,6 +17,7 @@ from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
 from halfeven.models.store.manifest import LIVE, write_manifest
 from onnx import TensorProto, numpy_helper
 
+from tests.benchmarks.one_file_plans import by_convert, digests
 from tests.exporters.half_files.onnx_net import answers, samples, written
 from tests.exporters.half_files.verifier import verified
 
@@ -37,6 +38,14 @@ def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Pat
     facts = verify(half)
     assert facts["status"] == "equal" and facts["samples"]["judging"] == 12
     assert verify(half, samples(tmp_path / "new.npz", 40))["samples"]["judging"] == 20
+
+
+def test_convert_gives_the_same_plan_verdict_and_graph(half: Path, tmp_path: Path) -> None:
+    """Over the corpus, the zoo and real files: ``python -m tests.benchmarks.one_file_plans``."""
+    rows = Options(samples=half.with_name("x.npz"))
+    assert by_convert(half.with_name("net.onnx"), tmp_path, rows) == {"verdict": "equal"} | digests(
+        proof_folder(half)
+    )
 
 
 def test_new_samples_that_leave_the_range_of_half_are_refused(tmp_path: Path) -> None:
