@@ -244,8 +244,16 @@ def main() -> None:
         "--converter", nargs="+", default=[*PEERS, *OURS], choices=[*PEERS, *OURS], metavar="NAME"
     )
     parser.add_argument("--out", type=Path, help="results.json; the tables go to results.md beside it")
+    parser.add_argument(
+        "--join", nargs="+", type=Path, help="print the tables of these results of one commit"
+    )
     parser.add_argument("--files", type=Path, help="keep the ONNX files in this folder")
     asked = parser.parse_args()
+    if asked.join:
+        parts = [json.loads(path.read_text()) for path in asked.join]
+        joined = {key: {k: v for part in parts for k, v in part[key].items()} for key in parts[0]}
+        print(_text(joined["results"], joined["left out"], joined["about"]))
+        return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         files, left_out = write_files(asked.only, asked.files or Path(scratch))

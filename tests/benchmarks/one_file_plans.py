@@ -25,8 +25,7 @@ from halfeven.models.zoo import zoo_folder
 
 from tests.benchmarks.same_plans import ROWS, SEED, names_of
 from tests.corpus import captured, fresh
-from tests.real.made_files import MADE, SAMPLES, SHIPPED
-from tests.real.test_real_files import REAL
+from tests.real.made_files import MADE, REAL, SAMPLES, SHIPPED
 
 ROADS = ("corpus", "zoo", "real")
 Seen = dict[str, str]  # the verdict, or the error, and the digests of what is compared

@@ -11,6 +11,7 @@ import pytest
 from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files import half_file
 from halfeven.exporters.half_files.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
+from halfeven.exporters.half_files.lock_file import write_lock
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
@@ -62,6 +63,8 @@ def test_a_file_that_is_not_the_proven_one_is_named(half: Path, file: str) -> No
     changed.write_bytes(changed.read_bytes() + b"\n")
     with pytest.raises(ParityRefused, match=f"{changed.name} is not the file that was proven"):
         verify(half)
+    with pytest.raises(ParityRefused, match=f"{changed.name} is not the file that was proven"):
+        write_lock(half.with_name("halfeven.lock"), {"net.fp16.onnx": found_file(half)})
 
 
 def test_a_manifest_that_calls_the_half_coarser_is_refused(half: Path) -> None:
