@@ -162,13 +162,15 @@ def workers(peers: str) -> dict[str, Worker]:
 # The tables.
 
 
-def summary(results: Mapping[str, Sequence[Row]]) -> str:
+def summary(results: Mapping[str, Sequence[Row]], versions: Mapping[str, Any] | None = None) -> str:
     """Markdown: one row a converter."""
     heads = (
         "converter", "good", "silently wrong", "wrong", "✗conv", "✗load", "✗io", "checker objects",
-        "FP32 of float nodes (good ones)", "casts (good ones)", "processor seconds (worst)",
+        "FP32 of float nodes (good ones)", "casts (good ones)", "processor seconds (worst)", "version",
     )  # fmt: skip
-    return _table(heads, [_line(name, rows) for name, rows in results.items()])
+    return _table(
+        heads, [[*_line(name, rows), (versions or {}).get(name, "")] for name, rows in results.items()]
+    )
 
 
 def _line(name: str, rows: Sequence[Row]) -> list[str]:
@@ -276,7 +278,7 @@ def _text(results: Mapping[str, Sequence[Row]], left_out: Mapping[str, str], abo
     out = "".join(f"\n- {name}: {reason}" for name, reason in left_out.items()) or " none"
     versions = "".join(f"\n- {key}: {value}" for key, value in about.items())
     parts = (
-        summary(results),
+        summary(results, about),
         pairs(results),
         by_model(results),
         f"Not exported:{out}",
