@@ -48,18 +48,18 @@ def served_to_client(
             yield process, port, client
 
 
-def until(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
+def until(holds: Callable[[], Any], seconds: float = PATIENCE_S, between_s: float = 0.05) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
+        time.sleep(between_s)
     return found
 
 
 def ended(client: openai.OpenAI, id: str) -> Any:
     """The job at its end. Its processes yield to all others, so that a busy machine needs minutes."""
     final = ("succeeded", "failed", "cancelled")
-    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 900.0)
+    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 900.0, 0.2)
 
 
 def processes(store: Store, words: bytes = b"training.trainer") -> list[int]:
