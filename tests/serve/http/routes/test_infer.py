@@ -108,31 +108,6 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
         503,
         "model 'starting' has no active version",
     ),
-    "wrong name": (
-        URL,
-        {"json": {"inputs": [{**ONES, "name": "X"}]}},
-        400,
-        "expected 'x', got 'X'",
-    ),
-    "wrong datatype": (
-        URL,
-        {"json": {"inputs": [{**ONES, "datatype": "INT8"}]}},
-        400,
-        "input 'x' data-type is 'INT8', but model 'double' expects 'FP32'",
-    ),
-    "wrong shape": (
-        URL,
-        {"json": {"inputs": [{**ONES, "shape": [1, 5]}]}},
-        400,
-        "input 'x' for model 'double'. Expected [-1,4], got [1,5]",
-    ),
-    "wrong count": (
-        URL,
-        {"json": {"inputs": [{**ONES, "data": [1]}]}},
-        400,
-        "input 'x' declares the shape [1, 4]",
-    ),
-    "no body": (URL, {}, 400, "not JSON"),
     "truncated": (
         URL,
         {"content": b"ab", "headers": {"inference-header-content-length": "9"}},
