@@ -13,9 +13,9 @@ from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.http.codecs.infer import InferCodec
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import tensor
 from tests.serve.grpc.conftest import serving
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc
+from tests.specs import tensor
 
 X = {"name": "x", "shape": [1, 4], "datatype": "FP32"}
 CODEC = InferCodec(ModelSpec("double", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 4),), 8))

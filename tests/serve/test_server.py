@@ -3,9 +3,7 @@
 import json
 import shutil
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from halfeven.serve.versions import roster as roster_module
 from halfeven.serve.versions.loading import ready as readying
 
 from tests.digits import digits_that_ask_for_torch
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.serve.conftest import running
 from tests.serve.plain_request import get
 from tests.serve.versions.traffic.conftest import serving
@@ -52,13 +50,6 @@ def samples(converted: Path) -> Samples:
 
 
 LOAD_SECONDS = PATIENCE_S
-
-
-def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("binary", [True, False])

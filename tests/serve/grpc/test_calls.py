@@ -2,8 +2,7 @@
 
 import asyncio
 import queue
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,11 @@ from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.limits.request_limits import DEFAULTS
 from tritonclient.utils import InferenceServerException
 
-from tests.patience import PATIENCE_S
-from tests.serve.conftest import FakeServed, tensor
+from tests.patience import PATIENCE_S, until
+from tests.serve.conftest import FakeServed
 from tests.serve.grpc.conftest import MOST, Both, Start, serving
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
+from tests.specs import tensor
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 RAW = ROWS.tobytes()
@@ -507,10 +507,3 @@ def test_aio_calls_are_answered_at_once(both: Both) -> None:
                 np.testing.assert_array_equal(answer.as_numpy("y"), (ROWS + number) * 2)
 
     asyncio.run(infer())
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)

@@ -1,8 +1,7 @@
 """A server in a process of its own with a client of its fine-tuning routes, and the processes of its jobs."""
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.cli.demo_stage import await_port
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.server_process import serve_command, server_environment, settle
 
 
@@ -46,14 +45,6 @@ def served_to_client(
         address = f"http://127.0.0.1:{port}/v1"
         with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
             yield process, port, client
-
-
-def until(holds: Callable[[], Any], seconds: float = PATIENCE_S, between_s: float = 0.05) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(between_s)
-    return found
 
 
 def ended(client: openai.OpenAI, id: str) -> Any:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.serve.http.codecs.infer_requests import asked, read_by_client
+from tests.specs import tensor
 
 PARAMETERS = {"halfeven_precision": "fp16", "halfeven_digest": "0123456789ab"}
 FREE = Dim(0, None)
@@ -26,10 +27,6 @@ FREE = Dim(0, None)
 
 def model(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), rows: int = 8) -> InferCodec:
     return InferCodec(ModelSpec("m", inputs, outputs or inputs, rows))
-
-
-def tensor(name: str, datatype: str, *shape: int | str) -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape))
 
 
 X = tensor("x", "FP32", -1, 4)

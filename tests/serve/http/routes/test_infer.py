@@ -21,12 +21,6 @@ GOOD = {"inputs": [ONES]}
 LENGTH = "inference-header-content-length"
 
 
-@pytest.fixture
-def http(server: str) -> Any:
-    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
-        yield client
-
-
 def still_serves(http: httpx.Client) -> None:
     answer = http.post(URL, json=GOOD)
     assert answer.status_code == 200, answer.text

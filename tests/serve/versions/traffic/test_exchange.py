@@ -12,7 +12,8 @@ from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
-from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving, until
+from tests.patience import until
+from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 
