@@ -22,6 +22,7 @@ from tests.commands_of_scripts import forked_halfeven
 from tests.digits import digits_that_ask_for_torch
 from tests.exporters.importing.server_files import archive, triton_model
 from tests.serve.access.authority import Pair
+from tests.server_process import settle
 from tests.shell_blocks import PAGES, ROOT, RUN, Block, blocks, free_port, run, script, write_commands
 
 ELSEWHERE = [
@@ -157,6 +158,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     np.savez(tmp_path / "inputs.npz", x=np.random.default_rng().normal(size=(64, 8)).astype(np.float32))
     if page in WITH_DIGITS:
         shutil.copytree(digits_that_ask_for_torch(), tmp_path / "halfeven-store")
+        settle(Store(tmp_path / "halfeven-store"))
         images, labels = read_images()
         rows, _ = split(labels)
         image, label = images[rows].numpy(), labels[rows].numpy()
