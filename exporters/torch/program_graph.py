@@ -74,7 +74,11 @@ class ProgramGraph:
         return [repair.to_json() for repair in self.repaired_by]
 
     def operations(self) -> Operations:
-        return program_operations(self.module, self.inputs)
+        return self._operations
+
+    @cached_property
+    def _operations(self) -> Operations:
+        return program_operations(self.module, self.inputs)  # which runs the model
 
     @cached_property
     def typing(self) -> Typing:

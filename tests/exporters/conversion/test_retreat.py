@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -48,6 +48,30 @@ def form(error_u: float, search: str, override: Mapping[str, float] | None = Non
     return Form({"passed": report.passed, "search": search}, report)
 
 
+def proofs(
+    monkeypatch: pytest.MonkeyPatch,
+    error_of: Callable[[float], float],
+    maker: Maker,
+    search: str = FAILED,
+    override: Mapping[str, float] | None = None,
+    names: tuple[str, ...] = ("torch",),
+) -> list[tuple[float, str]]:
+    """The plan's share and the form of each proof; ``names``: of the forms, which all err alike."""
+    subject: Any = SimpleNamespace(forms=names)
+    reference_run: Any = None
+    draft: Any = None
+
+    def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
+        asked.append((maker.asked[-1], name))
+        return form(error_of(maker.asked[-1]), search, override)
+
+    asked = list[tuple[float, str]]()
+    monkeypatch.setattr(_Conversion, "_form", made)
+    road = _Conversion(subject, cast(Any, maker), draft, lambda _: None)
+    assert tuple(road._proven(Samples({}), reference_run)) == names
+    return asked
+
+
 def shares_asked(
     monkeypatch: pytest.MonkeyPatch,
     error_of: Callable[[float], float],
@@ -55,22 +79,20 @@ def shares_asked(
     search: str = FAILED,
     override: Mapping[str, float] | None = None,
 ) -> list[float]:
-    maker: Any = Maker(fixed)
-    subject: Any = SimpleNamespace(forms=("torch",))
-    reference_run: Any = None
-
-    def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
-        forms.append(form(error_of(maker.asked[-1]), search, override))
-        return forms[-1]
-
-    forms = list[Form]()
-    monkeypatch.setattr(_Conversion, "_form", made)
-    draft: Any = None
-    said = list[str]()
-    _Conversion(subject, maker, draft, said.append)._proven(Samples({}), reference_run)
-    missed = sum(not one.passed for one in forms)
-    assert sum("form is not equal under this plan: " in sentence for sentence in said) == missed
+    maker = Maker(fixed)
+    proofs(monkeypatch, error_of, maker, search, override)
     return maker.asked
+
+
+def test_a_form_is_not_proven_under_a_plan_that_another_form_misses_unless_there_is_no_other_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, (first, second) = ("torch", "onnx"), SHARES
+    errors = {first: 4.05, second: 2.0}
+    found = proofs(monkeypatch, errors.__getitem__, Maker(), names=names)
+    assert found == [(first, "torch"), (second, "torch"), (second, "onnx")]
+    found = proofs(monkeypatch, lambda share: 8.1, Maker(), names=names)
+    assert found == [(first, "torch"), (second, "torch"), (second, "onnx")]
 
 
 def test_a_near_miss_gives_more_to_fp32_until_the_proof_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,11 +280,16 @@ def test_a_costly_model_answers_fewer_samples_in_every_trial_and_the_others_are_
     assert np.array_equal(np.concatenate([in_every_trial, unseen[0].inputs["x"]]), planning.arrays["x"])
 
 
-def test_large_samples_are_perturbed_for_a_plan_that_passes_and_not_for_every_trial(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("bound", ["MAX_ELEMENTS", "MAX_OPERATIONS"])
+def test_samples_that_are_large_or_costly_are_perturbed_for_a_plan_that_passes_and_not_for_every_trial(
+    monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     graph, planning, _ = prepared(Healthy())
-    monkeypatch.setattr("halfeven.exporters.inputs.perturbed.MAX_ELEMENTS", planning.arrays["x"].size - 1)
+    once = {
+        "MAX_ELEMENTS": planning.arrays["x"].size,
+        "MAX_OPERATIONS": COPIES * graph.operations().of(planning.arrays),
+    }
+    monkeypatch.setattr(f"halfeven.exporters.inputs.perturbed.{bound}", once[bound] - 1)
     rehearsal = Rehearsal(graph, planning)
     assert rehearsal.samples == rehearsal.own
     assert (
