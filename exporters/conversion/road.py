@@ -18,7 +18,7 @@ from ...models.store.store import LIVE, REFUSED, Draft, Store, Version
 from ..gate.power import Power, why_not_shown
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
-from ..plan.aims import RETREATS, SHARES
+from ..plan.aims import RETREATS, SEARCHED, SHARES
 from ..plan.counterexamples import excess
 from ..proof.drawn_pictures import with_pixels
 from ..proof.informative import why_noise_proves_nothing, why_nothing_is_proven
@@ -137,8 +137,11 @@ class _Conversion:
         for share in (*SHARES, *RETREATS):
             if share in RETREATS and not all(map(_may_retreat, forms.values())):
                 break
-            if share in RETREATS[:-1] and last_share < share * _worst_excess(forms) < math.inf:
+            expected = share * _worst_excess(forms)
+            if share == SEARCHED and last_share < expected:
                 continue  # a plan for this share is likely to miss the limits as well
+            if share in RETREATS[:-1] and last_share < expected < math.inf:
+                continue
             last_share = share
             if not self.maker.plan(planning, share, self.notify):
                 if share in RETREATS or not forms:

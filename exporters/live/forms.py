@@ -22,6 +22,7 @@ from ...models.store.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.actions import Kept
 from ..inputs.samples import Samples
+from ..plan.aims import SEARCHED
 from ..policy.operations import UNKNOWN, Operations
 from ..proof.maker import Made, Notify
 from ..proof.no_reference import Operation
@@ -121,7 +122,7 @@ class LiveForms:
         self._lower()
         inputs = example(self.subject.spec, planning)
         if self.subject.precision.level != "O0":
-            self.kept = self._settled(planning, share, inputs, notify)
+            self.kept = self._settled(planning, min(share, SEARCHED), inputs, notify)
         self.counts = self._counted(inputs)
         return first or self.kept != before
 
