@@ -291,6 +291,7 @@ def test_samples_that_are_large_or_costly_are_perturbed_for_a_plan_that_passes_a
     }
     monkeypatch.setattr(f"halfeven.exporters.inputs.perturbed.{bound}", once[bound] - 1)
     rehearsal = Rehearsal(graph, planning)
+    assert graph.operations() is graph.operations(), "to count them the model is run"
     assert rehearsal.samples == rehearsal.own
     assert (
         sum(len(one.samples) for batch in rehearsal.counterexamples.unseen for one in batch.questions) > 1000
