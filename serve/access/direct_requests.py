@@ -15,10 +15,25 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import Any, cast
 
-from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
+from ...models.errors import (
+    BadInput,
+    CannotServe,
+    Conflict,
+    Forbidden,
+    HalfevenError,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+    UnknownName,
+)
 from ..http.web_guard import is_loopback
 from .client_key import key_advice, key_headers
 
+_OF_STATUS: dict[int, type[BadInput]] = {
+    401: Unauthenticated, 403: Forbidden, 404: UnknownName, 409: Conflict, 413: TooLarge
+}  # fmt: skip
+_BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
 READ_BYTES = 2**16  # of a refusal's body: our own sentences are there twice (detail, error)
 _LONGEST, _LONGEST_UNKNOWN = 4000, 400
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
@@ -36,6 +51,19 @@ def words_of(body: bytes) -> str:
         if isinstance(sentence, str):
             return sentence[:_LONGEST]
     return body[:_LONGEST_UNKNOWN].decode(errors="replace")
+
+
+def error_of_status(
+    status: int, body: bytes, who: str = "the server refused with", retry_after: str = ""
+) -> HalfevenError:
+    """The error for a caller whose request was answered with this status: BadInput (or the kind of it that the status
+    names) where the request is at fault, else CannotServe (Overloaded where the server says when to come again)."""
+    sentence = f"{who} {status}: {words_of(body)}{key_advice(status)}"
+    if retry_after.isdecimal():
+        return Overloaded(sentence, float(retry_after))
+    if status in _BUSY:
+        return NotReady(sentence)
+    return CannotServe(sentence) if status >= 500 else _OF_STATUS.get(status, BadInput)(sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +166,8 @@ def ask(
     that dies takes the connections of its proxy with it, and a proxy whose replica dies answers for it; in both cases
     another one can answer.
 
-    Raises BadInput with the server's own words where it refuses, Overloaded where it says when to come again, NotReady
-    where no server answers, twice.
+    Raises `error_of_status`, with the server's own words, where the server refuses; NotReady where no server answers,
+    twice.
     """
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
@@ -168,15 +196,12 @@ def _no_answer(url: str, error: Exception) -> NotReady:
     return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
 
 
-def _refusal(answer: ServerAnswer) -> BadInput | CannotServe:
+def _refusal(answer: ServerAnswer) -> HalfevenError:
     if answer.status < 400:
         place = answer.headers.get("location", "another address")
         return BadInput(
             f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
         )
-    words = words_of(answer.body) + key_advice(answer.status)
-    sentence = f"the server refused with {answer.status}: {words}"
     if answer.of_a_proxy:
-        return NotReady(sentence)
-    after = answer.headers.get("retry-after", "")
-    return Overloaded(sentence, float(after)) if after.isdecimal() else BadInput(sentence)
+        return NotReady(f"the server refused with {answer.status}: {words_of(answer.body)}")
+    return error_of_status(answer.status, answer.body, retry_after=answer.headers.get("retry-after", ""))

@@ -15,7 +15,7 @@ from ....exporters.report.version_facts import facts_of
 from ....models.errors import BadInput
 from ....models.store.store import Store, Version
 from ...versions.director import Director
-from ...versions.versions_in_store import version_of, versions_of
+from ...versions.versions_in_store import versions_of
 from ..caller import json_answer, read_order
 from ..codecs.json_numbers import parse
 from .app import History
@@ -121,9 +121,9 @@ def history_of(store: Store) -> History:
 
     return History(
         versions=lambda model: versions_of(store, model),
-        report=lambda model, number: _report(version_of(store, model, number)),
-        plan=lambda model, number: version_of(store, model, number).json("precision.json"),
-        lineage=lambda model, number: _lineage(store, version_of(store, model, number)),
+        report=lambda model, number: _report(store.numbered(model, number)),
+        plan=lambda model, number: store.numbered(model, number).json("precision.json"),
+        lineage=lambda model, number: _lineage(store, store.numbered(model, number)),
         rollback=rollback,
     )
 
