@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...models.errors import BadInput, BadSamples
-from ...models.files.new_folder import new_folder
+from ...models.files.durable import new_folder
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.store import Version
 from ..exported.file_rows import write_npz

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.errors import BadInput, BadSetting
-from ...models.files.new_folder import new_folder
+from ...models.files.durable import new_folder
 from ...models.store.manifest import write_manifest
 from ...models.store.store import LIVE, Version
 from ..inputs.samples import stored_samples

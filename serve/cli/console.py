@@ -13,9 +13,12 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
+from rich.table import Column, Table
+from typer.core import TyperCommand, TyperGroup
 
 from ...models.errors import BadSetting, HalfevenError
 from ...models.order.one_order import one_order
@@ -164,6 +167,12 @@ def _print_error(error: HalfevenError | OSError, as_json: bool) -> None:
         print_json({"error": message, "code": code, "status": "failed", "forms": {}})
 
 
+def listing(*columns: str, whole: str = "") -> Table:
+    """A table that loses no character where it is narrow: a long word goes on in the next line, but not one of the
+    column ``whole``, which is copied into other commands."""
+    return Table(*(Column(one, overflow="fold", no_wrap=one == whole) for one in columns), box=SIMPLE_HEAD)
+
+
 def check_target(option: str, file: Path | None) -> None:
     """Before long work whose result goes into ``file``. Raises BadSetting where that cannot be written."""
     if file is None:
@@ -224,3 +233,20 @@ def _as_utf8(value: Any) -> Any:
 
 def notify(sentence: str) -> None:
     errors.print(sentence, markup=False)
+
+
+class Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class CommandGroup(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+def _without_types_of_flags(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params

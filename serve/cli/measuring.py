@@ -7,9 +7,19 @@ from typing import Annotated
 import orjson
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, check_target, command, notify, progress
+from .console import (
+    DEFAULT_STORE,
+    Ended,
+    Key,
+    KeyFileOf,
+    StoreAt,
+    check_target,
+    command,
+    listing,
+    notify,
+    progress,
+)
 
 
 @command
@@ -39,8 +49,7 @@ def bench(
 ) -> Ended:
     """Put load on a running server: throughput, latency, and where the time went."""
     from ..bench import command
-    from ..bench.bench_page import render_page
-    from ..bench.shown import render
+    from ..bench.shown import render, render_page
 
     check_target("--report", report)
     callers = "1,8,32" if concurrency is None and rate is None else concurrency
@@ -79,7 +88,7 @@ def doctor(store: StoreAt = DEFAULT_STORE) -> Ended:
     from .doctor import examine
 
     facts = examine(store.expanduser().resolve())
-    table = Table("what", "found", "advice")
+    table = listing("what", "found", "advice")
     for check in facts["checks"]:
         table.add_row(*map(escape, (check["what"], check["found"], check["advice"])))
     return facts, table, 0

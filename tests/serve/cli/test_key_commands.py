@@ -11,7 +11,7 @@ from halfeven.models.errors import BadInput, BadSetting
 from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.client_key import VARIABLE, use_key_in
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.bench.benched_model import ask as ask_for_bench
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli.client import predict_file
@@ -96,7 +96,7 @@ def test_the_command_line_and_what_only_looks_at_a_store_import_nothing_heavy(tm
     asked = (
         "import sys; from halfeven.serve.cli.main import app; from typer.testing import CliRunner\n"
         f"done = CliRunner().invoke(app, ['models', '--store', {str(tmp_path)!r}]); assert 'net' in done.stdout\n"
-        "assert not {'numpy', 'pydantic_settings'} & set(sys.modules)\n"
+        "assert not {'numpy', 'pydantic'} & set(sys.modules)\n"
         "done = CliRunner().invoke(app, ['convert', 'nothing.onnx']); assert 'does not exist' in done.stderr\n"
         "print(sorted({'torch', 'fastapi', 'onnx'} & set(sys.modules)))"
     )

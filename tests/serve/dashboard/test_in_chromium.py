@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from halfeven.exporters.report.page import render_html
 from halfeven.models.store.store import REFUSED, Store
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.finetune.jobs.records.database import DATABASE
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
@@ -20,9 +20,10 @@ from halfeven.serve.finetune.web.job_page import render_job
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.exporters.report.page_facts import FINDINGS, facts, report
+from tests.patience import until
 from tests.serve.dashboard.conftest import busy
 from tests.serve.finetune.web.shown_job import a_job, the_gate, the_steps
-from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec, until
+from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

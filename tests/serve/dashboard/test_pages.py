@@ -9,13 +9,14 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 from halfeven.models.store.store import REFUSED, Store
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.http.page_headers import OWN_PAGE, POLICY
 from halfeven.serve.versions.orders import record
 from halfeven.serve.versions.roster import Roster
 
+from tests.patience import until
 from tests.serve.dashboard.conftest import Tags, browse, busy, typed
-from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec, until
+from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec
 
 ORDERS = ("promote", "rollback", "canary", "shadow")
 HOSTILE = "<script>alert('ü')</script>\"'&"

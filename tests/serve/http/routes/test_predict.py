@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from halfeven.models.errors import Overloaded
 from halfeven.models.spec.spec import ModelSpec
-from halfeven.serve.http.limits.worker_threads import WorkerThreads
+from halfeven.serve.http.inference import WorkerThreads
 from halfeven.serve.http.routes import predict as predict_routes
 from halfeven.serve.http.routes.app import build_app
 from PIL import Image
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running, tensor
+from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running
+from tests.specs import tensor
 
 ENTRY = {"size": [4, 4], "color": "L", "scale": 1 / 16}
 PAINT = {"color": "L", "scale": 1 / 255}
