@@ -5,7 +5,7 @@ from typing import Any
 
 from ...exporters.report.version_facts import facts_of
 from ...models.errors import DamagedFile, StoreUnusable, UnknownName
-from ...models.store.store import Store
+from ...models.store.store import Store, Version
 
 
 def versions_of(store: Store, model: str) -> list[dict[str, Any]]:
