@@ -28,9 +28,8 @@ from halfeven.models.store.store import Store
 from torch import device
 
 from tests.real.asking import CLOSE, asked_over_http
-from tests.real.made_files import MADE, SAMPLES, SHIPPED
+from tests.real.made_files import MADE, REAL, SAMPLES, SHIPPED
 
-REAL = Path(os.environ.get("HALFEVEN_REAL", Path(__file__).parents[2] / ".real"))
 TABLE = os.environ.get("HALFEVEN_REAL_TABLE")
 SECONDS = 900  # of one command
 FRESH, FRESH_SECONDS = 256, 60.0

@@ -63,7 +63,7 @@ BAD = {
     "no JSON": (ONE, b"{", "not JSON"),
     "another key": (ONE, b'{"inputs": []}', r'expected {"instances": \[...\]} .* got \[\'inputs\'\]'),
     "a list": (ONE, b"[1]", r'expected {"instances"'),
-    "none": (ONE, b'{"instances": []}', "at least one instance"),
+    "none": (ONE, b'{"instances": []}', "at least one instance, got a list of 0"),
     "too many": (
         ONE,
         json.dumps({"instances": [0] * 5}).encode(),
