@@ -10,10 +10,10 @@ from halfeven.exporters.guessing.guess import name_for
 from halfeven.models.spec.spec import ModelSpec
 
 from tests.command_line import run
-from tests.exporters.inputs.tensors import tensor
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 from tests.model_folders import write_folder
+from tests.specs import tensor
 
 
 def spec(*inputs: tuple[str, str, int], rows: int = 8) -> ModelSpec:

@@ -19,8 +19,9 @@ from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import Caller
 from safetensors.numpy import load_file, save_file
 
+from tests.patience import until
 from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, Outcome, create, outcome, store_of
-from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
+from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client
 from tests.slow import KILLS
 
 pytestmark = pytest.mark.slow(seconds=30)  # jobs with their processes
