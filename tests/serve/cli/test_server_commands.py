@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import NotReady
 from halfeven.serve.access.client_key import VARIABLE
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.cli import server_commands
 from halfeven.serve.cli.main import app
 from torch import nn
