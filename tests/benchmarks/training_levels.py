@@ -3,12 +3,12 @@
     OMP_NUM_THREADS=1 python -m tests.benchmarks.training_levels [--dtype bf16|fp16] [--nets mlp,cnn,transformer]
 
 Each loop has a process of its own; the two of a pair take turns on one core, step by step, in one pass. The processor
-time of a step is ours over by hand, in a pair the median of the ratios of neighbouring steps: what else runs meets both.
-What the allocator gives back to the system costs a process up to half of its steps' time, by chance and for its whole
-life: the pairs of this figure keep what they free, and their middle one counts. The most memory (VmHWM), of the whole
-process and of what the training adds to it, is that of a last pair that gives back what it frees: else the peak depends
-on which gaps the allocator finds. Both loops clip, have AdamW with decay for matrices and kernels alone and a cosine
-schedule, and read the loss of each step.
+time of a step is ours over by hand, in a pair the median of the ratios of neighbouring steps: what else runs meets
+both. What the allocator gives back to the system costs a process up to half of its steps' time, by chance and for its
+whole life: the pairs of this figure keep what they free, and their middle one counts. The most memory (VmHWM), of the
+whole process and of what the training adds to it, is that of a last pair that gives back what it frees: else the peak
+depends on which gaps the allocator finds. Both loops clip, have AdamW with decay for matrices and kernels alone and a
+cosine schedule, and read the loss of each step.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,10 @@ def tones(random: np.random.Generator) -> dict[str, np.ndarray]:
     band = {"fmin": np.full(16, 46.875), "fmax": np.full(16, 2093.75)}
     return {name: np.asarray(one, np.float32) for name, one in ({"audio": voice * 0.2} | band).items()}
 
+
+REAL = Path(
+    os.environ.get("HALFEVEN_REAL", Path(__file__).parents[2] / ".real")
+)  # where `make real` puts packages
 
 # Of files that answer nothing to generated inputs.
 SAMPLES = {"pitch": tones}
