@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ...models.errors import BadInput, CannotServe, EngineFailed, NotReady
-from .asking import ask
+from ..access.direct_requests import ask
 from .console import LOCAL, Ended, Url, command, listing
 from .store_commands import version_named
 

@@ -9,7 +9,7 @@ import halfeven as he
 import numpy as np
 import pytest
 from halfeven.serve.access.client_key import VARIABLE
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.cli.main import app
 from torch import nn
 from typer.testing import CliRunner
