@@ -131,7 +131,10 @@ def lost_packets(random: Random, rows: int) -> Inputs:
         for start in random.integers(0, len(one), random.integers(0, 10)):
             one[start : start + 320] = 0
     features = _fp32([judge.stft_transform(one) for one in audio])
-    return {"degraded_audio": features[:, None], "rater_embed": _fp32(random.normal(size=(rows, 64)))}
+    return {
+        "degraded_audio": features[:, None, None],
+        "rater_embed": _fp32(random.normal(size=(rows, 1, 64))),
+    }
 
 
 def brain(random: Random, rows: int) -> Inputs:
