@@ -33,19 +33,24 @@ help:
 
 venv: $(READY)
 
-# The package and what it needs, and nothing to develop it with: enough for the demo. pip shows how far it is.
+# The environment with what `$(1)` asks pip for. pip shows how far it is.
+define environment
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "halfeven needs Python 3.11 or later, and $(PYTHON) is older: try make PYTHON=python3.12"; exit 2; }
+$(PYTHON) -m venv $(VENV)
+@echo "installing halfeven and what it needs into $(VENV); torch is the largest part by far"
+$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(1)
+endef
+
+# The package and what it needs, and nothing to develop it with: enough for the demo.
 $(ALONE): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "halfeven needs Python 3.11 or later, and $(PYTHON) is older: try make PYTHON=python3.12"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
-	@echo "installing halfeven and what it needs into $(VENV); torch is the largest part by far"
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	$(call environment,-e .)
 	touch $@
 
-# The development tools as well.
-$(READY): $(ALONE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+# The development tools as well, in one go. Python compiles what is imported by itself, and most files never are.
+$(READY): pyproject.toml constraints.txt
+	$(call environment,--no-compile -e ".[dev]")
+	touch $(ALONE) $@
 
 demo: $(ALONE)
 	$(BIN)/halfeven demo
@@ -57,10 +62,14 @@ test test-all: export OMP_NUM_THREADS := 1
 test: $(READY)
 	$(BIN)/python -m pytest --workers auto -m "not slow"
 
-# What needs one core runs two at a time. The tests come last, so that pytest's closing line closes the output.
+# The types and the kernels, three minutes of a processor, are looked at beside the tests, which wait for other processes
+# often enough. They say something only where they fail, so that pytest's closing line closes the output.
 check: $(READY)
-	$(MAKE) --no-print-directory -j 2 -O lint types resolves peers kernels browser
-	$(MAKE) --no-print-directory test-all
+	$(MAKE) --no-print-directory -j 2 -O lint resolves peers browser
+	@nice -n 19 $(MAKE) --no-print-directory types kernels > $(VENV)/beside.txt 2>&1 & beside=$$!; \
+	  trap 'kill $$beside 2> /dev/null' EXIT; \
+	  $(MAKE) --no-print-directory test-all; tests=$$?; \
+	  wait $$beside || { cat $(VENV)/beside.txt; exit 1; }; exit $$tests
 
 test-all: $(READY)
 	$(BIN)/python -m pytest --workers auto --durations=25

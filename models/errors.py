@@ -65,10 +65,10 @@ class UnknownName(BadInput):
     code = "not_found"
     model: str | None = None
     known: tuple[str, ...] = ()
-    said = "no model '{}' in the store"
+    said = ""
 
     @classmethod
-    def of_model(cls, name: str, known: Iterable[str], said: str = said) -> "UnknownName":
+    def of_model(cls, name: str, known: Iterable[str], said: str) -> "UnknownName":
         """No model of that name in a store that has the ``known`` ones. ``said``: the sentence; {} is the name."""
         error = cls()
         error.model, error.known, error.said = name, tuple(known), said

@@ -7,8 +7,9 @@ from types import TracebackType
 from ..models.errors import NotReady
 from ..models.store.store import Store
 from .address import address
+from .http.connection.listening import cannot_listen
 from .http.connection.polite_server import PoliteServer
-from .server import build, http_config, port_taken
+from .server import build, http_config
 from .settings import Settings
 
 _LOOK_S = 0.2
@@ -25,7 +26,7 @@ class BackgroundServer:
         try:
             listener = socket.create_server((settings.host, settings.port))
         except OSError as error:
-            raise port_taken(settings) from error
+            raise cannot_listen(settings.host, settings.port, error) from error
         try:
             app, self._roster = build(settings, store)
         except BaseException:

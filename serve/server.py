@@ -218,16 +218,7 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
     config = http_config(settings, app, certificates)
     beside = grpc_beside(settings, app, roster, certificates)
     server = _Announcing(config, settings.drain_seconds, roster, notify, beside)
-    try:
-        server.run()
-    except SystemExit as error:  # uvicorn's word for a port that is taken
-        raise port_taken(settings) from error
-
-
-def port_taken(settings: Settings) -> BadSetting:
-    return BadSetting(
-        f"cannot listen on {settings.host}:{settings.port}: is another server there? Choose another --port"
-    )
+    server.run()
 
 
 def http_config(settings: Settings, app: InferFront, certificates: Certificates | None) -> uvicorn.Config:

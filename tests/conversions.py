@@ -58,7 +58,7 @@ def converted(name: str, level: str = "O1") -> Converted:
     report = None
     for share in SHARES:
         if not maker.plan(planning, share, lambda _: None):
-            break
+            continue
         report = _report(maker, reference_run)
         if report is None or report.passed:
             break

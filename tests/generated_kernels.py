@@ -3,7 +3,8 @@
     python -m tests.generated_kernels NAME …
 
 Run alone: torch is told here that there is an H100. Prints, as JSON, for each model of the corpus how many kernels were
-generated and compiled for each architecture, and the library calls beside them. Triton's wheel brings the compiler.
+generated and compiled for each architecture, and the library calls beside them; of one that fails, the error. Triton's
+wheel brings the compiler.
 """
 
 import ast
@@ -14,6 +15,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 import types
 import warnings
 from collections.abc import Sequence
@@ -179,13 +181,16 @@ def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     programs = {name: (runnable(half_program(name)), inputs_of(name)) for name in names}
     with _with_an_h100(), tempfile.TemporaryDirectory() as folder:
-        found = {}
+        found = dict[str, dict[str, Any]]()
         for number, (name, (program, example)) in enumerate(programs.items()):
-            code = generated(program, example)
             place = Path(folder) / str(number)
             place.mkdir()
-            library = sorted(set(re.findall(r"extern_kernels\.(\w+)", code)))
-            found[name] = {"compiled": compiled(code, place), "library": library}
+            try:
+                code = generated(program, example)
+                library = sorted(set(re.findall(r"extern_kernels\.(\w+)", code)))
+                found[name] = {"compiled": compiled(code, place), "library": library}
+            except Exception:  # the others are asked all the same
+                found[name] = {"error": traceback.format_exc()}
     print(json.dumps(found), flush=True)
     os._exit(0)  # Inductor's compile processes would be waited for
 

@@ -45,14 +45,14 @@ TRAINER = "halfeven.serve.finetune.training.trainer"  # the first process of a t
 READER = "halfeven.serve.finetune.jobs.row_reader"  # needs no torch: no reason to start a process that forks
 READ_AT_THE_START = (
     "PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_",
-    "TORCH", "PYTORCH_", "CUDA_", "HF_", "TRANSFORMERS_",
-)  # fmt: skip
+    "TORCH", "PYTORCH_", "HF_", "TRANSFORMERS_",
+)  # of CUDA nothing: it reads its variables when it begins, and a process that forks has not begun it  # fmt: skip
 ORDINARY = {  # of `subprocess.Popen`: an order has nothing else
     "executable": None, "preexec_fn": None, "close_fds": True, "pass_fds": (), "shell": False, "restore_signals": True,
     "gid": None, "gids": None, "uid": None, "umask": -1,
 }  # fmt: skip
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of Linux
-_MOST = 2**20  # bytes of an order
+MOST = 2**20  # bytes of an order
 _ROOM = " " * 4096  # an argument: the memory in which a child writes its own command line
 
 
@@ -136,7 +136,7 @@ _begun = mmap.mmap(
 def _pair() -> tuple[socket.socket, socket.socket]:
     """The end of the process that asks, and that of the one that forks."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
     return ours, theirs
 
 
@@ -185,7 +185,7 @@ def _serve(link: socket.socket) -> None:
     for name in ("torch", "torch._dynamo"):
         importlib.import_module(name)
     while True:
-        text, descriptors, _, _ = socket.recv_fds(link, _MOST, 3)
+        text, descriptors, _, _ = socket.recv_fds(link, MOST, 3)
         if not text:
             os._exit(0)
         order = json.loads(text)

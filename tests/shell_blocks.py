@@ -27,8 +27,8 @@ RUN = "console"
 BEFORE = """
 set -euo pipefail
 export HALFEVEN_PORT={port} OMP_NUM_THREADS=1 PATH="{bin}:$PATH"
-export HALFEVEN_DRAIN_SECONDS=0
-asking=" $(halfeven-asking) "
+export HALFEVEN_DRAIN_SECONDS=0 PYTHONHASHSEED=0
+asking=" {asking} "
 halfeven() {{
   case "$asking" in
     *" $1 "*) command halfeven "$@" --url "$scheme://127.0.0.1:$HALFEVEN_PORT" ;;
@@ -77,7 +77,10 @@ def script(
 
     ``expected`` are exit codes other than 0 by the beginnings of commands; ``served``: the pages' reader has a server.
     """
-    lines = [BEFORE.format(port=port, bin=bins), *(["start command halfeven serve"] if served else [])]
+    lines = [
+        BEFORE.format(port=port, bin=bins, asking=" ".join(asking())),
+        *(["start command halfeven serve"] if served else []),
+    ]
     for page in pages:
         lines.append(f"echo '== {page.name}'")
         for block in blocks(page):
@@ -125,15 +128,10 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def write_commands(bins: Path) -> None:
-    """`halfeven` and `python` of this environment, whatever the PATH has, and the commands that take ``--url``."""
+    """`halfeven` and `python` of this environment, whatever the PATH has."""
     bins.mkdir()
     here = "import sys; sys.argv[0] = 'halfeven'; from halfeven.serve.cli.main import main; main()"
-    asking = "from tests.shell_blocks import asking; print(*asking())"
-    for name, words in (
-        ("halfeven", f'-c "{here}"'),
-        ("python", ""),
-        ("halfeven-asking", f'-c "import sys; sys.path.insert(0, {str(ROOT)!r}); {asking}"'),
-    ):
+    for name, words in (("halfeven", f'-c "{here}"'), ("python", "")):
         (bins / name).write_text(f'#!/bin/sh\nexec {sys.executable} -B {words} "$@"\n')
         (bins / name).chmod(0o755)
 

@@ -1,7 +1,10 @@
-"""Cases of one claim: some in every run, the others marked ``slow``, so that only ``make check`` has them."""
+"""Cases of one claim: some in every run, the others marked ``slow``, so that only ``make check`` has them. Of long
+sweeps a run has a part of those, which its seed draws: every case has its turn, and HALFEVEN_EVERY_CASE=1 runs all.
+"""
 
 import os
-from collections.abc import Container, Iterable
+import zlib
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 import pytest
@@ -24,6 +27,18 @@ def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
 def slow_but_every(step: int, cases: Iterable[Any]) -> list[Any]:
     """The first case and every ``step``-th after it in every run."""
     return [_slow(case) if place % step else case for place, case in enumerate(cases)]
+
+
+def slow_part_but(part: int, fast: Container[Any], cases: Collection[Any]) -> list[Any]:
+    """As `slow_but`, with one in ``part`` of the slow cases: those of another seed are others."""
+    slow = [case for case in cases if case not in fast]
+    drawn = slow if EVERY_CASE else slow[_turn() % part :: part]
+    return [case if case in fast else _slow(case) for case in cases if case in fast or case in drawn]
+
+
+def _turn() -> int:
+    """The number that the run's seed draws; in CI, whose seed stays, that of the commit."""
+    return zlib.crc32((os.environ.get("HALFEVEN_TEST_CASES") or os.environ["HALFEVEN_TEST_SEED"]).encode())
 
 
 def by_name(case: Any) -> Any:

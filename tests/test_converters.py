@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from tests.benchmarks import converter_peers
 from tests.benchmarks.converter_judge import (
     GOOD,
     IO,
@@ -21,7 +22,7 @@ from tests.benchmarks.converter_judge import (
     judged,
     session_of,
 )
-from tests.benchmarks.converters import MISSING, Row, Worker, converted, pairs, summary
+from tests.benchmarks.converters import HANGS_AFTER, MISSING, Row, Worker, converted, pairs, summary
 from tests.exporters.onnx.onnx_files import parsed, spec_of
 
 ORIGINAL = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = Relu(h) }"
@@ -110,11 +111,12 @@ def test_an_unsorted_file_is_judged_by_its_answers_and_the_checker_is_noted(tmp_
 # Workers.
 
 ANSWERS = """
-import json, os, sys, time
+import json, os, signal, sys, time
 print(json.dumps({"version": "1"}), flush=True)
 for line in sys.stdin:
     wish = json.loads(line)["wish"]
     if wish == "die": os._exit(9)
+    if wish == "spend": os.kill(os.getpid(), signal.SIGXCPU)
     if wish == "hang": time.sleep(3600)
     print(json.dumps({"seconds": 1.0, "wish": wish}), flush=True)
 """
@@ -133,6 +135,21 @@ def test_a_worker_that_dies_costs_one_model_and_answers_the_next() -> None:
 
 def test_a_worker_that_hangs_is_ended() -> None:
     assert worker(limit=0.1).ask({"wish": "hang"}) == {"error": "hung: no answer in 0.1 s"}
+
+
+def test_a_conversion_is_limited_by_processor_time_alone() -> None:
+    """A busy machine changes no verdict."""
+    script = """
+import resource, runpy, sys
+sys.argv = ["-"]
+peers = runpy.run_path(%r)
+def convert(job): raise ValueError(resource.getrlimit(resource.RLIMIT_CPU)[0])
+peers["serve"](lambda: (convert, "1"))
+"""
+    one = Worker((sys.executable, "-c", script % converter_peers.__file__))
+    assert converter_peers.LIMIT_SECONDS <= int(one.ask({})["error"].split()[1]) < HANGS_AFTER
+    one.stop()
+    assert "processor time" in worker().ask({"wish": "spend"})["error"]
 
 
 def test_a_converter_that_is_not_installed_is_shown_as_that() -> None:

@@ -18,9 +18,11 @@ from halfeven.serve.cli.main import app
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
+from tests.commands_of_scripts import forked_halfeven
 from tests.digits import digits_that_ask_for_torch
 from tests.exporters.importing.server_files import archive, triton_model
 from tests.serve.access.authority import Pair
+from tests.server_process import settle
 from tests.shell_blocks import PAGES, ROOT, RUN, Block, blocks, free_port, run, script, write_commands
 
 ELSEWHERE = [
@@ -146,7 +148,7 @@ MORE: Mapping[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """What the page's reader has: the zoo's digits, files of his own, and a store where the page speaks of one."""
     page = name_of(request.getfixturevalue("pages")[0])
     shutil.copytree(zoo_folder("digits"), tmp_path / "models/zoo/digits")
@@ -156,6 +158,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     np.savez(tmp_path / "inputs.npz", x=np.random.default_rng().normal(size=(64, 8)).astype(np.float32))
     if page in WITH_DIGITS:
         shutil.copytree(digits_that_ask_for_torch(), tmp_path / "halfeven-store")
+        settle(Store(tmp_path / "halfeven-store"))
         images, labels = read_images()
         rows, _ = split(labels)
         image, label = images[rows].numpy(), labels[rows].numpy()
@@ -165,7 +168,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if page in MORE:
         MORE[page](tmp_path)
     write_commands(tmp_path / "bin")
-    return tmp_path
+    with forked_halfeven(tmp_path / "bin/halfeven"):
+        yield tmp_path
 
 
 @pytest.mark.slow(seconds=20)

@@ -18,7 +18,7 @@ from ...models.store.store import LIVE, REFUSED, Draft, Store, Version
 from ..gate.power import Power, why_not_shown
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
-from ..plan.aims import RETREATS, SHARES
+from ..plan.aims import RETREATS, SEARCHED, SHARES
 from ..plan.counterexamples import excess
 from ..proof.drawn_pictures import with_pixels
 from ..proof.informative import why_noise_proves_nothing, why_nothing_is_proven
@@ -92,7 +92,7 @@ class _Conversion:
         good = any(form.passed for form in forms.values()) and (further is None or further.passed)
         status = LIVE if good else REFUSED
         self._drop_refused(forms, status)
-        unproven = status == REFUSED and any(form.report and not form.passed for form in forms.values())
+        unproven = status == REFUSED and any(map(_misses, forms.values()))
         nearest = maker.nearest(self.notify) if unproven else ""
         if said := reference_run.left_out:
             subject = replace(subject, notes=(*subject.notes, said))
@@ -128,28 +128,35 @@ class _Conversion:
         return why_not_shown(self.power)
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:
-        """The forms under the first plan that passes, or under the last; each is stricter than the one before."""
+        """The forms under the first plan that passes, or under the last; each is stricter than the one before.
+
+        Where a form misses, the forms after it are proven under the next plan, and under this one only if it is the
+        last: all forms have one plan, and a proof costs as much as a plan.
+        """
         forms, last_share = dict[str, Form](), 1.0
         for share in (*SHARES, *RETREATS):
             if share in RETREATS and not all(map(_may_retreat, forms.values())):
                 break
-            if share in RETREATS[:-1] and last_share < share * _worst_excess(forms) < math.inf:
+            expected = share * _worst_excess(forms)
+            if share == SEARCHED and last_share < expected:
                 continue  # a plan for this share is likely to miss the limits as well
+            if share in RETREATS[:-1] and last_share < expected < math.inf:
+                continue
             last_share = share
             if not self.maker.plan(planning, share, self.notify):
                 if share in RETREATS or not forms:
                     break
                 continue  # planned as strictly before
-            self.missed = next(
-                (one.report for one in forms.values() if not one.passed and one.report), self.missed
-            )
-            forms = {name: self._form(name, reference_run) for name in self.subject.forms}
-            for name, form in forms.items():
-                if form.report is not None and not form.passed:
-                    self.notify(f"the {name} form is not equal under this plan: {form.report.summary()}")
-            if all(form.passed or form.report is None for form in forms.values()):
-                break
-        return forms
+            self.missed = next((one.report for one in forms.values() if _misses(one)), self.missed)
+            forms = {}
+            for name in self.subject.forms:
+                forms[name] = self._form(name, reference_run)
+                if _misses(forms[name]):
+                    break
+            else:
+                return forms
+        others = [name for name in self.subject.forms if name not in forms]
+        return forms | {name: self._form(name, reference_run) for name in others}
 
     def _write(self) -> None:
         subject, folder = self.subject, self.draft.folder
@@ -176,6 +183,8 @@ class _Conversion:
         if report is not None:
             found = report.to_json()
             facts |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")}
+            if not report.passed:
+                self.notify(f"the {name} form is not equal under this plan: {report.summary()}")
         if facts["passed"]:
             facts |= {"file": made.file, "digest": sha256_of(self.draft.folder / made.file)}
         return Form(facts, report)
@@ -203,6 +212,11 @@ class _Conversion:
                 (self.draft.folder / "half.pt2").unlink(missing_ok=True)
             if name == "onnx":
                 remove_onnx(self.draft.folder / "half.onnx")
+
+
+def _misses(form: Form) -> bool:
+    """True if the form was made and its proof refuses it."""
+    return form.report is not None and not form.report.passed
 
 
 def _may_retreat(form: Form) -> bool:

@@ -70,7 +70,10 @@ class FileRuns:
         except EngineFailed as error:
             if mentions_lacking_memory(str(error)):
                 raise self._order.out_of_memory(f"{self._path}: its load by ONNX Runtime") from error
-            raise BadFolder(f"{self._path}: ONNX Runtime cannot load it: {str(error)[:500]}") from error
+            raise BadFolder(
+                f"{self._path}: ONNX Runtime cannot load it: {str(error)[:500]}; expected a file that it runs on a "
+                "CPU: cut operations that it does not have off it (onnx.utils.extract_model), or export it again"
+            ) from error
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         self._runs += 1

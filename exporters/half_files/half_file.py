@@ -182,15 +182,15 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
     file, ParityRefused where a file is not the one that was proven.
     """
     version = proof_of(file)
-    _check_digests(file, version)
+    check_digests(file, version)
     spec = version.spec()
     judging = load_samples(samples, spec) if samples else stored_samples(version)
     proven = prove_engine(version, judging, onnx_file(file, spec), notify)
     return {"file": str(file), "proof": str(version.folder), "digests": "as proven"} | dict[str, Any](proven)
 
 
-def _check_digests(file: Path, version: Version) -> None:
-    """Raises ParityRefused."""
+def check_digests(file: Path, version: Version) -> None:
+    """Hold a half and its proof against the digests of the proof. Raises ParityRefused."""
     expected: Mapping[str, str] = version.manifest["files"]
     for name, path in _held(file, version):
         if not path.is_file() or sha256_of(path) != expected.get(name):

@@ -18,6 +18,7 @@ from ...models.files.stored_json import stored_json
 from ...models.version import __version__
 from ..proof.maker import Notify
 from .changes import Change, changes, slower
+from .half_file import check_digests
 from .measured import Found, measured
 
 FORMAT = 1
@@ -33,7 +34,10 @@ _KINDS: Mapping[str, type | UnionType] = {
 
 def write_lock(path: Path, found: Mapping[str, Found], notify: Notify = lambda _: None) -> dict[str, Any]:
     """Measure the halves of each target and write the lock; gives its facts. Raises BadInput as `measured`,
-    ParityRefused where a half is not equal here."""
+    ParityRefused where a half is not equal here, or a file of its proof is not the one that was proven."""
+    for one in found.values():
+        if one.file:
+            check_digests(one.file, one.version)
     halves = [
         {"target": _from_folder(one.file, path.parent) if one.file else target, **facts}
         for target, one in found.items()

@@ -18,16 +18,19 @@ from .samples import Samples
 COPIES = 3  # of the samples
 NOISE = 0.5  # of the sample's own spread: far enough to be another sample, near enough to be one of its kind
 MAX_ELEMENTS = 1 << 18  # of all samples together, for `perturbed_if_small`
+MAX_OPERATIONS = 1 << 36  # of one run of all those copies, in the same way
 SHIFT = 8  # a picture moves by at most 1/8 of its height and width
 _FEWEST, _OF_KINDS = 4, 8.0  # samples; times as wide as another column
 DIMMEST = 0.7  # of a picture's brightness
 
 
-def perturbed_if_small(spec: ModelSpec, samples: Samples) -> Iterator[Samples]:
+def perturbed_if_small(spec: ModelSpec, samples: Samples, operations: int) -> Iterator[Samples]:
     """`COPIES` perturbed copies of the samples, which every trial of a plan asks; none where the samples have more than
-    `MAX_ELEMENTS`, because trials would take too long."""
+    `MAX_ELEMENTS` or the copies need more than `MAX_OPERATIONS`, because trials would take too long. ``operations``: of
+    one run of the samples."""
     elements = sum(samples.arrays[tensor.name].size for tensor in changeable(spec, samples))
-    return perturbed(spec, samples, COPIES) if elements <= MAX_ELEMENTS else iter(())
+    small = elements <= MAX_ELEMENTS and COPIES * operations <= MAX_OPERATIONS
+    return perturbed(spec, samples, COPIES) if small else iter(())
 
 
 def perturbed(spec: ModelSpec, samples: Samples, copies: int, seed: int = 0) -> Iterator[Samples]:

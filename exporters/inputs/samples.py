@@ -184,7 +184,10 @@ def _read_npz(file: BinaryIO, max_bytes: int) -> dict[str, np.ndarray]:
     except Exception as error:  # zipfile, its decompressors and numpy raise many kinds on such bytes
         raise BadSamples(f"not a plain npz file ({error}); object arrays are not read") from error
     if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
-        raise BadSamples(f"not a plain npz file: its member '{other[0]}' is no npy file")
+        raise BadSamples(
+            f"not a plain npz file: its member '{other[0]}' is no npy file; expected what numpy.savez or "
+            "safetensors' save_file writes, not torch.save"
+        )
     # An array of another byte order has the right datatype, and torch takes none of it.
     return {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in found.items()}
 

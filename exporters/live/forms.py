@@ -22,6 +22,7 @@ from ...models.store.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.actions import Kept
 from ..inputs.samples import Samples
+from ..plan.aims import SEARCHED
 from ..policy.operations import UNKNOWN, Operations
 from ..proof.maker import Made, Notify
 from ..proof.no_reference import Operation
@@ -117,11 +118,13 @@ class LiveForms:
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         """Plan; gives whether the plan differs from the one before. At O0 nothing is half, so nothing is searched."""
         before, first = self.kept, not self._planned
+        if not first and share == SEARCHED:
+            return False  # the first plan was for no more
         self._planned = True
         self._lower()
         inputs = example(self.subject.spec, planning)
         if self.subject.precision.level != "O0":
-            self.kept = self._settled(planning, share, inputs, notify)
+            self.kept = self._settled(planning, min(share, SEARCHED), inputs, notify)
         self.counts = self._counted(inputs)
         return first or self.kept != before
 

@@ -8,7 +8,10 @@ from ...models.spec.spec import ParityLimits
 from ..gate.parity import UNIT_ROUNDOFF, min_sqnr_db
 from ..inputs.synthetic import LARGEST
 
-SHARES = (0.75, 0.4)  # of the gate's limits, for what a search finds: the second where the proof then fails
+# Of the gate's limits, for a plan: each where the proof of a plan for the one before fails. A plan by the rules alone
+# may use up all of that share, what a search finds `SEARCHED` at most.
+SHARES = (1.0, 0.75, 0.4)
+SEARCHED = SHARES[1]
 # For what is given to FP32 besides where the proof misses a limit (`road`); after the last of them everything is.
 RETREATS = (0.2, 0.1, 0.05)
 
@@ -39,10 +42,11 @@ class Aims:
 
 def aims(limits: ParityLimits, dtype: str, share: float) -> Aims:
     """The limits for a search that aims at ``share`` (of `SHARES`) of the gate's limits."""
-    return Aims(stricter(limits, dtype, share / SHARES[0]), stricter(limits, dtype, share), largest_of(share))
+    as_it_is, searched = (stricter(limits, dtype, one) for one in (share, min(share, SEARCHED)))
+    return Aims(as_it_is, searched, largest_of(share))
 
 
 def largest_of(share: float) -> float:
     """The size of scaled samples for a plan, up to twice that of the proof: where judged samples are larger than those
     that choose a plan, a value that stayed in half's range while planning leaves that range in the proof."""
-    return LARGEST * min(SHARES[0] / share, 2.0)
+    return LARGEST * min(max(SEARCHED / share, 1.0), 2.0)

@@ -38,6 +38,7 @@ class PlannedForms(Generic[G, H]):
     settled: G = field(init=False)
     half: H = field(init=False)
     because: str = field(default="", init=False)
+    _floor: ParityReport | None = field(default=None, init=False)  # of `settled`: the same for every form
 
     def graph(self, precision: Precision, planning: Samples) -> G:
         """The original with the rules of ``precision`` applied."""
@@ -59,6 +60,7 @@ class PlannedForms(Generic[G, H]):
         if not self.planner.settle(share, notify):
             return False
         notify("rewriting")
+        self._floor = None
         plan = self.planner.plan
         self.settled = plan.graph.settled(plan.searched)
         self.half = self.written()
@@ -93,7 +95,13 @@ class PlannedForms(Generic[G, H]):
         return findings(self.settled, self.planner.plan.found, self.traffic())
 
     def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
-        return with_diagnosis(self.settled, report, reference_run)
+        """The report with the floor, and range or precision where it is a refusal."""
+        if self.settled.precision.level == "O0":
+            return report
+        if self._floor is None:
+            self._floor = floor_report(reference_run, report.dtype, self.settled.half(floor=True))
+        first = None if report.passed else curve(self.settled).first
+        return diagnosed(report, self._floor, first and first.to_json())
 
 
 def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str, Any]:
@@ -123,12 +131,3 @@ def curve(settled: Graph) -> Curve:
         return settled.half(observe=tap)(settled.example)
 
     return divergence_curve(settled.nodes(), original, half, UNIT_ROUNDOFF[settled.precision.dtype])
-
-
-def with_diagnosis(settled: Graph, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
-    """The report with the floor, and range or precision where it is a refusal."""
-    if settled.precision.level == "O0":
-        return report
-    first = None if report.passed else curve(settled).first
-    floor = floor_report(reference_run, report.dtype, settled.half(floor=True))
-    return diagnosed(report, floor, first and first.to_json())

@@ -14,7 +14,7 @@ from ..graph.actions import Kept
 from ..graph.backend import Graph
 from ..inputs.samples import Samples
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome, refined
-from .aims import RETREATS, SHARES, Aims, aims, largest_of, stricter
+from .aims import RETREATS, SEARCHED, SHARES, Aims, aims, largest_of, stricter
 from .rehearsal import Rehearsal
 
 BUDGET = Budget(evaluations=400, operations=1 << 40)  # about a minute of one core
@@ -64,6 +64,8 @@ class Planner(Generic[G]):
         """Plan for ``share`` of the gate's limits; whether that made another plan than before."""
         before, first = self.plan, not self._settled
         self._settled = True
+        if not first and share == SEARCHED and self.search != NOT_NEEDED:
+            return False  # it was searched for at this share before
         if self._searches and not self.graph.has_half():
             self.search = NOT_NEEDED
         elif self._searches and share in RETREATS:

@@ -50,7 +50,8 @@ class Rehearsal:
         self._together = elements_together(graph.operations()) if joins else 0
         self.own = list(self._batches(self._questions([self._few], 0)))
         self._perturbed = Invented(self._original)
-        moved = list(self._invented(self._questions(perturbed_if_small(spec, self._few), 1)))
+        copies = perturbed_if_small(spec, self._few, graph.operations().of(self._few.arrays))
+        moved = list(self._invented(self._questions(copies, 1)))
         self.samples = [*self.own, *(moved if self._perturbed.is_used else [])]
         self._adversarial: dict[float, list[Batch]] = {}
         self.adversarial()  # those of every search, whose budget they are no part of

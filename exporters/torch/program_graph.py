@@ -1,7 +1,7 @@
 """A captured program (torch.fx) as the planner sees it (`graph.backend.Graph`)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..ranges.sentinels import rewrite_sentinels
 from ..search.candidates import candidates
 from .autocast.composites import open_composites
 from .autocast.dtypes import Typing
-from .autocast.emulation import Emulation, half_rounding, mantissa_rounding
+from .autocast.emulation import Emulation, RoundedWeights, half_rounding, mantissa_rounding
 from .autocast.in_double import InDouble
 from .autocast.kernels import OF_CPU, HalfKernels, half_kernels, keep_without_kernel
 from .autocast.ledger import Ledger, weigh
@@ -45,7 +45,7 @@ class ProgramGraph:
     """``module``: prepared (`models.program.runnable`), repaired or not; ``plan``: by the level's rules.
 
     ``inputs``: a batch of each, to trace with. ``kernels``: of the device that it is planned for. ``weighed`` and
-    ``profiled`` are None at O0, which plans nothing.
+    ``profiled`` are None at O0, which plans nothing. ``rounded``: of the module's weights, for the halves of all plans.
     """
 
     module: GraphModule
@@ -60,6 +60,7 @@ class ProgramGraph:
     repaired_by: tuple[Repair, ...] = ()
     masked: tuple[Kept, ...] = ()
     bytes_before: int = 0
+    rounded: RoundedWeights = field(default_factory=RoundedWeights)
 
     @property
     def precision(self) -> Precision:
@@ -74,7 +75,11 @@ class ProgramGraph:
         return [repair.to_json() for repair in self.repaired_by]
 
     def operations(self) -> Operations:
-        return program_operations(self.module, self.inputs)
+        return self._operations
+
+    @cached_property
+    def _operations(self) -> Operations:
+        return program_operations(self.module, self.inputs)  # which runs the model
 
     @cached_property
     def typing(self) -> Typing:
@@ -123,7 +128,8 @@ class ProgramGraph:
         module = duplicate(self.module)
         for repair in proposals:
             apply(module, repair)
-        return _ruled(replace(self, module=module, repaired_by=(*self.repaired_by, *proposals)))
+        repaired_by = (*self.repaired_by, *proposals)
+        return _ruled(replace(self, module=module, repaired_by=repaired_by, rounded=RoundedWeights()))
 
     def nodes(self) -> list[GraphNode]:
         return nodes_of(self.module)
@@ -152,7 +158,9 @@ class ProgramGraph:
         self, plan: PrecisionPlan, floor: bool = False, observe: Observe | None = None
     ) -> Emulation:
         rounding = (mantissa_rounding if floor else half_rounding)(self.plan.dtype)
-        return Emulation(self.module, self.typing.under(plan), rounding, observe, opened=self.onnx)
+        weights = None if floor else self.rounded
+        dtypes = self.typing.under(plan)
+        return Emulation(self.module, dtypes, rounding, observe, opened=self.onnx, weights=weights)
 
 
 def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]) -> ProgramGraph:

@@ -129,9 +129,7 @@ class Version:
 
     def spec(self) -> "ModelSpec":
         """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
-        from ..spec.spec import (
-            ModelSpec,  # brings numpy, which a command that only lists versions does not need
-        )
+        from ..spec.spec import ModelSpec  # brings numpy, which the commands that list versions do not need
 
         return replace(self.read("spec.json", ModelSpec.from_json), name=self.name)
 
@@ -189,6 +187,12 @@ class Store:
             return []
         return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.fullmatch(p.name) and p.is_dir())
 
+    def known(self, name: str) -> list[int]:
+        """`numbers` of a model that has some. Raises UnknownName, whose message has the store and its models."""
+        if numbers := self.numbers(name):
+            return numbers
+        raise UnknownName.of_model(name, self.names(), f"no model '{{}}' in the store {self.root}")
+
     def version(self, name: str, number: int) -> Version:
         """Raises UnknownName where there is none, DamagedFile where its manifest cannot be read."""
         folder = self._folder(name) / str(number)
@@ -197,9 +201,11 @@ class Store:
         return Version(name, number, folder, read_manifest(folder / "manifest.json"))
 
     def numbered(self, name: str, number: str) -> Version:
-        """The version whose number a caller wrote. Raises UnknownName where no version has it, DamagedFile."""
+        """The version whose number a caller wrote. Raises UnknownName, whose message lists the models or versions that
+        there are, and DamagedFile."""
+        numbers = self.known(name)
         if not _NUMBER.fullmatch(number):
-            raise UnknownName(f"'{name}' has no version {number[:40]!r}: it has {self.numbers(name)}")
+            raise UnknownName(f"'{name}' has no version {number[:40]!r}: it has {numbers}")
         return self.version(name, int(number))
 
     def live_number(self, name: str) -> int | None:
@@ -245,8 +251,7 @@ class Store:
         """Promote only where ``current`` (None: nothing) is still active: compared and moved in one step. Raises
         Conflict where another version was made active since, or for a refused one."""
         with alias_lock(self._folder(version.name)):
-            found = self.live_number(version.name)
-            if found != current:
+            if (found := self.live_number(version.name)) != current:
                 raise Conflict(
                     f"{version} was to take the place of version {current}, but version {found} is active"
                 )
@@ -267,8 +272,7 @@ class Store:
         A version that waits for its promotion is passed over. Raises UnknownName for an unknown model, Conflict where
         no older version may become active.
         """
-        if not self.numbers(name):
-            raise UnknownName.of_model(name, self.names())
+        self.known(name)
         return with_reserve(self.root, lambda: self._rollback(name))
 
     def _rollback(self, name: str) -> Version:
@@ -326,13 +330,10 @@ class Store:
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:
                 continue  # published or deleted meanwhile
-            try:
+            with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(lock)
+            os.close(lock)
 
     def _folder(self, name: str) -> Path:
         if not NAME.fullmatch(name):

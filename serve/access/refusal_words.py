@@ -1,7 +1,25 @@
-"""The sentence of a refusal, read from the body of a server's answer."""
+"""The sentence of a server's refusal, read from its body, and the error of ours that its status stands for."""
 
 import json
 
+from ...models.errors import (
+    BadInput,
+    CannotServe,
+    Conflict,
+    Forbidden,
+    HalfevenError,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+    UnknownName,
+)
+from .client_key import key_advice
+
+_OF_STATUS: dict[int, type[BadInput]] = {
+    401: Unauthenticated, 403: Forbidden, 404: UnknownName, 409: Conflict, 413: TooLarge
+}  # fmt: skip
+_BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
 READ_BYTES = 2**16  # of a refusal's body: our own sentences are there twice (detail, error)
 _LONGEST, _LONGEST_UNKNOWN = 4000, 400
 
@@ -18,3 +36,16 @@ def words_of(body: bytes) -> str:
         if isinstance(sentence, str):
             return sentence[:_LONGEST]
     return body[:_LONGEST_UNKNOWN].decode(errors="replace")
+
+
+def error_of_status(
+    status: int, body: bytes, who: str = "the server refused with", retry_after: str = ""
+) -> HalfevenError:
+    """The error for a caller whose request was answered with this status: BadInput (or the kind of it that the status
+    names) where the request is at fault, else CannotServe (Overloaded where the server says when to come again)."""
+    sentence = f"{who} {status}: {words_of(body)}{key_advice(status)}"
+    if retry_after.isdecimal():
+        return Overloaded(sentence, float(retry_after))
+    if status in _BUSY:
+        return NotReady(sentence)
+    return CannotServe(sentence) if status >= 500 else _OF_STATUS.get(status, BadInput)(sentence)

@@ -15,13 +15,13 @@ from urllib.parse import SplitResult
 
 from ...exporters.inputs.samples import load_samples
 from ...exporters.inputs.synthetic import USUAL_LENGTH, generate
-from ...models.errors import BadInput, BadSetting, NotReady, UnknownName
+from ...models.errors import BadInput, BadSetting, NotReady
 from ...models.spec.batch_axis import array_batch_back, batch_first
 from ...models.spec.datatypes import DATATYPES
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
-from ..access.client_key import key_advice, request_headers
+from ..access.client_key import request_headers
 from ..access.direct_requests import answer_to
-from ..access.refusal_words import words_of
+from ..access.refusal_words import error_of_status
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -117,9 +117,12 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NotReady(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
     if (status := answer.status) >= 300:
-        kind = UnknownName if status == 404 else BadInput
-        hint = "; sizes of free dimensions are set with --shape" if status == 400 else ""
-        raise kind(f"{url} answers {status}: {words_of(answer.body)}{hint}{key_advice(status)}")
+        refusal = error_of_status(status, answer.body, f"{url} answers")
+        raise (
+            BadInput(f"{refusal}; sizes of free dimensions are set with --shape")
+            if status == 400
+            else refusal
+        )
     try:
         return json.loads(answer.body) if body is None else None
     except ValueError:

@@ -8,10 +8,10 @@ import http.client
 import time
 from collections.abc import Mapping
 
-from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
-from ..access.client_key import key_advice, key_headers
+from ...models.errors import BadInput, HalfevenError, NotReady
+from ..access.client_key import key_headers
 from ..access.direct_requests import ServerAnswer, answer_to
-from ..access.refusal_words import words_of
+from ..access.refusal_words import error_of_status, words_of
 
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
 
@@ -26,8 +26,8 @@ def ask(
 ) -> tuple[Mapping[str, str], bytes]:
     """The headers and body of the answer to a POST, or to a GET where there is no body.
 
-    Raises BadInput with the server's own words where it refuses, Overloaded where it says when to come again, NotReady
-    where no server answers, twice.
+    Raises `error_of_status`, with the server's own words, where the server refuses; NotReady where no server answers,
+    twice.
     """
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
@@ -56,15 +56,12 @@ def _no_answer(url: str, error: Exception) -> NotReady:
     return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
 
 
-def _refusal(answer: ServerAnswer) -> BadInput | CannotServe:
+def _refusal(answer: ServerAnswer) -> HalfevenError:
     if answer.status < 400:
         place = answer.headers.get("location", "another address")
         return BadInput(
             f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
         )
-    words = words_of(answer.body) + key_advice(answer.status)
-    sentence = f"the server refused with {answer.status}: {words}"
     if answer.of_a_proxy:
-        return NotReady(sentence)
-    after = answer.headers.get("retry-after", "")
-    return Overloaded(sentence, float(after)) if after.isdecimal() else BadInput(sentence)
+        return NotReady(f"the server refused with {answer.status}: {words_of(answer.body)}")
+    return error_of_status(answer.status, answer.body, retry_after=answer.headers.get("retry-after", ""))

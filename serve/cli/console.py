@@ -13,9 +13,11 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
+from rich.table import Column, Table
 
 from ...models.errors import BadSetting, HalfevenError
 from ...models.order.one_order import one_order
@@ -155,6 +157,12 @@ def _print_error(error: HalfevenError | OSError, as_json: bool) -> None:
     errors.print(f"error: {message}", markup=False)
     if as_json:
         print_json({"error": message, "code": code, "status": "failed", "forms": {}})
+
+
+def listing(*columns: str, whole: str = "") -> Table:
+    """A table that loses no character where it is narrow: a long word goes on in the next line, but not one of the
+    column ``whole``, which is copied into other commands."""
+    return Table(*(Column(one, overflow="fold", no_wrap=one == whole) for one in columns), box=SIMPLE_HEAD)
 
 
 def check_target(option: str, file: Path | None) -> None:

@@ -38,8 +38,8 @@ def _served(version: Version, live: int | None, toml: str) -> str:
         return f'the proven {name} half, because form = "{form}" asks for it'
     any_case = f'; form = "{passed[0]}" in {toml} serves the half in any case'
     measured = f"if a server measures it {HALF_MUST_GAIN:g} times as fast when it first loads it"
-    if resolve_device("auto").type == "cpu" and half not in this_processor().units():
-        return (
-            f"probably FP32: this CPU does not multiply {name} itself. The half serves {measured}{any_case}"
-        )
+    units = this_processor().units()
+    if resolve_device("auto").type == "cpu" and half not in units:
+        instead = f", but {units[0].upper()} (--dtype {units[0]})" if units else ""
+        return f"probably FP32: this CPU does not multiply {name} itself{instead}. The half serves {measured}{any_case}"
     return f"the {name} half {measured}, else FP32{any_case}"

@@ -57,7 +57,10 @@ def _machine() -> list[dict[str, str]]:
 def _cpu_advice(processor: Processor) -> str:
     if processor.units():
         units = " and ".join(processor.units())
-        return f'this CPU multiplies {units} itself; `form = "auto"` measures what is faster, and decides'
+        return (
+            f'this CPU multiplies {units} itself: `halfeven convert --dtype` makes such a half, and `form = "auto"` '
+            "serves it where it is measured faster"
+        )
     return 'FP16 is rarely faster on a CPU: `form = "auto"` measures and decides'
 
 
@@ -89,7 +92,7 @@ def _cuda() -> list[dict[str, str]]:
         advice = (
             "no NVIDIA driver or device is visible"
             if built
-            else "this torch is a CPU build: install a CUDA build"
+            else "this torch is a CPU build; for an NVIDIA GPU install a CUDA build"
         )
         return [_check("cuda", "none", advice)]
     return [_device(index) for index in range(torch.cuda.device_count())]

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import INFER, SCOPES, KeyRecord
-from .console import DEFAULT_STORE, Ended, Json, StoreAt, command, notify
+from .console import DEFAULT_STORE, Ended, Json, StoreAt, command, listing, notify
 from .help import Command, CommandGroup
 
 FIRST = (
@@ -69,7 +68,7 @@ def list_keys(store: StoreAt = DEFAULT_STORE, key_file: FileAt = None) -> Ended:
     file = _file(store, key_file)
     keys = file.read()
     records = [] if keys is None else list(keys.by_id.values())
-    table = Table("id", "name", "scopes", "models", "requests/s", "at once")
+    table = listing("id", "name", "scopes", "models", "requests/s", "at once", whole="id")
     for one in records:
         limits = [str(limit or "-") for limit in (one.rate, one.concurrency)]
         table.add_row(one.id, one.name, ", ".join(one.scopes), ", ".join(one.models) or "all", *limits)

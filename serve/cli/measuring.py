@@ -7,9 +7,19 @@ from typing import Annotated
 import orjson
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, check_target, command, notify, progress
+from .console import (
+    DEFAULT_STORE,
+    Ended,
+    Key,
+    KeyFileOf,
+    StoreAt,
+    check_target,
+    command,
+    listing,
+    notify,
+    progress,
+)
 
 
 @command
@@ -79,7 +89,7 @@ def doctor(store: StoreAt = DEFAULT_STORE) -> Ended:
     from .doctor import examine
 
     facts = examine(store.expanduser().resolve())
-    table = Table("what", "found", "advice")
+    table = listing("what", "found", "advice")
     for check in facts["checks"]:
         table.add_row(*map(escape, (check["what"], check["found"], check["advice"])))
     return facts, table, 0

@@ -6,14 +6,12 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from ...models.errors import BadInput, CannotServe, EngineFailed, NotReady
 from .asking import ask
-from .console import LOCAL, Ended, Url, command
+from .console import LOCAL, Ended, Url, command, listing
 from .store_commands import version_named
 
 _JOBS = "/v1/fine_tuning/jobs"
@@ -70,7 +68,7 @@ def _not_ready(url: str) -> str:
 
 def _status_shown(facts: Mapping[str, Any]) -> Group:
     server = facts["server"]
-    table = Table("model", "version", "is", "share", "served in", "requests", "errors", box=SIMPLE_HEAD)
+    table = listing("model", "version", "is", "share", "served in", "requests", "errors")
     lines = [f"{server['name']} {server['version']} at {facts['url']}: {facts['not_ready'] or 'ready'}"]
     for name, model in facts["models"].items():
         for one in model["loaded"]:
@@ -145,7 +143,7 @@ def jobs(
 ) -> Ended:
     """List the fine-tuning jobs of a running server, the newest first."""
     found = _asked(url, f"{_JOBS}?limit={limit}")
-    table = Table("job", "model", "status", "is", box=SIMPLE_HEAD)
+    table = listing("job", "model", "status", "is", whole="job")
     for job in found["data"]:
         table.add_row(*map(Text, (job["id"], job["model"], job["status"], _outcome(job))))
     none = "no fine-tuning job yet; `halfeven finetune NAME --data FILE` begins one"

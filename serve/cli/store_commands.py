@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 
 from ...models.errors import BadInput, DamagedFile
-from .console import DEFAULT_STORE, Ended, StoreAt, command, notify
+from .console import DEFAULT_STORE, Ended, StoreAt, command, listing, notify
 
 if TYPE_CHECKING:
     from ...models.store.store import Store
@@ -40,7 +38,7 @@ def models(
     opened = store_at(store)
     damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name, check))}
     found = {name: _versions(opened, name) for name in opened.names()}
-    table = Table("model", "version", "served", "status", "forms", "reason", box=SIMPLE_HEAD)
+    table = listing("model", "version", "served", "status", "forms", "reason")
     for name, versions in found.items():
         for version in versions:
             forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"

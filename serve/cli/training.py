@@ -179,11 +179,11 @@ def reproduce(
     from ...exporters.inputs.samples import MAX_BYTES
     from ..finetune.jobs.reproducing import reproduce, sentence_of
     from ..settings import largest_upload
-    from ..versions.versions_in_store import store_at, version_of
+    from ..versions.versions_in_store import store_at
 
     name, number = version_named(target)
     opened, most = store_at(store), max(MAX_BYTES, largest_upload())
-    facts = reproduce(opened, version_of(opened, name, number), data, validation, notify, most)
+    facts = reproduce(opened, opened.numbered(name, number), data, validation, notify, most)
     return facts, sentence_of(facts), 0 if facts["equal"] else 3
 
 

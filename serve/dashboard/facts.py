@@ -211,7 +211,7 @@ def timeline(
     for job in jobs:
         if job.name in names:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(job.finished_at or job.created_at))
-            message = f"fine-tuning is {job.status}" + (f": {job.message}" if job.message else "")
+            message = f"fine-tuning {job.status}" + (f": {job.message}" if job.message else "")
             found.append({"at": at, "model": job.name, "kind": "job", "message": message, "job": job.id})
     found.sort(key=lambda event: str(event.get("at")), reverse=True)
     return found[:most]

@@ -4,36 +4,45 @@
     from halfeven.drop_in import auto_convert_mixed_precision    # onnxconverter_common.auto_mixed_precision
     from halfeven.drop_in import convert_to_mixed_precision      # modelopt.onnx.autocast
 
-A model whose half is not proven equal raises ParityRefused, where the other converters give a model all the same.
+A model whose half is not proven equal raises ParityRefused, where the other converters give a model all the same. One
+of which nothing is half is given back in FP32 with a warning, if its inputs and outputs are to keep their datatypes.
 Parameters that steer how nodes are chosen by magnitude have no meaning here: one that is not at its default is named in
 a warning and ignored.
 """
 
 import glob
+import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
+from onnx.version_converter import convert_version
 
-from ...exporters.onnx.reading.graph import walk
-from ...exporters.onnx.reading.large_files import save
-from ...models.errors import ParityRefused
+from ...exporters.half_files.half_file import FP32
+from ...exporters.inputs.samples import read_tensors
+from ...exporters.onnx.reading.graph import FLOAT, HALVES, opset_of, walk
+from ...exporters.onnx.reading.large_files import is_large, save
+from ...exporters.onnx.reading.widening import cast_at_the_boundary
+from ...exporters.onnx.runtime import has_half, runtime_answers
+from ...models.errors import BadInput, BadSamples, ParityRefused
 from .half_files import fp16
 
-_BOUNDARY = "inputs and outputs keep the datatypes of the model"
+_Samples: TypeAlias = Mapping[str, np.ndarray] | str | os.PathLike[str] | None
+_Kept: TypeAlias = bool | Collection[str]
+_Accepts: TypeAlias = Callable[[list[np.ndarray], list[np.ndarray]], bool]
 
 
 def convert_float_to_float16(
-    model: ModelProto,
+    model: ModelProto | str | os.PathLike[str],
     min_positive_val: float = 1e-7,
     max_finite_val: float = 1e4,
-    keep_io_types: bool | Sequence[str] = False,
+    keep_io_types: _Kept = False,
     disable_shape_infer: bool = False,
     op_block_list: Sequence[str] | None = None,
     node_block_list: Sequence[str] | None = None,
@@ -41,59 +50,158 @@ def convert_float_to_float16(
     **others: Any,
 ) -> ModelProto:
     """As ``onnxconverter_common.float16`` and ``onnxruntime.transformers.float16`` have it. Weights keep their values:
-    none is moved to ``min_positive_val`` or ``max_finite_val``. Raises ParityRefused."""
+    none is moved to ``min_positive_val`` or ``max_finite_val``. ``keep_io_types``: True, or the names of the inputs and
+    outputs that stay FP32. Raises ParityRefused, BadInput for a model that has half values already (but with
+    ``check_fp16_ready=False``)."""
     _ignored(
-        min_positive_val=min_positive_val != 1e-7,
-        max_finite_val=max_finite_val != 1e4,
-        keep_io_types=keep_io_types is not True,
+        min_positive_val=min_positive_val not in (1e-7, 5.96e-8),
+        max_finite_val=max_finite_val not in (1e4, 65504.0),
         **{name: bool(value) for name, value in others.items()},
     )
+    model = _read(model)
+    if check_fp16_ready and has_half(model):
+        raise BadInput(
+            "the model has half values already: expected one in FP32; give check_fp16_ready=False to convert it again"
+        )
     keep = _patterns(model, op_block_list, node_block_list, str.__eq__)
-    return _converted(model, None, keep, "fp16")
+    return _converted(model, None, keep, "fp16", keep_io_types)
 
 
-def convert_float_to_float16_model_path(model_path: str, **parameters: Any) -> ModelProto:
-    """`convert_float_to_float16` of a file. Raises ParityRefused."""
-    return convert_float_to_float16(onnx.load(model_path), **parameters)
+def convert_float_to_float16_model_path(
+    model_path: str | os.PathLike[str],
+    min_positive_val: float = 1e-7,
+    max_finite_val: float = 1e4,
+    keep_io_types: _Kept = False,
+    **others: Any,
+) -> ModelProto:
+    """`convert_float_to_float16` of a file. Raises as that."""
+    return convert_float_to_float16(model_path, min_positive_val, max_finite_val, keep_io_types, **others)
 
 
 def auto_convert_mixed_precision(
     model: ModelProto,
     feed_dict: Mapping[str, np.ndarray],
-    validate_fn: Callable[[Any, Any], bool] | None = None,
+    validate_fn: _Accepts | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     keep_io_types: bool = False,
 ) -> ModelProto:
-    """As ``onnxconverter_common.auto_mixed_precision`` has it. ``feed_dict`` judges: each row of it is a sample; the
-    gate's rules take the place of ``validate_fn``, ``rtol`` and ``atol``. Raises ParityRefused."""
-    _ignored(
-        validate_fn=validate_fn is not None,
-        rtol=rtol is not None,
-        atol=atol is not None,
-        keep_io_types=not keep_io_types,
+    """As ``onnxconverter_common.auto_mixed_precision`` has it. ``feed_dict`` judges: each row of it is a sample. A half
+    that passes the gate has to pass ``validate_fn``, or ``rtol`` and ``atol``, as well. Raises ParityRefused."""
+    half = _converted(_read(model), feed_dict, (), "fp16", keep_io_types)
+    if not _accepted(model, half, feed_dict, validate_fn, rtol, atol):
+        raise ParityRefused(
+            "the half passes the gate, but validate_fn, rtol or atol refuse its answers to feed_dict: expected that "
+            "they accept what is equal to within FP16's rounding"
+        )
+    return half
+
+
+def auto_convert_mixed_precision_model_path(
+    source_model_path: str | os.PathLike[str],
+    input_feed: Mapping[str, np.ndarray],
+    target_model_path: str | os.PathLike[str],
+    provider: Sequence[str] | None = None,
+    location: str | None = None,
+    customized_validate_func: _Accepts | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    keep_io_types: bool = True,
+    verbose: bool = False,
+) -> None:
+    """`auto_convert_mixed_precision` from file to file; with ``location``, or from 2 GiB on, the weights stand in a
+    file of their own. The proof is made on a CPU. Raises ParityRefused."""
+    _ignored(provider=list(provider or ()) not in ([], ["CPUExecutionProvider"]))
+    half = auto_convert_mixed_precision(
+        _read(source_model_path), input_feed, customized_validate_func, rtol, atol, keep_io_types
     )
-    return _converted(model, feed_dict, (), "fp16")
+    target, place = Path(target_model_path), location or "fp16_tensor.data"
+    apart = location is not None or is_large(half)
+    if apart:
+        target.with_name(place).unlink(missing_ok=True)  # onnx would append to it
+    onnx.save(half, target, save_as_external_data=apart, location=place)
 
 
 def convert_to_mixed_precision(
-    onnx_path: str,
+    onnx_path: str | os.PathLike[str],
     low_precision_type: str = "fp16",
     nodes_to_exclude: Sequence[str] | None = None,
     op_types_to_exclude: Sequence[str] | None = None,
-    calibration_data: str | Mapping[str, np.ndarray] | None = None,
+    nodes_to_include: Sequence[str] | None = None,
+    op_types_to_include: Sequence[str] | None = None,
+    data_max: float | None = 512,
+    init_max: float | None = 65504.0,
     keep_io_types: bool = False,
+    calibration_data: _Samples = None,
+    custom_rule: object = None,
+    init_conversion_max_bytes: int | None = None,
+    providers: Sequence[str] = ("cpu",),
+    trt_plugins: Sequence[str] = (),
+    trt_plugins_precision: Sequence[str] = (),
+    max_depth_of_reduction: int | None = None,
+    opset: int | None = None,
     **others: Any,
 ) -> ModelProto:
-    """As ``modelopt.onnx.autocast`` has it; ``calibration_data`` (an npz file or inputs by name) are the samples that
-    judge. Bounds by magnitude (``data_max``, ``init_max``), runtimes and plug-ins have no meaning here. Raises
+    """As ``modelopt.onnx.autocast`` has it; ``calibration_data`` (inputs by name, an npz file or a folder of them) are
+    the samples that judge. Bounds by magnitude, forced nodes and plug-ins have no meaning here. Raises
     ParityRefused."""
-    _ignored(keep_io_types=not keep_io_types, **{name: value is not None for name, value in others.items()})
-    model = onnx.load(onnx_path, load_external_data=False)
+    _ignored(
+        nodes_to_include=bool(nodes_to_include),
+        op_types_to_include=bool(op_types_to_include),
+        data_max=data_max not in (None, 512),
+        init_max=init_max not in (None, 65504.0),
+        custom_rule=custom_rule is not None,
+        init_conversion_max_bytes=init_conversion_max_bytes is not None,
+        providers=list(providers) != ["cpu"],
+        trt_plugins=bool(trt_plugins),
+        trt_plugins_precision=bool(trt_plugins_precision),
+        max_depth_of_reduction=max_depth_of_reduction is not None,
+        **{name: bool(value) for name, value in others.items()},
+    )
+    model = _at_opset(_read(onnx_path), opset)
     keep = _patterns(
         model, op_types_to_exclude, nodes_to_exclude, lambda one, name: bool(re.match(one, name))
     )
-    return _converted(Path(onnx_path), calibration_data, keep, low_precision_type)
+    return _converted(model, calibration_data, keep, low_precision_type, keep_io_types)
+
+
+def convert_to_f16(
+    model: ModelProto,
+    low_precision_type: str = "fp16",
+    keep_io_types: bool = True,
+    op_block_list: Sequence[str] = (),
+    tensor_block_dict: Mapping[str, Any] | None = None,
+    trt_plugins: Sequence[str] | None = None,
+    use_standalone_type_inference: bool = False,
+    opset: int | None = None,
+) -> ModelProto:
+    """As ``modelopt.onnx.autocast`` has it. Raises ParityRefused."""
+    _ignored(tensor_block_dict=bool(tensor_block_dict), trt_plugins=bool(trt_plugins))
+    model = _at_opset(_read(model), opset)
+    keep = _patterns(model, op_block_list, None, str.__eq__)
+    return _converted(model, None, keep, low_precision_type, keep_io_types)
+
+
+def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+    """A model, or that of a file; the caller's own is never changed."""
+    if isinstance(model, ModelProto):
+        copied = ModelProto()
+        copied.CopyFrom(model)
+        return copied
+    if not isinstance(model, str | os.PathLike):
+        raise BadInput(f"expected an ONNX ModelProto or the path of a file, got a {type(model).__name__}")
+    return onnx.load(model)
+
+
+def _at_opset(model: ModelProto, opset: int | None) -> ModelProto:
+    """The model at a later opset; it is not taken back to an earlier one."""
+    own = opset_of(model)
+    if opset is not None and opset < own:
+        warnings.warn(
+            f"halfeven.drop_in ignores opset={opset}: it is lower than the original model's opset {own}, which stays",
+            stacklevel=3,
+        )
+    return convert_version(model, opset) if opset is not None and opset > own else model
 
 
 def _patterns(
@@ -111,18 +219,91 @@ def _patterns(
 
 
 def _ignored(**given: bool) -> None:
-    named = [name for name, differs in given.items() if differs]
-    if named:
-        boundary = f"; {_BOUNDARY}" if "keep_io_types" in named else ""
-        warnings.warn(f"halfeven.drop_in ignores {', '.join(named)}{boundary}", stacklevel=3)
+    if named := [name for name, differs in given.items() if differs]:
+        warnings.warn(f"halfeven.drop_in ignores {', '.join(named)}", stacklevel=3)
 
 
-def _converted(model: ModelProto | Path, samples: Any, keep: Sequence[str], dtype: str) -> ModelProto:
+def _converted(
+    model: ModelProto, samples: _Samples, keep: Sequence[str], dtype: str, kept_ends: _Kept
+) -> ModelProto:
+    judging, ends = _arrays(samples), _float_ends(model, kept_ends)
+    if ends and dtype == "bf16":
+        ends = []
+        warnings.warn(
+            "halfeven.drop_in ignores keep_io_types=False for bf16: ONNX Runtime takes no arrays of it from Python",
+            stacklevel=3,
+        )
+    for value in ends if dtype in HALVES else ():
+        value.type.tensor_type.elem_type = HALVES[dtype]
+    if ends:
+        cast_at_the_boundary(model)
+        judging = judging and _fed(model, judging)
     with TemporaryDirectory(prefix="halfeven-drop-in-") as place:
-        source = model if isinstance(model, Path) else Path(place) / "model.onnx"
-        if isinstance(model, ModelProto):
-            save(model, source)
-        made = fp16(source, Path(place) / "half.onnx", samples, keep=keep, dtype=dtype)
-        if made.file is None:
-            raise ParityRefused(f"no half of {source.name} is proven equal: {made.reason}")
-        return onnx.load(made.file)
+        source, target = Path(place) / "model.onnx", Path(place) / "half.onnx"
+        save(model, source)
+        made = fp16(source, target, judging, keep=keep, dtype=dtype)
+        if made.verdict == FP32:  # no products: all else may be half, as those converters have it
+            wider = fp16(source, target, judging, keep=keep, dtype=dtype, level="O3", search=True)
+            made = wider if wider.file else made
+        if made.file is not None:
+            return onnx.load(made.file)
+        if made.verdict == FP32 and not ends:
+            warnings.warn(f"halfeven.drop_in gives the model back in FP32: {made.reason}", stacklevel=3)
+            return model
+        raise ParityRefused(f"no half of the model is proven equal: {made.reason}")
+
+
+def _float_ends(model: ModelProto, kept: _Kept) -> list[ValueInfoProto]:
+    """The inputs and outputs that are to become half. An initialiser that is listed as an input is none."""
+    if kept is True:
+        return []
+    stay = {tensor.name for tensor in model.graph.initializer} | set(kept or ())
+    values = (*model.graph.input, *model.graph.output)
+    return [one for one in values if one.type.tensor_type.elem_type == FLOAT and one.name not in stay]
+
+
+def _arrays(samples: _Samples) -> dict[str, np.ndarray] | None:
+    """Samples by name; the batches of a folder of npz files one after the other. Raises BadSamples."""
+    if samples is None or isinstance(samples, Mapping):
+        return None if samples is None else dict(samples)
+    path = Path(samples)
+    batches = [read_tensors(one) for one in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
+    if not batches or any(batch.keys() != batches[0].keys() for batch in batches):
+        raise BadSamples(f"{path}: expected npz files with the same names, got {[*map(sorted, batches)]}")
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _fed(model: ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Inputs in the half datatype where the model takes that. Raises BadSamples for numbers beyond its range."""
+    half = {one.name for one in model.graph.input if one.type.tensor_type.elem_type == HALVES["fp16"]}
+    fed = dict(inputs)
+    for name in half & inputs.keys():
+        with np.errstate(over="ignore"):
+            fed[name] = inputs[name].astype(np.float16)
+        if np.isinf(fed[name]).sum() > np.isinf(inputs[name]).sum():
+            raise BadSamples(
+                f"input '{name}' has numbers beyond 65504, which FP16 does not hold: expected samples that it does, or "
+                "keep_io_types=True"
+            )
+    return fed
+
+
+def _accepted(
+    model: ModelProto,
+    half: ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    validate: _Accepts | None,
+    rtol: float | None,
+    atol: float | None,
+) -> bool:
+    names = [value.name for value in model.graph.output]
+    sides = (runtime_answers(one)(_fed(one, inputs)) for one in (model, half))
+    of_original, of_half = ([answers[name] for name in names] for answers in sides)
+    if validate is not None and not validate(of_original, of_half):
+        return False
+    if rtol is None and atol is None:
+        return True
+    relative, absolute = 1e-5 if rtol is None else rtol, 1e-8 if atol is None else atol
+    return all(
+        np.allclose(one, other, relative, absolute) for one, other in zip(of_original, of_half, strict=True)
+    )

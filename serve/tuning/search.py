@@ -20,7 +20,7 @@ from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import Engine
 from ...models.engines.load import load_half, load_original
 from ...models.engines.true_fp32 import use_true_fp32
-from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
+from ...models.errors import BadSetting, EngineFailed, HalfevenError
 from ...models.machine.usable_cores import usable_cores
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Store, Version
@@ -98,10 +98,9 @@ def _handicapped(one: MeasuredWay) -> float:
 
 def _version(name: str, store: Store) -> Version:
     model, _, number = name.partition("@")
-    if not store.numbers(model):
-        raise UnknownName.of_model(model, store.names())
     if number:
         return store.numbered(model, number)
+    store.known(model)
     version = store.live(model) or store.newest(model)
     assert version is not None  # a name in the store has a version
     return version

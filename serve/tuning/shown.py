@@ -77,8 +77,8 @@ def _delays(simulations: list[dict[str, Any]]) -> list[Table]:
         return []
     table = Table("delay µs", "callers", "per second", "p50 ms", "p99 ms", box=SIMPLE_HEAD)
     for one in simulations:
-        numbers = (one["per_second"], one["p50_ms"], one["p99_ms"])
-        table.add_row(str(one["delay_us"]), str(one["callers"]), *(f"{number:,.4g}" for number in numbers))
+        times = (f"{one[name]:,.4g}" for name in ("p50_ms", "p99_ms"))
+        table.add_row(str(one["delay_us"]), str(one["callers"]), f"{one['per_second']:,.0f}", *times)
     return [table]
 
 

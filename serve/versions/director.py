@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ...exporters.report.version_facts import facts_of
-from ...models.errors import BadInput, Conflict, HalfevenError, NotReady, UnknownName
+from ...models.errors import BadInput, Conflict, HalfevenError, NotReady
 from ...models.store.store import LIVE, Version
 from .orders import events, newest_events
 from .roster import Roster
@@ -71,8 +71,8 @@ class Director:
     def describe(self, name: str) -> dict[str, Any]:
         """The loaded versions with label, share and figures, as JSON; none where the name is not loaded."""
         served = self._roster.served(name)
-        if served is None and not self._store.numbers(name):
-            raise UnknownName.of_model(name, self._store.names())
+        if served is None:
+            self._store.known(name)
         described = {"name": name, "live": self._store.live_number(name)}
         fault = self._roster.fault(name)
         loaded = served.describe() if served is not None else []
@@ -142,8 +142,7 @@ class Director:
         return wanted
 
     def _live(self, name: str, version: int) -> Version:
-        if not self._store.numbers(name):
-            raise UnknownName.of_model(name, self._store.names())
+        self._store.known(name)
         wanted = self._store.version(name, version)
         if wanted.status != LIVE:
             raise Conflict(f"{wanted} was refused by the parity gate and is never made active")

@@ -5,15 +5,13 @@ from typing import Any
 
 from ...exporters.report.version_facts import facts_of
 from ...models.errors import DamagedFile, StoreUnusable, UnknownName
-from ...models.store.store import Store, Version
+from ...models.store.store import Store
 
 
 def versions_of(store: Store, model: str) -> list[dict[str, Any]]:
     """The facts of each version of a model; ``live`` of the active one is true. Raises UnknownName, DamagedFile."""
-    if not store.numbers(model):
-        raise UnknownName.of_model(model, store.names())
-    live = store.live_number(model)
-    return [_listed(store, model, number) | {"live": number == live} for number in store.numbers(model)]
+    numbers, live = store.known(model), store.live_number(model)
+    return [_listed(store, model, number) | {"live": number == live} for number in numbers]
 
 
 def _listed(store: Store, model: str, number: int) -> dict[str, Any]:
@@ -69,16 +67,9 @@ def damaged_files(store: Store, model: str, every_byte: bool) -> list[str]:
     return found
 
 
-def version_of(store: Store, model: str, number: str) -> Version:
-    """A version by model and number. Raises UnknownName, whose message lists the models or versions that there are."""
-    if not store.numbers(model):
-        raise UnknownName.of_model(model, store.names())
-    return store.numbered(model, number)
-
-
 def promote(store: Store, model: str, number: str) -> dict[str, Any]:
     """Make this version the active one; gives its facts. Raises UnknownName, Conflict for a refused version."""
-    version = version_of(store, model, number)
+    version = store.numbered(model, number)
     store.promote(version)
     return facts_of(version)
 

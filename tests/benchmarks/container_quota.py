@@ -1,11 +1,12 @@
 """A server in a control group with half a core, one and one and a half: its threads, its stops, its times.
 
-    python -m tests.benchmarks.container_quota [--before CHECKOUT] [--quotas 0.5,1,1.5] [--seconds 10] [--model image]
+    python -m tests.benchmarks.container_quota [--before CHECKOUT] [--quotas 0.5,1,1.5] [--seconds 10] [--settle 20]
 
 For each quota a server is started in a control group of its own that has it (the callers are outside of it), first of
 the other checkout, where one is given, then of this one. Each measures its choices for itself, in a store of its own.
-Load: single requests at a fixed rate of about a third of what the quota allows, then eight callers who ask again at
-once. Needs root and Linux, with a control group in which others can be made (cgroup version 1 or 2).
+Eight callers ask for ``--settle`` seconds first, in which it corrects them. Load: single requests at a fixed rate of
+about a third of what the quota allows, then eight callers who ask again at once. Needs root and Linux, with a control
+group in which others can be made (cgroup version 1 or 2).
 
 A row for each server and load: ``threads`` of the whole process and those that its engine took, the periods of the
 scheduler (0.1 s) in which it ran and those of them in which it was stopped, milliseconds, requests per second. The last
@@ -111,10 +112,11 @@ def threads_of(pid: int) -> int:
 
 
 def measured(
-    checkout: Path, quota: float, model: str, store: Path, where: Path, seconds: float, rate: float
+    checkout: Path, quota: float, store: Path, where: Path, asked: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    links = where / "links"
+    links, model, seconds, rate = where / "links", asked.model, asked.seconds, asked.rate
     with group_with(quota) as group, server_in(group, checkout, store, links) as (pid, port):
+        bench(f"http://127.0.0.1:{port}", model, Plan((8,), seconds=asked.settle), lambda _: None)
         steady = Plan(seconds=seconds, rates=(rate * quota,))
         for load, plan in (
             (f"{rate * quota:g} a second", steady),
@@ -134,6 +136,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout, measured in the same way")
     parser.add_argument("--quotas", default="0.5,1,1.5")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--settle", type=float, default=20.0)
     parser.add_argument("--model", default="image", choices=["tiny", "encoder", "image"])
     parser.add_argument("--rate", type=float, default=40.0, help="requests per second for each core")
     asked = parser.parse_args()
@@ -147,7 +150,7 @@ def main() -> None:
             for checkout in checkouts:
                 store = where / f"store-{quota}-{checkout.name}"
                 convert_by(of_checkout(checkout, where / "links"), folder, store)
-                for row in measured(checkout, quota, asked.model, store, where, asked.seconds, asked.rate):
+                for row in measured(checkout, quota, store, where, asked):
                     rows.append(row)
                     print(" | ".join(map(str, row.values())), flush=True)
     print(json.dumps(rows))

@@ -4,13 +4,15 @@
 
 It runs in an interpreter that has the converter (by path: the project need not be there). A line on standard
 input is a job ``{source, target, calibration}``, a line on standard output what became of it; the first line
-says whether the converter is there and which version. ``calibration`` is a folder of .npz batches.
+says whether the converter is there and which version. ``calibration`` is a folder of .npz batches. A conversion
+that takes more processor time than `LIMIT_SECONDS` ends the process.
 """
 
 import importlib
 import importlib.metadata
 import json
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ Job = Mapping[str, Any]
 Convert = Callable[[Job], None]
 Loaded = tuple[Convert, str]  # the converter and its version
 
+LIMIT_SECONDS = 300  # of processor time for one model: how busy the machine is changes no verdict
 AUTO_TOLERANCES = {"rtol": 0.01, "atol": 0.001}  # those of its documentation; it has no defaults
 
 
@@ -48,6 +51,7 @@ def serve(load: Callable[[], Loaded], prepare: Callable[[Job], object] = lambda 
 
 def _done(convert: Convert, job: Job) -> dict[str, Any]:
     start = _processor_seconds()
+    resource.setrlimit(resource.RLIMIT_CPU, (int(start) + LIMIT_SECONDS, resource.RLIM_INFINITY))
     try:
         convert(job)
     except Exception as error:

@@ -12,10 +12,10 @@ import argparse
 import contextlib
 import json
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ from tests.corpus import CORPUS, captured, fresh
 
 OURS = ("halfeven, file", "halfeven, file, O3", "halfeven, program", "halfeven, program, O3")
 CALIBRATION_ROWS, CALIBRATION_SEED, BATCH = 32, 1, 8
-LIMIT_SECONDS = 300.0  # for one model
+HANGS_AFTER = 3000.0  # seconds without an answer; the workers' own limit is processor time
 HERE = Path(__file__).resolve().parent
 Row = dict[str, Any]  # one model by one converter: verdict, reason, seconds, size, …
 
@@ -44,7 +44,7 @@ class Worker:
     """A process that answers a line of JSON with a line of JSON; one that dies or hangs is started again."""
 
     command: Sequence[str]
-    limit: float = LIMIT_SECONDS
+    limit: float = HANGS_AFTER
     hello: Mapping[str, Any] = field(default_factory=dict)
     _process: subprocess.Popen[str] | None = None
 
@@ -53,7 +53,7 @@ class Worker:
         self._process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        self.hello = self._answer(LIMIT_SECONDS)
+        self.hello = self._answer(HANGS_AFTER)
         return self.hello
 
     def ask(self, job: Mapping[str, Any]) -> Row:
@@ -79,6 +79,8 @@ class Worker:
             return json.loads(line)
         status = None if line is None else self._process.wait()
         self.stop()
+        if status == -signal.SIGXCPU:
+            return {"error": "took longer than the processor time that one model has"}
         return {"error": f"hung: no answer in {limit:g} s" if line is None else f"died with status {status}"}
 
 
@@ -160,13 +162,15 @@ def workers(peers: str) -> dict[str, Worker]:
 # The tables.
 
 
-def summary(results: Mapping[str, Sequence[Row]]) -> str:
+def summary(results: Mapping[str, Sequence[Row]], versions: Mapping[str, Any] | None = None) -> str:
     """Markdown: one row a converter."""
     heads = (
         "converter", "good", "silently wrong", "wrong", "✗conv", "✗load", "✗io", "checker objects",
-        "FP32 of float nodes (good ones)", "casts (good ones)", "processor seconds (worst)",
+        "FP32 of float nodes (good ones)", "casts (good ones)", "processor seconds (worst)", "version",
     )  # fmt: skip
-    return _table(heads, [_line(name, rows) for name, rows in results.items()])
+    return _table(
+        heads, [[*_line(name, rows), (versions or {}).get(name, "")] for name, rows in results.items()]
+    )
 
 
 def _line(name: str, rows: Sequence[Row]) -> list[str]:
@@ -242,38 +246,39 @@ def main() -> None:
         "--converter", nargs="+", default=[*PEERS, *OURS], choices=[*PEERS, *OURS], metavar="NAME"
     )
     parser.add_argument("--out", type=Path, help="results.json; the tables go to results.md beside it")
+    parser.add_argument(
+        "--join", nargs="+", type=Path, help="print the tables of these results of one commit"
+    )
     parser.add_argument("--files", type=Path, help="keep the ONNX files in this folder")
     asked = parser.parse_args()
+    if asked.join:
+        parts = [json.loads(path.read_text()) for path in asked.join]
+        joined = {key: {k: v for part in parts for k, v in part[key].items()} for key in parts[0]}
+        print(_text(joined["results"], joined["left out"], joined["about"]))
+        return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         files, left_out = write_files(asked.only, asked.files or Path(scratch))
-        results, versions = _run(workers(asked.peers), asked.converter, files)
-    about = {**environment(torch.device("cpu")), **versions}
-    text = _text(results, left_out, about)
+        judge = Worker((sys.executable, "-m", "tests.benchmarks.converter_judge"))
+        results, about, text = dict[str, list[Row]](), dict[str, Any](), ""
+        for name, worker in ((name, workers(asked.peers)[name]) for name in asked.converter):
+            results[name] = list(converted(name, worker, judge, files))
+            about[name] = str(worker.hello.get("version", "not installed"))
+            text = _text(results, left_out, environment(torch.device("cpu")) | about)
+            if asked.out:  # after each converter: a run of an hour may be ended
+                asked.out.write_text(
+                    json.dumps({"about": about, "left out": left_out, "results": results}, indent=1)
+                )
+                asked.out.with_suffix(".md").write_text(text)
+        judge.stop()
     print(text)
-    if asked.out:
-        asked.out.write_text(json.dumps({"about": about, "left out": left_out, "results": results}, indent=1))
-        asked.out.with_suffix(".md").write_text(text)
-
-
-def _run(
-    known: Mapping[str, Worker], wanted: Sequence[str], files: Sequence[File]
-) -> tuple[dict[str, list[Row]], dict[str, str]]:
-    judge = Worker((sys.executable, "-m", "tests.benchmarks.converter_judge"))
-    results: dict[str, list[Row]] = {}
-    for name in wanted:
-        start = time.perf_counter()
-        results[name] = list(converted(name, known[name], judge, files))
-        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
-    judge.stop()
-    return results, {name: str(known[name].hello.get("version", "not installed")) for name in wanted}
 
 
 def _text(results: Mapping[str, Sequence[Row]], left_out: Mapping[str, str], about: Mapping[str, Any]) -> str:
     out = "".join(f"\n- {name}: {reason}" for name, reason in left_out.items()) or " none"
     versions = "".join(f"\n- {key}: {value}" for key, value in about.items())
     parts = (
-        summary(results),
+        summary(results, about),
         pairs(results),
         by_model(results),
         f"Not exported:{out}",

@@ -1,25 +1,31 @@
 """Requests per second of texts of different lengths: with ``[batching] lengths`` and without, in turns in one process.
 
-    python -m tests.benchmarks.length_buckets [NET …] [--rounds 5] [--seconds 4] [--callers 32] [--out FILE.json]
+    python -m tests.benchmarks.length_buckets [NET …] [--lengths uniform short ends] [--rounds 5] [--seconds 4]
+                                              [--callers 32] [--out FILE.json]
 
 Nets: ``micro`` (2 blocks of 64), ``tiny`` (2 of 128), ``mini`` (6 of 384), ``base`` (12 of 768): BERT of `transformers`
 with random weights. Each is converted at O0, which proves the lengths too, and its FP32 original answers callers
-of the batcher that ask again at once, each request one row of 8 to 128 ids. The first round warms up. Answers are
-compared with those of the row alone; the noise is that of the original in FP64. Processor milliseconds are those of
-this process.
+of the batcher that ask again at once, each request one row of 8 to 128 ids. Lengths: ``uniform``; ``short``, as
+questions and chat are (log-normal, median 20); ``ends``, half of 8 to 16 and half of 112 to 128. The first round warms
+up. Answers are compared with those of the row alone; the noise is that of the original in FP64.
+
+Processor milliseconds are those of this process: the callers take less than 0.02 of them for a request. ``ids`` are
+those of a mean request, and ``ids_run`` those of a mean row as it was run. ``times`` are requests per second, and
+``processor_times`` the processor's time of a request, which a busy machine changes less.
 """
 
 import argparse
 import asyncio
 import json
+import operator
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -72,18 +78,40 @@ lengths = {sizes}
 Arrays = list[np.ndarray]
 
 
+class Counting:
+    """An engine that counts the rows that it runs and their ids."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.rows, self.ids = engine, 0, 0
+
+    def run(self, inputs: Any) -> Arrays:
+        self.rows += sum(map(len, inputs[0]))
+        self.ids += sum(array.size for array in inputs[0])
+        return self._engine.run(inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 @dataclass(slots=True)
 class Side:
     """A batcher with what it answered in each round: requests, seconds, processor seconds."""
 
     batcher: Batcher
-    rounds: list[tuple[int, float, float]]
+    engine: Counting
+    rounds: list[tuple[int, float, float]] = field(default_factory=list)
 
-    def per_second(self, index: int) -> float:
-        return self.rounds[index][0] / self.rounds[index][1]
+    @classmethod
+    def of(cls, spec: ModelSpec, device: DeviceThread, engine: Engine) -> "Side":
+        counting = Counting(engine)
+        return cls(Batcher(spec, device, PreparedVersion("1", "", "fp32", cast(Engine, counting))), counting)
 
-    def processor_ms(self, index: int) -> float:
-        return 1e3 * self.rounds[index][2] / self.rounds[index][0]
+    def per_second(self) -> list[float]:
+        """Of each round but the first."""
+        return [requests / seconds for requests, seconds, _ in self.rounds[1:]]
+
+    def processor_ms(self) -> list[float]:
+        return [1e3 * seconds / requests for requests, _, seconds in self.rounds[1:]]
 
 
 def version_of(net: str, folder: Path) -> Version:
@@ -95,10 +123,33 @@ def version_of(net: str, folder: Path) -> Version:
     return convert(folder, Store(folder / "store"), Options(("torch",), "O0")).version
 
 
-def requests(number: int) -> list[Arrays]:
+def _uniform(random: np.random.Generator, number: int) -> np.ndarray:
+    return random.integers(SHORTEST, LONGEST, number, endpoint=True)
+
+
+def _short(random: np.random.Generator, number: int) -> np.ndarray:
+    return np.clip(random.lognormal(np.log(20), 0.7, number).astype(int), SHORTEST, LONGEST)
+
+
+def _ends(random: np.random.Generator, number: int) -> np.ndarray:
+    low, high = (
+        random.integers(8, 16, number, endpoint=True),
+        random.integers(112, 128, number, endpoint=True),
+    )
+    return np.where(random.random(number) < 0.5, low, high)
+
+
+LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "uniform": _uniform,
+    "short": _short,
+    "ends": _ends,
+}
+
+
+def requests(lengths: str, number: int = 997) -> list[Arrays]:
     random = np.random.default_rng(0)
-    lengths = random.integers(SHORTEST, LONGEST, number, endpoint=True)
-    return [[random.integers(0, 30000, (1, length)), np.ones((1, length), np.int64)] for length in lengths]
+    sizes = LENGTHS[lengths](random, number)
+    return [[random.integers(0, 30000, (1, size)), np.ones((1, size), np.int64)] for size in sizes]
 
 
 async def one_round(side: Side, asked: Sequence[Arrays], callers: int, seconds: float) -> None:
@@ -132,41 +183,56 @@ def furthest(spec: ModelSpec, engine: Engine, asked: Sequence[Arrays], came: Seq
     return worst
 
 
-async def measured(net: str, rounds: int, seconds: float, callers: int) -> dict[str, Any]:
+async def measured(
+    net: str, all_lengths: Sequence[str], rounds: int, seconds: float, callers: int
+) -> list[dict[str, Any]]:
+    """A row of the table for each of ``all_lengths``."""
     with tempfile.TemporaryDirectory() as scratch:
         version = version_of(net, Path(scratch))
         spec, device = version.spec(), DeviceThread()
         assert spec.batching.lengths == SIZES, version.manifest["notes"]
         run = reference_run_of(version, "fp16", torch.device("cpu"), stored_samples(version))
+        noise = {name: noise.numbers["error"] for name, noise in run.noise.items()}
         engine = load_original(version, "torch", torch.device("cpu"), CpuSetup(torch.get_num_threads()))
         device.start()
-        plain = replace(spec, batching=replace(spec.batching, lengths=()))
-        joined, today = (
-            Side(Batcher(one, device, PreparedVersion("1", "", "fp32", engine)), []) for one in (spec, plain)
-        )
-        asked = requests(997)
-        came = await answers(joined, asked[:64])
-        for _ in range(rounds + 1):
-            for side in (joined, today):
-                await one_round(side, asked, callers, seconds)
-        facts = {
-            "net": net,
-            "joined_per_second": [round(joined.per_second(at), 1) for at in range(1, rounds + 1)],
-            "today_per_second": [round(today.per_second(at), 1) for at in range(1, rounds + 1)],
-            "times": statistics.median(
-                joined.per_second(at) / today.per_second(at) for at in range(1, rounds + 1)
-            ),
-            "processor_ms": [
-                statistics.median(side.processor_ms(at) for at in range(1, rounds + 1)) for side in (joined, today)
-            ],
-            "rows_a_batch": [_rows_a_batch(side) for side in (joined, today)],
-            "furthest_from_alone": await device_call(device, lambda: furthest(spec, engine, asked[:64], came)),
-            "noise": {name: noise.numbers["error"] for name, noise in run.noise.items()},
-        }  # fmt: skip
-        for side in (joined, today):
-            await side.batcher.drain()
+        rows = []
+        for lengths in all_lengths:
+            plain = replace(spec, batching=replace(spec.batching, lengths=()))
+            joined, today = sides = [Side.of(one, device, engine) for one in (spec, plain)]
+            asked = requests(lengths)
+            came = await answers(joined, asked[:64])
+            furthest_apart = await device_call(
+                device, lambda asked=asked, came=came: furthest(spec, engine, asked[:64], came)
+            )
+            for _ in range(rounds + 1):
+                for side in sides:
+                    await one_round(side, asked, callers, seconds)
+            rows.append(
+                _row(net, lengths, joined, today, asked)
+                | {"furthest_from_alone": furthest_apart, "noise": noise}
+            )
+            for side in sides:
+                await side.batcher.drain()
         device.stop(30)
-    return facts
+    return rows
+
+
+def _row(net: str, lengths: str, joined: Side, today: Side, asked: Sequence[Arrays]) -> dict[str, Any]:
+    speeds, costs = (
+        [list(way(side)) for side in (joined, today)] for way in (Side.per_second, Side.processor_ms)
+    )
+    return {
+        "net": net,
+        "lengths": lengths,
+        "joined_per_second": [round(one, 1) for one in speeds[0]],
+        "today_per_second": [round(one, 1) for one in speeds[1]],
+        "times": round(statistics.median(map(operator.truediv, *speeds)), 2),
+        "processor_times": round(statistics.median(map(operator.truediv, costs[1], costs[0])), 2),
+        "processor_ms": [round(statistics.median(one), 3) for one in costs],
+        "rows_a_batch": [_rows_a_batch(side) for side in (joined, today)],
+        "ids": round(statistics.mean(one[0].size for one in asked), 1),
+        "ids_run": [round(side.engine.ids / side.engine.rows, 1) for side in (joined, today)],
+    }
 
 
 async def device_call(device: DeviceThread, call: Any) -> Any:
@@ -181,6 +247,7 @@ def _rows_a_batch(side: Side) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.length_buckets")
     parser.add_argument("nets", nargs="*", default=["micro", "tiny"], choices=[*NETS, []], metavar="NET")
+    parser.add_argument("--lengths", nargs="+", default=list(LENGTHS), choices=LENGTHS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--callers", type=int, default=32)
@@ -188,8 +255,10 @@ def main() -> None:
     asked = parser.parse_args()
     rows = []
     for net in asked.nets:
-        rows.append(asyncio.run(measured(net, asked.rounds, asked.seconds, asked.callers)))
-        print(json.dumps(rows[-1]), flush=True)
+        found = asyncio.run(measured(net, asked.lengths, asked.rounds, asked.seconds, asked.callers))
+        rows += found
+        for row in found:
+            print(json.dumps(row), flush=True)
     if asked.out:
         asked.out.write_text(json.dumps(rows, indent=1))
 

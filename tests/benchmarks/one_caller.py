@@ -1,10 +1,6 @@
 """What one caller waits for, on the smallest model: beside an empty uvicorn, and beside the model alone.
 
-    python -m tests.benchmarks.one_caller [--rounds 6] [--seconds 2] [--before CHECKOUT]
-
-With ``--before`` the small model is served by another checkout and by this one instead: median
-milliseconds of one caller and requests per second of 32 callers, and how many times as fast this one is (above 1 is
-faster).
+    python -m tests.benchmarks.one_caller [--rounds 6] [--seconds 2]
 
 Both servers stand side by side and are asked alternately, by one connection that asks again at once. The time of the
 model is measured twice: as the server counts it, between two system calls with cold caches, and in a tight loop in
@@ -14,7 +10,6 @@ this process. The last line on stdout is JSON; times are in microseconds.
 import argparse
 import json
 import re
-import shutil
 import socket
 import statistics
 import tempfile
@@ -28,13 +23,11 @@ import numpy as np
 import torch
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
-from halfeven.serve.bench.command import Plan, bench
 from tritonclient.http import InferenceServerClient, InferInput
 
-from tests.benchmarks.server_process import convert_by, engine_of, free_port, is_ready, of_checkout, process
+from tests.benchmarks.server_process import free_port, process
 from tests.benchmarks.workloads import SOURCE, write_folder
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 EMPTY = """
 async def app(scope, receive, send):
     while (await receive()).get("more_body"):
@@ -115,59 +108,13 @@ def measure(store: Path, where: Path, rounds: int, seconds: float) -> dict[str, 
     return {**found, "rounds": {name: [round(one) for one in each] for name, each in medians.items()}}
 
 
-def beside(before: Path, where: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """The other checkout converts, for this one reads what an older release wrote; each measures its own choices."""
-    cli, folder = "halfeven.serve.cli.main", write_folder(where, "tiny", "torch", "O0")
-    stores = {name: where / f"store-{name}" for name in ("before", "now")}
-    links = {name: of_checkout(one, where / name) for name, one in (("before", before), ("now", ROOT))}
-    convert_by(links["before"], folder, stores["before"])
-    shutil.copytree(stores["before"] / "models", stores["now"] / "models")
-    p50: dict[str, list[float]] = {"before": [], "now": []}
-    per_second: dict[str, list[float]] = {"before": [], "now": []}
-    with ExitStack() as running:
-        ports = {}
-        for name, store in stores.items():
-            serve = [cli, "serve", "--device", "cpu", "--drain-seconds", "0", "--store", str(store)]
-            ports[name] = running.enter_context(process(serve, where, free_port(), links[name]))
-            wait_ready(ports[name])
-        engines = {name: engine_of(port, "tiny") for name, port in ports.items()}
-        for turn in range(rounds):
-            for name in sorted(ports, reverse=bool(turn % 2)):
-                p50[name].append(statistics.median(asked_again_and_again(ports[name], seconds)))
-                plan = Plan((32,), seconds=seconds)
-                stage = bench(f"http://127.0.0.1:{ports[name]}", "tiny", plan, lambda _: None)["stages"][0]
-                per_second[name].append(stage["per_second"])
-    times = {name: statistics.median(each) for name, each in p50.items()}
-    rates = {name: statistics.median(each) for name, each in per_second.items()}
-    return {
-        "engines": engines,
-        "p50 ms": {name: round(each / 1000, 3) for name, each in times.items()},
-        "requests per second": {name: round(each) for name, each in rates.items()},
-        "p50, times as fast": round(times["before"] / times["now"], 3),
-        "requests per second, times as many": round(rates["now"] / rates["before"], 3),
-        "rounds": {"p50 us": p50, "requests per second": per_second},
-    }
-
-
-def wait_ready(port: int) -> None:
-    for _ in range(1200):
-        if is_ready(port):
-            return
-        time.sleep(0.1)
-    raise TimeoutError("a server did not become ready")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--before", type=Path, help="another checkout, served beside this one")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as target:
         where = Path(target)
-        if asked.before is not None:
-            print(json.dumps(beside(asked.before.resolve(), where, asked.rounds, asked.seconds)))
-            return
         store = Store(where / "store")
         convert(write_folder(where, "tiny", "torch", "O0"), store, Options(forms=("torch",)), print)
         print(json.dumps(measure(store.root, where, asked.rounds, asked.seconds)))

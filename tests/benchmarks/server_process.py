@@ -20,9 +20,9 @@ def of_checkout(checkout: Path, links: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(links)}
 
 
-def convert_by(environment: dict[str, str], folder: Path, store: Path) -> None:
+def convert_by(environment: dict[str, str], folder: Path, store: Path, form: str = "torch") -> None:
     """Convert with that checkout: an older one does not read what a newer one writes."""
-    command = [sys.executable, "-m", "halfeven.serve.cli.main", "convert", str(folder), "--form", "torch"]
+    command = [sys.executable, "-m", "halfeven.serve.cli.main", "convert", str(folder), "--form", form]
     subprocess.run([*command, "--store", str(store)], cwd=folder.parent, env=environment, check=True)
 
 

@@ -1,122 +1,18 @@
 """Bad input over a real wire: refused with words, the server lives, and the next caller is answered right.
 
-The reader's own refusals are in tests/serve/http/codecs; here is what only the whole server can get wrong.
+What a request itself can say wrongly is in tests/serve/test_bad_requests.py; here is what only the whole server can get
+wrong.
 """
 
 import json
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, answers_right, error_of
 from tests.conformance.raw_exchange import exchange
-from tests.slow import slow_but_every
 
 GOOD = {"inputs": [COUNTING, ONES]}
-
-
-def with_first(**changed: Any) -> dict[str, Any]:
-    return {"inputs": [{**COUNTING, **changed}, ONES]}
-
-
-def nested(depth: int) -> str:
-    return "[" * depth + "]" * depth
-
-
-BAD_BODIES: dict[str, tuple[object, str]] = {
-    "nothing": (b"", "JSON"),
-    "not JSON": (b"\xff\xfe{", "JSON"),
-    "half JSON": (json.dumps(GOOD)[:-3], "JSON"),
-    "two objects": (json.dumps(GOOD) * 2, "JSON"),
-    "a list": ([GOOD], "object"),
-    "a number": (3, "object"),
-    "null": (None, "object"),
-    "nesting of 1,000": ('{"inputs":' + nested(1000) + "}", "inputs"),
-    "nesting of 101 in the data": (
-        json.dumps(with_first(data="?")).replace('"?"', "[" * 101 + "1" + "]" * 101),
-        "depth",
-    ),
-    "a number of 500,000 digits": (
-        json.dumps(with_first(data="?")).replace('"?"', "[" + "1" * 500_000 + "]"),
-        "JSON",
-    ),
-    "NaN and a number of 500,000 digits": (
-        json.dumps(with_first(data="?")).replace('"?"', "[NaN," + "1" * 500_000 + "]"),
-        "JSON",
-    ),
-    "NaN and a nesting of 250,000": ('{"a":NaN,"inputs":' + nested(250_000) + "}", "depth"),
-    "nesting of 250,000": ('{"inputs":' + nested(250_000) + "}", "depth"),
-    "nesting of objects": ('{"a":' * 30_000 + "1" + "}" * 30_000, "depth"),
-    "deep parameters": ('{"parameters":{"a":' + nested(200) + '},"inputs":[]}', "parameters"),
-    "no inputs": ({}, "inputs"),
-    "inputs of another kind": ({"inputs": "all"}, "inputs"),
-    "an input that is no object": ({"inputs": [1]}, "inputs"),
-    "a name that is no string": (with_first(name=7), "name"),
-    "a name with a null byte": (with_first(name="INPUT0\0"), "INPUT0"),
-    "one input of two": ({"inputs": [COUNTING]}, "INPUT1"),
-    "one input twice": ({"inputs": [COUNTING, COUNTING, ONES]}, "INPUT0"),
-    "100,000 inputs": ({"inputs": [{"name": "a"}] * 50_000}, "input"),
-    "100,000 outputs": ({**GOOD, "outputs": [{"name": "OUTPUT0"}] * 40_000}, "already exists"),
-    "an unknown output": ({**GOOD, "outputs": [{"name": "OUTPUT9"}]}, "OUTPUT9"),
-    "another datatype": (with_first(datatype="FP32"), "INT32"),
-    "no datatype": (with_first(datatype=None), "INT32"),
-    "an unheard-of datatype": (with_first(datatype="X" * 100_000), "INT32"),
-    "BYTES": (with_first(datatype="BYTES"), "BYTES"),
-    "too many rows": (with_first(shape=[2**20, 16]), "batch"),
-    "no rows": (with_first(shape=[0, 16], data=[]), "shape"),
-    "a dimension too many": (with_first(shape=[1, 16, 1]), "shape"),
-    "a scalar": (with_first(shape=[], data=[1]), "shape"),
-    "a million dimensions": (with_first(shape=[1] * 200_000), "shape"),
-    "a shape of floats": (with_first(shape=[1.0, 16.0]), "shape"),
-    "a shape of strings": (with_first(shape=["1", "16"]), "shape"),
-    "a shape of truths": (with_first(shape=[True, 16]), "shape"),
-    "a shape beyond 64 bits": (with_first(shape=[2**70, 16]), "shape"),
-    "a shape whose product wraps to 16": (with_first(shape=[2**32 + 1, 2**32 * 16]), "shape"),
-    "a shape whose product wraps to 0": (with_first(shape=[2**32, 2**32]), "element count"),
-    "a number too large": (with_first(data=[2**31] + [0] * 15), "INPUT0"),
-    "a number beyond 64 bits": (with_first(data=[2**80] + [0] * 15), "INPUT0"),
-    "floats for integers": (with_first(data=[0.5] * 16), "INPUT0"),
-    "strings for integers": (with_first(data=["1"] * 16), "INPUT0"),
-    "null for integers": (with_first(data=[None] * 16), "INPUT0"),
-    "truths for integers": (with_first(data=[True] * 16), "INPUT0"),
-    "an object for data": (with_first(data={"a": 1}), "INPUT0"),
-    "ragged data": (with_first(data=[[1] * 15, [1]]), "data"),
-    "data and its size": (with_first(parameters={"binary_data_size": 64}), "only one"),
-    "shared memory": (
-        {"inputs": [{**COUNTING, "data": None, "parameters": {"shared_memory_region": "a"}}, ONES]},
-        "only one",
-    ),
-    "a reserved parameter": ({**GOOD, "parameters": {"triton_enable_x": True}}, "triton_"),
-    "a sequence": ({**GOOD, "parameters": {"sequence_id": 1}}, "sequence"),
-    "parameters of another kind": ({**GOOD, "parameters": [1]}, "parameters"),
-    "binary_data_output of another kind": (
-        {**GOOD, "parameters": {"binary_data_output": 1}},
-        "binary_data_output",
-    ),
-    "an id of another kind": ({**GOOD, "id": {"a": 1}}, "id"),
-    "a negative timeout": ({**GOOD, "parameters": {"timeout": -1}}, "timeout"),
-    "a timeout in words": ({**GOOD, "parameters": {"timeout": "soon"}}, "timeout"),
-    "a priority in words": ({**GOOD, "parameters": {"priority": "high"}}, "priority"),
-    "a negative priority": ({**GOOD, "parameters": {"priority": -1}}, "priority"),
-    "a classification of nothing": (
-        {**GOOD, "outputs": [{"name": "OUTPUT0", "parameters": {"classification": -1}}]},
-        "classification",
-    ),
-    "a classification in words": (
-        {**GOOD, "outputs": [{"name": "OUTPUT0", "parameters": {"classification": "best"}}]},
-        "classification",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", slow_but_every(4, BAD_BODIES))
-def test_a_bad_body_is_refused_with_words(http: httpx.Client, case: str) -> None:
-    body, words = BAD_BODIES[case]
-    answer = http.post(SIMPLE, content=body if isinstance(body, str | bytes) else json.dumps(body))
-    assert answer.status_code == 400, answer.text[:300]
-    assert words in error_of(answer)
-    assert len(error_of(answer)) < 5_000, "a refusal does not send everything back"
 
 
 BINARY = {
@@ -153,7 +49,7 @@ def test_a_bad_binary_body_is_refused_with_words(http: httpx.Client, case: str) 
     assert words in error_of(answer)
 
 
-@pytest.mark.parametrize("size", [63, 65, 0, -64, 2**63, 2**70, 64.0, "64", True, None, [64]])
+@pytest.mark.parametrize("size", [63, 65, 0, 2**63])
 def test_a_binary_size_that_is_not_the_tensors_is_refused(http: httpx.Client, size: object) -> None:
     lying = {**BINARY["inputs"][0], "parameters": {"binary_data_size": size}}
     text = json.dumps({"inputs": [lying, BINARY["inputs"][1]]}).encode()
@@ -249,16 +145,13 @@ def test_no_trick_with_a_name_reaches_what_is_said_of_a_model(serving: Serving, 
 
 
 def test_a_bystander_is_answered_right_between_bad_requests(serving: Serving) -> None:
+    bad_bodies = (
+        json.dumps(GOOD)[:-3],
+        '{"inputs":' + "[" * 250_000 + "]" * 250_000 + "}",
+        json.dumps({"inputs": [{**COUNTING, "shape": [2**32, 2**32]}, ONES]}),
+        json.dumps({**GOOD, "outputs": [{"name": "OUTPUT0"}] * 40_000}),
+    )
     with serving.client() as bad, serving.client() as good:
-        for case in (
-            "half JSON",
-            "nesting of 250,000",
-            "a shape whose product wraps to 0",
-            "100,000 outputs",
-        ):
-            body = BAD_BODIES[case][0]
-            assert (
-                bad.post(SIMPLE, content=body if isinstance(body, str) else json.dumps(body)).status_code
-                == 400
-            )
+        for body in bad_bodies:
+            assert bad.post(SIMPLE, content=body).status_code == 400
             answers_right(good)

@@ -16,7 +16,7 @@ from tests.conformance.conftest import LIMIT, Serving, seen_waiting
 from tests.conformance.hosted import ANIMALS
 from tests.conformance.perf_analyzer import BINARY, measure, read
 from tests.patience import PATIENCE_S
-from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc, triton
+from tests.serve.grpc.theirs import triton
 
 NAMES = {"INT8": np.int8, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32}
 SECONDS = PATIENCE_S
@@ -93,57 +93,6 @@ def test_classification_gives_the_best_classes_with_their_labels(
     for row, texts in zip(scores, answer, strict=True):
         best = np.argsort(-row)[:expected]
         assert [text.decode() for text in texts] == [f"{2 * row[i]:f}:{i}:{ANIMALS[i]}" for i in best]
-
-
-def one_float(*shape: int, **more: Any) -> dict[str, Any]:
-    return {"name": "INPUT0", "shape": list(shape), "datatype": "FP32", **more}
-
-
-# As in `test_http.py`, by the names of Triton's cases where it has them: the inputs, the outputs, the gRPC status.
-REFUSED = {
-    "test_buffer_size_overflow, elements": ([one_float(2**4, 2**60 + 2)], [], "INVALID_ARGUMENT"),
-    "test_buffer_size_overflow, bytes": ([one_float(2**2, 2**60 + 2)], [], "INVALID_ARGUMENT"),
-    "test_negative_dimensions": ([one_float(2, -5)], [], "INVALID_ARGUMENT"),
-    "test_duplicate_output_names": ([one_float(1, 1)], ["OUTPUT0", "OUTPUT0"], "INVALID_ARGUMENT"),
-    "an output that is not there": ([one_float(1, 1)], ["OUTPUT9"], "INVALID_ARGUMENT"),
-    "an input that is not there": ([one_float(1, 1, name="INPUT9")], [], "INVALID_ARGUMENT"),
-    "an input too much": ([one_float(1, 1), one_float(1, 1, name="INPUT1")], [], "INVALID_ARGUMENT"),
-    "an input twice": ([one_float(1, 1), one_float(1, 1)], [], "INVALID_ARGUMENT"),
-    "test_byte": ([one_float(1, 1, datatype="BYTES")], [], "INVALID_ARGUMENT"),
-    "another datatype": ([one_float(1, 1, datatype="FP64")], [], "INVALID_ARGUMENT"),
-    "axes too few": ([one_float(1)], [], "INVALID_ARGUMENT"),
-    "rows too many": ([one_float(10_000, 1)], [], "INVALID_ARGUMENT"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_http_refuses_is_refused_with_the_same_words(
-    serving: Serving, http: httpx.Client, client: Any, case: str
-) -> None:
-    inputs, outputs, status = REFUSED[case]
-    asked = service_pb2.ModelInferRequest(
-        model_name="onnx_zero_1_float32",
-        inputs=inputs,
-        outputs=[{"name": name} for name in outputs],
-        raw_input_contents=[bytes(4)] * len(inputs),
-    )
-    message: dict[str, Any] = {
-        "inputs": [{**one, "parameters": {"binary_data_size": 4}} for one in inputs],
-        "outputs": [{"name": name} for name in outputs],
-    }
-    if not outputs:
-        del message["outputs"]
-    head = httpx.Request("POST", "http://x", json=message).content
-    sent = {"inference-header-content-length": str(len(head))}
-    answer = http.post(
-        "/v2/models/onnx_zero_1_float32/infer", content=head + bytes(4 * len(inputs)), headers=sent
-    )
-    assert answer.status_code == 400
-    stub = service_pb2_grpc.GRPCInferenceServiceStub(client._channel)
-    with pytest.raises(Exception) as refused:
-        stub.ModelInfer(asked, timeout=SECONDS)
-    found: Any = refused.value
-    assert (found.code().name, found.details()) == (status, answer.json()["error"])
 
 
 def test_an_unknown_models_refusal_begins_with_tritons_words(client: Any) -> None:

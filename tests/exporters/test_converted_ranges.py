@@ -106,7 +106,7 @@ def test_generated_samples_are_drawn_from_the_range(random: np.random.Generator)
 
 
 def read_spec() -> ModelSpec:
-    from tests.serve.conftest import tensor as of
+    from tests.specs import tensor as of
 
     big = np.iinfo(np.int64).max
     return ModelSpec(

@@ -18,12 +18,12 @@ from halfeven.models.store.store import Store, Version
 
 from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured
-from tests.slow import EVERY_CASE
+from tests.slow import EVERY_CASE, slow_part_but
 
 # Below O3 a search is always made.
 ASKED = [("O0", False), ("O1", False), ("O2", False), ("O3", False), ("O3", True)]
 FEW = ["gate"]  # run always; the others are slow
-# All levels of all models take an hour: unless EVERY_CASE is set, each of the others is asked at one.
+# All levels of all models take an hour: unless EVERY_CASE is set, half of the others are asked, each at one.
 HEAVY = ["zoo unet", "deep stack"]  # a search at O3 takes them minutes: they are asked at O1
 # Sections that are shown only where there is something to show.
 OWN = {
@@ -93,13 +93,15 @@ NOTHING_TO_JUDGE = [("own half", "O0", False)]
 TABLE_STAYS_IN_FP32 = [("sinusoidal table", "O1", False)]
 
 Both = Callable[[str, str, bool], tuple[Outcome, Outcome]]
-cases = [
-    pytest.param(name, level, search, marks=() if name in FEW else pytest.mark.slow)
+ALWAYS = [(name, level, search) for name in FEW for level, search in ASKED]
+EACH = [
+    (name, level, search)
     for place, name in enumerate(CORPUS)
     for level, search in (
         ASKED if EVERY_CASE or name in FEW else [ASKED[1 if name in HEAVY else place % len(ASKED)]]
     )
 ]
+cases = slow_part_but(2, ALWAYS, EACH)
 every_case = pytest.mark.parametrize(("name", "level", "search"), cases)
 
 

@@ -14,6 +14,7 @@ from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.small_files import classifier
 from tests.exporters.onnx.traps import normal
 from tests.real.own_inputs import (
+    REAL,
     VOICE_OF_A_SONG,
     brain,
     dtln,
@@ -154,3 +155,11 @@ SAMPLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] 
     "EEG: spindles": brain,
     "music: voice of a song": song,
 }
+
+
+def file_of(name: str, folder: Path) -> Path:
+    """A made or a shipped file; the path of one whose package is not here does not exist."""
+    if name in MADE:
+        return MADE[name](folder)
+    path = REAL / SHIPPED[name]
+    return CUT[name](folder) if name in CUT and path.exists() else path

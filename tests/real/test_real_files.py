@@ -29,9 +29,10 @@ from halfeven.models.store.store import Store
 from torch import device
 
 from tests.real.asking import CLOSE, asked_over_http
-from tests.real.made_files import CUT, MADE, SAMPLES, SHIPPED
+from tests.real.made_files import MADE, SAMPLES, SHIPPED, file_of
 from tests.real.own_inputs import REAL
 
+TABLE = os.environ.get("HALFEVEN_REAL_TABLE")
 SECONDS = 900  # of one command
 GIVEN, FRESH, FRESH_SECONDS = 32, 256, 60.0
 
@@ -41,19 +42,20 @@ pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.usefixtures("plain_setup
 @pytest.fixture(params=[*MADE, *SHIPPED])
 def brought(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     name = request.param
-    if name in MADE:
-        if "transformers" in name:
-            pytest.importorskip("transformers")
-        return name, MADE[name](tmp_path)
-    path = REAL / SHIPPED[name]
-    if not path.is_file():
+    if "transformers" in name:
+        pytest.importorskip("transformers")
+    path = file_of(name, tmp_path)
+    if not path.exists():
         pytest.skip(f"the package '{SHIPPED[name].partition('/')[0]}' is not in {REAL}: run `make real`")
-    return name, CUT[name](tmp_path) if name in CUT else path
+    return name, path
 
 
 def command(*words: object) -> tuple[dict[str, Any], float, int]:
     """What a command of halfeven printed as JSON, its processor seconds, and the bytes of its largest process."""
-    line = [sys.executable, "-m", "halfeven.serve.cli.main", *map(str, words), "--json"]
+    own = (
+        ["-P"] if TABLE else ["-PB"]
+    )  # the second is forked (`preloaded.py`), from a process that is large already
+    line = [sys.executable, *own, "-m", "halfeven.serve.cli.main", *map(str, words), "--json"]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(line, stdout=out, stderr=said)
         too_long = threading.Timer(SECONDS, process.kill)
@@ -64,7 +66,7 @@ def command(*words: object) -> tuple[dict[str, Any], float, int]:
         out.seek(0)
         said.seek(0)
         printed = out.read()
-        assert process.returncode == 0, f"{line[3:]}: {printed}\n{said.read()}"
+        assert process.returncode == 0, f"{line[4:]}: {printed}\n{said.read()}"
     seconds = usage.ru_utime + usage.ru_stime
     return json.loads(printed.strip().splitlines()[-1]), seconds, usage.ru_maxrss * 1024
 
@@ -137,7 +139,7 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
     for tensor, right in zip(spec.outputs, expected(path, store, spec, inputs), strict=True):
         scale = float(np.abs(np.asarray(right, np.float64)).max(initial=0.0)) or 1.0
         assert np.allclose(answers[tensor.name], right, atol=CLOSE * scale, rtol=0), tensor.name
-    if table := os.environ.get("HALFEVEN_REAL_TABLE"):
+    if TABLE:
         form = next(iter(facts["forms"].values()))
         own = SAMPLES.get(name)
         fresh = (
@@ -151,5 +153,5 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
         shown = f"{power['share']:.0%} (8u: {power['noticed']['8u']:.0%})" if power else "–"
         nodes, half = f"{form['half_nodes']}/{form['nodes']}", facts["half"] or "FP32"
         row = (name, half, nodes, f"{seconds:.0f} s", f"{largest >> 20} MB", shown, worst, facts["reason"])
-        with Path(table).open("a") as file:
+        with Path(TABLE).open("a") as file:
             file.write(f"| {' | '.join(row)} |\n")

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.interface import (
     NO_TERMS,
     Answer,
@@ -30,6 +30,7 @@ from halfeven.serve.http.routes.app import History, build_app
 from halfeven.serve.http.routes.infer import InferFront
 
 from tests.patience import PATIENCE_S
+from tests.specs import tensor
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -154,10 +155,6 @@ class FakeRoster:
 
     def not_ready_reasons(self, reaches: Any = lambda _: True) -> list[str]:
         return self.reasons
-
-
-def tensor(name: str, datatype: str, *shape: int | str, **more: Any) -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), **more)
 
 
 def doubled(x: np.ndarray) -> list[np.ndarray]:

@@ -21,6 +21,7 @@ from tests.recurrent import HIDDEN, STEPS, WIDTH, recurrent_folder, requests, st
 from tests.serve.plain_request import get
 from tests.serve.versions.traffic.conftest import serving
 
+pytestmark = pytest.mark.usefixtures("plain_setup")
 FP32_NOISE = 1e-5  # as a share of the largest value of an output
 STATE_AXES = {"h": 1, "hn": 1}
 

@@ -1,11 +1,10 @@
 """A real server on the zoo's digits: real clients on the wire, versions swapped under their hands."""
 
+import itertools
 import json
 import shutil
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from halfeven.serve.versions import roster as roster_module
 from halfeven.serve.versions.loading import ready as readying
 
 from tests.digits import digits_that_ask_for_torch
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.serve.conftest import running
 from tests.serve.plain_request import get
 from tests.serve.versions.traffic.conftest import serving
@@ -54,40 +53,27 @@ def samples(converted: Path) -> Samples:
 LOAD_SECONDS = PATIENCE_S
 
 
-def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("binary", [True, False])
-@pytest.mark.parametrize("rows", [1, 7])
-def test_tritonclient_lists_checks_and_infers(
-    store: Store, samples: Samples, rows: int, binary: bool
-) -> None:
-    with serving(store) as (address, _):
-        client = triton.InferenceServerClient(address)
+def test_tritonclient_lists_checks_and_infers(store: Store, samples: Samples) -> None:
+    with serving(store) as (address, _), triton.InferenceServerClient(address) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("digits")
         assert [model["name"] for model in client.get_model_repository_index()] == ["digits"]
         assert client.get_model_metadata("digits")["inputs"][0]["shape"] == [-1, 1, 8, 8]
         assert client.get_model_config("digits")["max_batch_size"] == 64
-        asked = triton.InferInput("image", [rows, 1, 8, 8], "FP32")
-        asked.set_data_from_numpy(samples.arrays["image"][:rows], binary_data=binary)
-        wanted = [triton.InferRequestedOutput("logits", binary_data=binary)]
-        answer = client.infer("digits", [asked], outputs=wanted, request_id="seven")
-        logits = answer.as_numpy("logits")
-        assert logits is not None
-        assert logits.shape == (rows, 10)
-        assert (logits.argmax(-1) == samples.targets["logits"][:rows]).all()
-        said = answer.get_response()
-        assert said["id"] == "seven"
-        assert said["model_version"] == "1"
-        assert said["parameters"]["halfeven_precision"] == "fp16"
-        counted = client.get_inference_statistics("digits")["model_stats"][0]
-        assert counted["inference_count"] == rows
+        for rows, binary in itertools.product((1, 7), (True, False)):
+            asked = triton.InferInput("image", [rows, 1, 8, 8], "FP32")
+            asked.set_data_from_numpy(samples.arrays["image"][:rows], binary_data=binary)
+            wanted = [triton.InferRequestedOutput("logits", binary_data=binary)]
+            answer = client.infer("digits", [asked], outputs=wanted, request_id="seven")
+            logits = answer.as_numpy("logits")
+            assert logits is not None
+            assert logits.shape == (rows, 10)
+            assert (logits.argmax(-1) == samples.targets["logits"][:rows]).all()
+            said = answer.get_response()
+            assert (said["id"], said["model_version"]) == ("seven", "1")
+            assert said["parameters"]["halfeven_precision"] == "fp16"
+        assert client.get_inference_statistics("digits")["model_stats"][0]["inference_count"] == 16
 
 
 def test_every_answer_names_the_version_and_precision_that_made_it(store: Store, samples: Samples) -> None:

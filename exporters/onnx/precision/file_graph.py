@@ -203,7 +203,7 @@ def file_graph(
     made = (Question((0,), inputs, {}, name) for name, inputs in adversarial(spec, some))
     odd = {one.name: one.inputs for one in Invented(answers).answered(made)}
     asked = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
-    asked += _perturbed(spec, some, answers)
+    asked += _perturbed(spec, some, answers, operations.of(some.arrays))
     ranges = profile(program, measured, dtype)
     masks = rewrite_masks(program, ranges, [*measured, *asked])
     if masks.done:
@@ -214,12 +214,12 @@ def file_graph(
     return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
 
 
-def _perturbed(spec: ModelSpec, some: Samples, answers: Answers) -> list[Arrays]:
+def _perturbed(spec: ModelSpec, some: Samples, answers: Answers, operations: int) -> list[Arrays]:
     """Perturbed samples that the file takes; none where it refuses most."""
     invented = Invented(answers)
     questions = (
         Question(numbers, inputs, {})
-        for part in perturbed_if_small(spec, some)
+        for part in perturbed_if_small(spec, some, operations)
         for numbers, inputs in executions(spec, part)
     )
     taken = [one.inputs for one in invented.answered(questions)]

@@ -268,4 +268,7 @@ def _wide(array: np.ndarray, type_: int) -> np.ndarray:
 
 
 def _narrow(array: np.ndarray, type_: int) -> np.ndarray:
-    return array.astype(helper.tensor_dtype_to_np_dtype(type_)) if type_ in _BY_TYPE else array
+    if type_ not in _BY_TYPE:
+        return array
+    with np.errstate(over="ignore"):  # the gate sees the infinities
+        return array.astype(helper.tensor_dtype_to_np_dtype(type_))

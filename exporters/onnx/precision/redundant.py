@@ -1,5 +1,5 @@
-"""Casts that a half graph does not need: the second of two alike, the way back of one that lost nothing, and
-the first of two from an integer."""
+"""Casts that a half graph does not need: the second of two alike, the way back of one that lost nothing, the first of
+two from an integer, and one from half to half."""
 
 from collections.abc import Callable, Mapping
 
@@ -51,18 +51,29 @@ def _alike(graph: GraphProto) -> set[str]:
 
 
 def _back_again(graph: GraphProto, half: int, types: Callable[[], Mapping[str, int]]) -> set[str]:
-    up = {
-        node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast" and _to(node) == FLOAT
-    }
-    down = [n for n in graph.node if n.op_type == "Cast" and _to(n) == half and n.input[0] in up]
+    """Drop the Casts to half of what is half already, or was so before it was cast to FP32."""
+    up = {node.output[0]: node for node in graph.node if node.op_type == "Cast" and _to(node) == FLOAT}
+    ends = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    down = [n for n in graph.node if n.op_type == "Cast" and _to(n) == half]
+    if half not in ends.values():
+        down = [node for node in down if node.input[0] in up]
     known = types() if down else {}
-    outputs = {value.name for value in graph.output}
+    made = {name: node for node in graph.node for name in node.output}
     gone: set[str] = set()
     for node in down:
-        source = up[node.input[0]]
-        if known.get(source) == half and node.output[0] not in outputs:
-            _read_instead(graph, node.output[0], source)
-            gone.add(node.name)
+        (before,), (result,) = node.input, node.output
+        source = up[before].input[0] if before in up else before
+        if known.get(source) != half:
+            continue
+        if result not in ends:
+            _read_instead(graph, result, source)
+        elif source in made and source not in ends:  # its maker gives the output itself
+            made[source].output[:] = [result if name == source else name for name in made[source].output]
+            _read_instead(graph, source, result)
+        else:
+            node.input[0] = source
+            continue
+        gone.add(node.name)
     _remove(graph, gone)
     return gone
 

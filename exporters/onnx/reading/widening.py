@@ -32,7 +32,7 @@ def widened(model: ModelProto, weights: dict[str, np.ndarray], notes: list[str])
     wide = {name: _wide_array(array) for name, array in weights.items()}
     for graph in graphs(model.graph):
         _widen(graph, graph is model.graph)
-    halved |= _cast_at_the_boundary(model)
+    halved |= cast_at_the_boundary(model)
     if islands:
         notes.append(f"the file computes in half already; {len(islands)} nodes that it has in FP32 stay so")
     return model, wide, islands, halved
@@ -88,8 +88,11 @@ def widen_attributes(node: NodeProto) -> None:
             entry.t.CopyFrom(numpy_helper.from_array(wide, entry.t.name))
 
 
-def _cast_at_the_boundary(model: ModelProto) -> set[str]:
-    """Half inputs are cast up, half outputs down; gives the Casts of inputs, which need not widen."""
+def cast_at_the_boundary(model: ModelProto) -> set[str]:
+    """Half inputs are cast up, half outputs down; gives the Casts of inputs, which need not widen.
+
+    A model that computes in FP32 inside, whose inputs or outputs were declared half, is whole again thereby.
+    """
     names, down = Names(names_in(model.graph)), set()
     taken = Names(node.name for node in walk(model.graph))
     passed = {value.name for value in model.graph.input} & {value.name for value in model.graph.output}

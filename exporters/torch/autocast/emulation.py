@@ -7,7 +7,7 @@ conversion can avoid.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -69,11 +69,20 @@ class _Reading:
     rounds: Mapping[Node, bool | None]
 
 
+@dataclass(slots=True)
+class RoundedWeights:
+    """Weights of a module as a half reads them, for all runs and all plans. ``room``: bytes that may still be held."""
+
+    room: int = WEIGHT_BYTES
+    held: dict[Node, Tensor] = field(default_factory=dict)
+
+
 class Emulation(Interpreter):
     """Runs an original program (`models.program.runnable`, prepared) as its plan's half program would.
 
     ``tap`` sees every floating result, by the node's qualified name. Outputs are FP32 where they are half.
-    ``opened``: attention in half rounds as the several nodes do that an ONNX file has for it.
+    ``opened``: attention in half rounds as the several nodes do that an ONNX file has for it. ``weights``: known from
+    other emulations of the same module with the same rounding.
     """
 
     def __init__(
@@ -84,19 +93,18 @@ class Emulation(Interpreter):
         tap: Tap | None = None,
         prefix: str = "",
         opened: bool = False,
+        weights: RoundedWeights | None = None,
     ) -> None:
         super().__init__(module)
         self._dtypes, self._rounding, self._tap, self._prefix = dtypes, rounding, tap, prefix
         self._opened = opened
         self._rounded: dict[Node, Tensor] = {}  # a value that several nodes read in half is rounded once
-        self._rounded_weights: dict[Node, Tensor] = {}  # and a weight once for all runs
-        self._room = (
-            0 if any(writes_into_inputs(node.target) for node in module.graph.nodes) else WEIGHT_BYTES
-        )
+        writes = any(writes_into_inputs(node.target) for node in module.graph.nodes)
+        self._known = RoundedWeights(room=0) if writes else weights or RoundedWeights()
         self._readings: dict[Node, _Reading] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        self._rounded = dict(self._rounded_weights)
+        self._rounded = dict(self._known.held)
         return super().run(*args, initial_env=dict(self._weights), **kwargs)
 
     @cached_property
@@ -127,7 +135,7 @@ class Emulation(Interpreter):
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
-        inner = Emulation(body, self._dtypes, self._rounding, self._tap, prefix, self._opened)
+        inner = Emulation(body, self._dtypes, self._rounding, self._tap, prefix, self._opened, self._known)
         return inner.run(*operands)
 
     def _read(self, node: Node) -> tuple[Any, Any]:
@@ -173,9 +181,9 @@ class Emulation(Interpreter):
             if IN_RANGE in source.meta:
                 rounded = in_range(value, rounded.to(self._dtypes.half)).float()
             self._rounded[source] = rounded
-            if source.op == "get_attr" and rounded.nbytes <= self._room:
-                self._rounded_weights[source] = rounded
-                self._room -= rounded.nbytes
+            if source.op == "get_attr" and rounded.nbytes <= self._known.room:
+                self._known.held[source] = rounded
+                self._known.room -= rounded.nbytes
         return self._rounded[source]
 
     def _written(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:

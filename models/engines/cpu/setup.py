@@ -30,6 +30,9 @@ class CpuSetup:
     def having(self, *passes: str) -> "CpuSetup":
         return replace(self, passes=self.passes | {*passes})
 
+    def without(self, name: str) -> "CpuSetup":
+        return replace(self, passes=self.passes - {name})
+
     def only(self, possible: Collection[str]) -> "CpuSetup":
         """The same without the passes that are not possible."""
         return replace(self, passes=self.passes & {*possible})

@@ -53,7 +53,7 @@ def fine_tune(
         with refused_files_deleted(remote, notify) as sent:
             request |= upload_files(remote, file, validation, bar, sent)
             job = create_job(remote, request, sleep)
-        notify(f"job {job['id']}: {job['status']}")
+        notify(f"job {job['id']} is created")
         for finding in (job.get("halfeven") or {}).get("findings") or ():
             notify(f"note: {finding}")
         if follow:
@@ -171,7 +171,7 @@ class Watch:
                 job, last_seen = self._remote.job(job["id"]), self._clock()
             except NotReady as error:
                 if self._clock() - last_seen > PATIENCE_S:
-                    raise NotReady(f"{error} The job {job['id']} may still run there") from None
+                    raise NotReady(f"{error} (the job {job['id']} may still run there)") from None
 
     def _cancel(self, job: Job) -> Job:
         try:

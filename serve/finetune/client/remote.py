@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
+from ....models.errors import BadInput, CannotServe, NotReady
 from ....models.files.opened_file import opened_named
-from ...access.client_key import key_advice, key_headers
-from ...access.refusal_words import words_of
+from ...access.client_key import key_headers
+from ...access.refusal_words import error_of_status
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
 _LONGEST_ANSWER = 2**24  # ten thousand steps of a training with several optimizers are 4 MB
 _TRIAL_TIMEOUT_S, _COMPARING_S = 1500.0, 1800.0  # the server ends a trial before; and three more trainers
-_BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
-_REFUSALS: dict[int, type[BadInput]] = {404: UnknownName, 413: TooLarge}
 
 Sent = Callable[[int, int], None]
 
@@ -27,9 +25,9 @@ Sent = Callable[[int, int], None]
 class Remote:
     """One server by its URL. A connection per call: a job outlives any of them.
 
-    Every call raises BadInput (UnknownName, TooLarge) with the server's own words where it refuses, NotReady
-    where no server answers, CannotServe where the server itself fails. ``timeout_s`` bounds each wait on the wire,
-    ``slow_timeout_s`` those for which the server works through a whole file. ``key``: as `key_headers`.
+    Every call raises `error_of_status`, with the server's own words, where the server refuses or fails; NotReady where
+    no server answers. ``timeout_s`` bounds each wait on the wire, ``slow_timeout_s`` those for which the server
+    works through a whole file. ``key``: as `key_headers`.
     """
 
     def __init__(
@@ -197,14 +195,8 @@ def _read(status: int, body: bytes) -> dict[str, Any]:
         answer = json.loads(body[:_LONGEST_ANSWER])
     except ValueError:
         answer = None
-    if status in _BUSY:
-        raise NotReady(f"the server refused with {status}: {words_of(body)}.")
-    if status >= 500:
-        raise CannotServe(f"the server failed with {status}: {words_of(body)}")
     if not 200 <= status < 300:
-        raise _REFUSALS.get(status, BadInput)(
-            f"the server refused with {status}: {words_of(body)}{key_advice(status)}"
-        )
+        raise error_of_status(status, body)
     if not isinstance(answer, dict):
         raise CannotServe(f"expected a JSON object, got {body[:80]!r}; is this a halfeven server?")
     return answer

@@ -127,7 +127,7 @@ class Conclusion:
         )
 
     def _promote(self, job: JobRow, version: Version, alias: int | None) -> None:
-        self._job_store.note(job.id, stage="swapping", gate=version.manifest["gate"])
+        self._job_store.note(job.id, stage="activating", gate=version.manifest["gate"])
         try:
             self._store.promote_over(alias, version, FINE_TUNING)
         except Conflict:

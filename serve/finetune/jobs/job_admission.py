@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ....models.errors import BadInput, UnknownName
-from ....models.folder.model_name import NAME
+from ....models.errors import BadInput
 from ....models.nearest_name import nearest_name
 from ....models.store.store import Store, Version
 from ...access.access_control import OPEN, Permit
@@ -87,8 +86,7 @@ class JobAdmission:
     def _parent(self, model: str) -> Version:
         """``name`` is the active version, ``name@version`` that one."""
         name, at, number = model.partition("@")
-        if not NAME.fullmatch(name) or not self._store.numbers(name):
-            raise UnknownName.of_model(name, self._store.names())
+        self._store.known(name)
         parent = self._store.numbered(name, number) if at else self._store.live(name)
         if parent is None:
             raise _bad(

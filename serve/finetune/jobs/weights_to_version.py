@@ -79,12 +79,16 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     active = by_set(load_file(request["active"]))
 
     def further(forms: Mapping[str, Answers]) -> FurtherVerdict:
-        notify("gating")
+        notify("judging")
         found = {
             form: {name: predictions(spec, answers, samples, terms.metrics) for name, samples in sets.items()}
             for form, answers in forms.items()
         }
         return judge(spec, sets, found, active, terms)
+
+    def shown(line: str) -> None:
+        if line.startswith("proving"):
+            notify("proving")
 
     samples = with_joined(spec, stored_samples(judged_by), seen, held_out)
     lineage = {**request["lineage"], "samples_joined": samples is not None}
@@ -93,7 +97,7 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     state = weights.with_name(STATE_FILE)  # beside the weights, where the job keeps it
     beside = (state,) if state.is_file() else ()
     version = with_new_weights(
-        parent, weights, store, origin, further, lambda line: notify(_stage(line)), samples, beside
+        parent, weights, store, origin, further, shown, samples, beside
     )  # fmt: skip
     return {
         "type": "done",
@@ -106,12 +110,6 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
 
 def _failed(error: HalfevenError) -> dict[str, Any]:
     return {"type": "failed", "code": error.code.upper(), "message": str(error)}
-
-
-def _stage(line: str) -> str:
-    if line.startswith("proving"):
-        return "proving"
-    return "gating" if line.startswith("judging") else "converting"
 
 
 def _line(lines: Any, message: Mapping[str, Any]) -> None:

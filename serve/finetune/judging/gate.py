@@ -87,7 +87,7 @@ def judge(
     nothing was learnt: then the verdict passes, and says so in ``not_learnt``.
     """
     numbers: dict[str, Any] = {"active": {}, "forms": {form: {} for form in forms}}
-    faults: list[str] = []
+    faults: dict[tuple[str, str], dict[str, str]] = {}
     learnt: dict[str, list[tuple[str, Comparison]]] = {form: [] for form in forms}
     for name, samples in sets.items():
         for tensor in spec.outputs:
@@ -105,7 +105,8 @@ def judge(
                 }
                 worse = compared.loss > 0 or not math.isfinite(compared.loss)
                 if not compared.holds and (worse or name != HELD_OUT):
-                    faults.append(_fault(form, name, pairs, old, new, compared))
+                    fault = _fault(form, name, pairs, old, new, compared)
+                    faults.setdefault((name, tensor.name), {})[form] = fault
                 if name == HELD_OUT:
                     learnt[form].append((tensor.name, compared))
     numbers |= {
@@ -116,7 +117,7 @@ def judge(
         "not_learnt": next((_not_learnt(*place) for place in learnt.items() if not _better(place[1])), None),
         "passed": not faults,
     }
-    return FurtherVerdict(not faults, "; ".join(faults) or "no worse than the active version", numbers)
+    return FurtherVerdict(not faults, _sentence_of(faults), numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +225,24 @@ def _fault(
         f"the {form} form has {metric} {after:.4g} on {compared.rows} {where} for output '{pairs.tensor.name}', the "
         f"active version has {before:.4g}{lost}: at {CONFIDENCE:.0%} confidence the loss may be "
         f"{compared.at_most:.2g}, and {compared.allowed:.2g} is allowed on so many rows for a tolerance of "
-        f"{pairs.margin:g}; it was not made active; train longer, on more data, or "
-        "with samples of the old task among the new"
+        f"{pairs.margin:g}"
     )
+
+
+def _sentence_of(faults: Mapping[tuple[str, str], Mapping[str, str]]) -> str:
+    """The faults of each set and output: the sentence of one form, the names of the others that have it."""
+    if not faults:
+        return "no worse than the active version"
+    said = []
+    for by_form in faults.values():
+        (_, sentence), *others = by_form.items()
+        said.append(
+            sentence + (f" (so it is with: {', '.join(form for form, _ in others)})" if others else "")
+        )
+    advice = (
+        "it was not made active; train longer, on more data, or with samples of the old task among the new"
+    )
+    return "; ".join([*said, advice])
 
 
 def _better(found: Sequence[tuple[str, Comparison]]) -> bool:

@@ -82,10 +82,9 @@ def _is_picture(spec: ModelSpec, instances: Sequence[Any]) -> bool:
 def _instances(spec: ModelSpec, message: Any) -> list[Any]:
     instances = message.get("instances") if isinstance(message, dict) else None
     if not isinstance(instances, list) or not instances:
-        raise BadRequest(
-            'expected {"instances": [...]} with at least one instance, got '
-            f"{list(message)[:5] if isinstance(message, dict) else show(message)}"
-        )
+        keys = isinstance(message, dict) and instances is None
+        got = list(message)[:5] if keys else show(message if instances is None else instances)
+        raise BadRequest(f'expected {{"instances": [...]}} with at least one instance, got {got}')
     most = spec.max_batch_size or 1
     if len(instances) > most:
         raise BadRequest(

@@ -19,7 +19,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from ....models.errors import HalfevenError
+from ....models.errors import BadSetting, HalfevenError
+from ...address import address
 from ..error_mapping import NoDescriptor, TooManyConnections
 from ..limits.bounds import ServerBounds
 from .refusal import refusal_of
@@ -34,6 +35,15 @@ _AGAIN_S = 0.5  # until the next try where not even a descriptor that was kept b
 _PIECE = 65_536
 _NONE_LEFT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _FULL = NoDescriptor("the server has no file descriptor left for another connection; try again later", 1.0)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> BadSetting:
+    """The sentence for an address that cannot be had: the system's reason, and the option to change."""
+    advice = {
+        errno.EADDRINUSE: "another server is there: stop it, or choose another --port",
+        errno.EACCES: "choose a --port above 1023",
+    }.get(error.errno or 0, "--host must be an address or a name of this machine")
+    return BadSetting(f"cannot listen on {address(host, port)}: {error.strerror}; {advice}")
 
 
 def listeners_at(host: str, port: int, backlog: int) -> list[socket.socket]:

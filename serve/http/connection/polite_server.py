@@ -17,7 +17,6 @@ import logging
 import signal
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +24,12 @@ from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
-from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import HANDLED_SIGNALS
 
 from ....models.machine.usable_cores import usable_cores
 from ..limits.bounds import ServerBounds
 from ..routes.infer import InferFront
-from .listening import Listening, listeners_at
+from .listening import Listening, cannot_listen, listeners_at
 from .polite_protocol import PoliteProtocol, PoliteState
 
 logger = logging.getLogger("halfeven")
@@ -115,10 +113,9 @@ class PoliteServer(uvicorn.Server):
         config = self.config
         try:
             opened = listeners_at(config.host, config.port, config.backlog) if sockets is None else sockets
-        except OSError as error:  # as uvicorn ends where a port is taken
-            logger.error("no connection can be taken: %s", error)
+        except OSError as error:
             await self.lifespan.shutdown()
-            sys.exit(STARTUP_FAILURE)
+            raise cannot_listen(config.host, config.port, error) from error
         bounds = config.app.bounds if isinstance(config.app, InferFront) else ServerBounds()
         self.servers: list[Listening] = [  # type: ignore[assignment] (uvicorn looks at it only where it made it)
             Listening(one, self._protocol, config.ssl, bounds) for one in opened

@@ -6,7 +6,7 @@ from ....exporters.on_device.device_proofs import proofs_of
 from ....exporters.report.stored_page import served_page
 from ....exporters.report.version_facts import facts_of
 from ....models.store.store import Store, Version
-from ...versions.versions_in_store import version_of, versions_of
+from ...versions.versions_in_store import versions_of
 from .app import History
 
 
@@ -18,9 +18,9 @@ def history_of(store: Store) -> History:
 
     return History(
         versions=lambda model: versions_of(store, model),
-        report=lambda model, number: _report(version_of(store, model, number)),
-        plan=lambda model, number: version_of(store, model, number).json("precision.json"),
-        lineage=lambda model, number: _lineage(store, version_of(store, model, number)),
+        report=lambda model, number: _report(store.numbered(model, number)),
+        plan=lambda model, number: store.numbered(model, number).json("precision.json"),
+        lineage=lambda model, number: _lineage(store, store.numbered(model, number)),
         rollback=rollback,
     )
 

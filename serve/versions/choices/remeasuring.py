@@ -28,7 +28,7 @@ from .what_serves import Gone, Record, way_of
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 1.0
 FIRST_S, LONGEST_S = 60.0, 6 * 3600.0  # from a sweep that confirmed the choice to the next one
-CROWDED_S = 15.0  # from one that was disturbed: it confirms nothing
+AGAIN_S = 15.0  # from one that was disturbed, or left out what was decided before: it confirms nothing
 WORKED_S, WORKED_BATCHES = 2.0, 1000  # of which one suffices: a version that serves nobody is not measured
 CONFIRMS = 2  # rounds of a sweep that changed nothing
 
@@ -203,9 +203,10 @@ class Remeasuring(threading.Thread):
             if changed:
                 one.rounds = 0
                 return
+            left_out = bool(one.decided.ways or one.decided.keys)
             one.decided.clear()
-            if sweep.crowded:
-                one.due_s = self._machine.clock() + CROWDED_S
+            if sweep.crowded or left_out:
+                one.due_s = self._machine.clock() + AGAIN_S
             else:
                 self._confirm(one, sweep)
 

@@ -13,8 +13,15 @@ from ..loading.tuned import Way
 
 HYSTERESIS = 1.05
 FEWER_MUST_GAIN = 2.0  # of fewer threads, where other programs use the cores
+CROWDED_MUST_GAIN = 1.25  # times what another form needs, where other programs use the cores
 THREADS = "threads"
 CHANGES = (THREADS, *MUST_GAIN)  # of a setup, in the order of a load
+
+
+def everything(cores: int, short: bool, long_rows: bool) -> CpuSetup:
+    """All cores and all passes that may gain, of which an engine takes those that it allows; ``short`` and
+    ``long_rows`` as in `setup_rivals`. The best setup is most often this one, or one change away from it."""
+    return CpuSetup(1 if short else cores, frozenset(MUST_GAIN) - (set() if long_rows else {SHARED_ROWS}))
 
 
 def setup_rivals(
@@ -29,7 +36,7 @@ def setup_rivals(
         counts = {1} if short else {1, cores}
         return [CpuSetup(threads, setup.passes) for threads in sorted(counts - {setup.threads}, reverse=True)]
     if change in setup.passes:
-        return [CpuSetup(setup.threads, setup.passes - {change})]
+        return [setup.without(change)]
     if change in possible and (change != SHARED_ROWS or long_rows):
         return [setup.having(change)]
     return []
@@ -64,12 +71,14 @@ def _adds(active: Way, rival: Way) -> bool:
 def wins(active: Way, rival: Way, gains: Sequence[float], crowded: bool) -> bool:
     """True if one round of measurements, a gain for each size of batch, speaks for the rival.
 
-    Where other programs use the cores, more threads measure worse than they are: fewer take their place only where
-    they are far better.
+    Where other programs use the cores, more threads measure worse than they are, and forms suffer differently: fewer
+    threads and other forms take the place only where they are far better.
     """
     if crowded and rival.threads < active.threads and mean(list(gains)) < FEWER_MUST_GAIN:
         return False
     one_form = (active.form, active.precision) == (rival.form, rival.precision)
     if one_form and rival.threads == active.threads and min(gains) < MAY_LOSE:
         return False
-    return mean(list(gains)) >= gain_needed(active, rival)
+    return mean(list(gains)) >= gain_needed(active, rival) * (
+        CROWDED_MUST_GAIN if crowded and not one_form else 1.0
+    )

@@ -6,14 +6,14 @@ more than those that serve is loaded at a time, on the calling thread, and close
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
-from ....models.engines.cpu.setup import CpuSetup
+from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.machine.usable_cores import usable_cores
@@ -22,18 +22,19 @@ from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of, invariance_of
-from ..loading.cpu_choice import CROWDED, MUST_GAIN, Parts, TimedSetup, batch_seconds, mean
-from ..loading.kept_setups import keep_setup, kept_setup
+from ..loading.cpu_choice import CROWDED, Parts, TimedSetup, batch_seconds, mean
+from ..loading.kept_setups import KeptSetup, keep_setup, kept_setup
 from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from .budget import MeasuringBudget
 from .live_trial import LiveTrial
-from .rivals import CHANGES, gain_needed, setup_rivals, wins
-from .rounds import SHORT_S, Side, Steps, Stopwatch, Verdict, contest, round_gains
+from .rivals import CHANGES, everything, setup_rivals, wins
+from .rounds import SHORT_S, BatchToTime, Side, Steps, Stopwatch, Verdict, contest, round_gains
 from .rows_per_batch import right_rows, useful_rows_of
 from .what_serves import Gone, Record, WhatServes
 
+FORM, SETUP = "form", "setup"  # what may change, beside `CHANGES`
 _CLEARLY_SLOWER = 0.8  # times as fast as what serves: no other change makes up for it
 
 
@@ -42,16 +43,21 @@ class Decided:
     """The decisions since the last sweep that changed nothing.
 
     ``ways`` that served do not come back. ``keys`` are the changes and forms that won, or were clearly slower: they are
-    not tried again.
+    not tried again. What was measured beside other programs decides nothing.
     """
 
     ways: set[Way] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
 
-    def note(self, key: str, gain: float, taken: bool) -> None:
-        if taken and key not in CHANGES:  # another form: its passes are its own
+    def note(self, key: str, verdict: Verdict, was: Way) -> None:
+        """``was`` served before the verdict."""
+        if verdict.crowded:
+            return
+        if verdict.wins:
+            self.ways.add(was)
+        if verdict.wins and key not in CHANGES:  # another form: its passes are its own
             self.keys -= {*CHANGES}
-        if taken or gain < _CLEARLY_SLOWER:
+        if verdict.wins or verdict.gain < _CLEARLY_SLOWER:
             self.keys.add(key)
 
     def clear(self) -> None:
@@ -74,28 +80,9 @@ class Machine:
 
 
 logger = logging.getLogger("halfeven.roster")
-_WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
-_HOPELESS = 0.25  # times as fast between live batches: callers do not try it
-
-
-@dataclass(frozen=True, slots=True)
-class TriedRival:
-    """A rival: what its batches took, how many times as fast it was (0: it was not run), the passes that it allows, and
-    whether it serves now."""
-
-    measured: TimedSetup
-    gain: float = 0.0
-    possible: frozenset[str] = frozenset()
-    taken: bool = False
-
-    @property
-    def setup(self) -> CpuSetup:
-        return self.measured.setup
-
-    def way(self, form: ServableForm) -> Way:
-        return Way(form.form, form.precision, self.setup)
+_HOPELESS = 0.5  # times as fast with one row between live batches: callers do not try it
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +105,8 @@ class Sweep:
     _now: WhatServes = field(init=False)
     _trial: LiveTrial = field(init=False)
     crowded: bool = False  # other programs, the host or the quota disturbed a round
-    _sped_up: float = 1.0  # by what was replaced in this sweep
+    _lost: set[Way] = field(default_factory=set)  # in this sweep
+    _possible: dict[str, Set[str]] = field(default_factory=dict)  # the passes of the forms that were loaded
     _load_s: float = 0.0  # what the last load cost
 
     def __post_init__(self) -> None:
@@ -148,88 +136,102 @@ class Sweep:
     # The sweep.
 
     def steps(self) -> Steps[bool]:
-        """Every choice once, unless it was decided since the last sweep that changed nothing; whether anything was
-        replaced. Raises Gone."""
-        changed = yield from right_rows(self._now, self._watch, self._trial)
-        tried: list[tuple[ServableForm, TriedRival, float]] = []
+        """Every choice once, what most likely gains much first, unless it was decided since the last sweep that changed
+        nothing; whether anything was replaced. Raises Gone."""
+        yield from self._first_looks()
+        changed, own = False, self._now.form
+        if own is not None and SETUP not in self.decided.keys:
+            changed = yield from self._with_everything(own, SETUP)
+        may_be_few = 0 < self._now.limit < self.loaded.spec.max_batch_size
+        if may_be_few:
+            changed |= yield from right_rows(self._now, self._watch, self._trial)
+        others: list[ServableForm] = []
         for form in sorted(self._now.prepared.forms, key=lambda one: one.precision == "fp32"):
-            if (setup := self._setup_in(form)) is not None and self._key(form) not in self.decided.keys:
-                served, was = self._now.form, TriedRival(self.measured, possible=self._now.possible)
-                found = yield from self._challenge(form, setup, "form")
-                changed |= found.taken
-                if found.taken:  # the form that served may be the better one with other passes
-                    form, found = served, replace(was, gain=1 / found.gain)
-                if form is not None:
-                    tried.append((form, found, self._sped_up))
+            served = self._now.form
+            if form == served or self._key(form) in self.decided.keys or not self._may_serve(form):
+                continue
+            taken = yield from self._with_everything(form, FORM)
+            changed |= taken
+            others += [served] if taken and served is not None else [form]
         for change in CHANGES:
             own = self._now.form
             if own is None or change in self.decided.keys:
                 continue
-            for setup in self._setups(change):
-                changed |= (yield from self._challenge(own, setup, change)).taken
-        for form, found, before in tried:
-            if self._setup_in(form) is None:
-                continue
-            if found.setup.threads != self.way.threads:  # it is to have as many threads as what serves now
-                setup = CpuSetup(self.way.threads, found.setup.passes)
-                found, before = (yield from self._challenge(form, setup, "form")), self._sped_up
-                changed |= found.taken
-            if not found.taken:
-                changed |= yield from self._climb(form, found, found.gain * before / self._sped_up)
+            for setup in setup_rivals(self.way.setup, change, self._now.possible, *self._limits()):
+                changed |= (yield from self._challenge(own, setup, change)).wins
+        for form in others:
+            for setup in (self._setup_in(form), self.way.setup):
+                if form != self._now.form:
+                    changed |= (yield from self._challenge(form, setup, FORM)).wins
+        if not (may_be_few or changed):  # too many rows cost callers time, not answers
+            changed = yield from right_rows(self._now, self._watch, self._trial)
+        return changed
+
+    def _first_looks(self) -> Steps[None]:
+        """Time one row, and those larger batches that are short."""
+        most, seconds = self.loaded.spec.max_batch_size, self.measured.seconds
+        for rows in sorted({1, FEWEST_SHARED, most}) if self._now.limit else [0]:
+            if rows <= max(most, 1) and sum(seconds.values()) * rows <= SHORT_S * max(sum(seconds), 1):
+                yield from self._watch.time(*[BatchToTime(self._now.engine, rows, self.measured)] * 2)
+
+    def _with_everything(self, form: ServableForm, what: str) -> Steps[bool]:
+        """Let a form run with every core and pass. Packed convolutions take many times as long as plain ones on some
+        processors: the form runs without them first, or as what serves tells."""
+        packed = everything(*self._limits())
+        plain = packed.without(PACKED_CONVOLUTIONS)
+        setups = [plain, packed]
+        if what == SETUP:
+            setups = [one.only(self._now.possible) for one in setups]
+        elif PACKED_CONVOLUTIONS in self._now.possible:
+            setups = [packed if PACKED_CONVOLUTIONS in self.way.setup.passes else plain]
+        changed = False
+        for setup in setups:
+            if setup is not setups[0] and PACKED_CONVOLUTIONS not in self._possible.get(
+                self._key(form), setup.passes
+            ):
+                break
+            verdict = yield from self._challenge(form, setup, what)
+            changed |= verdict.wins
+            if verdict.gain < _HOPELESS:
+                break
         return changed
 
     def _key(self, form: ServableForm) -> str:
         return f"{form.form} {form.precision}"
 
-    def _setups(self, change: str) -> list[CpuSetup]:
+    def _limits(self) -> tuple[int, bool, bool]:
+        """The cores, and how short and how long the rows are, for `setup_rivals`."""
         seconds, setup = self.measured.seconds, self.way.setup
         largest = max(seconds)
         row_s = seconds[largest] * max(setup.threads, 1) / max(largest, 1)
         most = max(self.loaded.spec.max_batch_size, 1)
-        short = seconds[largest] * setup.threads / max(largest, 1) * most < SHORT_SECONDS
-        long_rows = most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS
-        return setup_rivals(setup, change, self._now.possible, self.machine.cores(), short, long_rows)
+        return (
+            self.machine.cores(),
+            row_s * most < SHORT_SECONDS,
+            most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS,
+        )
 
-    def _setup_in(self, form: ServableForm) -> CpuSetup | None:
-        """The setup in which another form is tried: the threads and passes that serve now, and its own passes. None for
-        the form that serves, for one that a load found hopeless, and for a half after drift."""
-        if self._key(form) == f"{self.way.form} {self.way.precision}":
-            return None
+    def _may_serve(self, form: ServableForm) -> bool:
+        """False for a half after drift, and for a form that a load found hopeless."""
         if self.loaded.fell_back and form.precision != "fp32":
-            return None
-        kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
-        own, setup = (kept.setup.passes if kept else frozenset[str]()), self.way.setup
-        smallest = min(self.measured.seconds)
-        if kept is not None and kept.seconds.get(smallest, 0.0) > NEAR * self.measured.seconds[smallest]:
-            return None
-        return CpuSetup(setup.threads, setup.passes | own)
-
-    def _climb(self, form: ServableForm, best: TriedRival, gain: float) -> Steps[bool]:
-        """Change one pass of another form at a time, as long as that brings it nearer to what serves, unless its setup
-        was confirmed before. ``gain``: how many times as fast as what serves it is now."""
-        kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
-        if gain < _WITHIN_REACH or (kept is not None and kept.rounds):
             return False
-        for name in MUST_GAIN:
-            for setup in setup_rivals(best.setup, name, best.possible, self.machine.cores(), False, False):
-                other = yield from self._challenge(form, setup, "form")
-                if other.taken:
-                    return True
-                if other.gain >= gain * gain_needed(best.way(form), other.way(form)):
-                    best, gain = other, other.gain
-        self._keep_other(form, best)
-        return False
+        kept, smallest = self._kept(form), min(self.measured.seconds)
+        return kept is None or kept.seconds.get(smallest, 0.0) <= NEAR * self.measured.seconds[smallest]
 
-    def _keep_other(self, form: ServableForm, best: TriedRival) -> None:
-        version, device = self.loaded.version, self.place.device
-        keep_setup(version, form.form, form.precision, device, best.setup, [best.measured], rounds=2)
+    def _kept(self, form: ServableForm) -> KeptSetup | None:
+        return kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
+
+    def _setup_in(self, form: ServableForm) -> CpuSetup:
+        """The threads and passes that serve now, and those that were kept for the form."""
+        kept = self._kept(form)
+        return self.way.setup.having(*(kept.setup.passes if kept else ()))
 
     # Engines.
 
-    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[TriedRival]:
+    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[Verdict]:
         """Let a form in a setup run beside what serves, and take its place where it wins."""
-        nothing, asked = TriedRival(TimedSetup(setup, {})), Way(form.form, form.precision, setup)
-        if asked in self.decided.ways or asked == self.way:
+        nothing, asked = Verdict(gain=1.0), Way(form.form, form.precision, setup)
+        if asked in {self.way, *self.decided.ways, *self._lost}:
             return nothing
         while wait_s := self.budget.wait_s(self._load_s):
             yield wait_s
@@ -238,16 +240,19 @@ class Sweep:
             return nothing
         try:
             with self._loaded(form, setup) as (engine, keep):
-                way = replace(asked, setup=engine.setup)
-                if way == self.way or way in self.decided.ways:
+                way, self._possible[self._key(form)] = replace(asked, setup=engine.setup), engine.possible
+                if way in {self.way, *self.decided.ways, *self._lost}:
                     return nothing
                 rival = Side(way, engine, TimedSetup(way.setup, {}))
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
-                possible = frozenset(engine.possible)
-                taken = verdict.wins and self._take(new, rival, verdict, what, keep)
-                self.decided.note(self._key(form) if what == "form" else what, verdict.gain, taken)
-                return TriedRival(rival.taken, verdict.gain, possible, taken)
+                was = self.way
+                if verdict.wins:
+                    self._take(new, rival, verdict, what, keep)
+                else:
+                    self._lost.add(way)
+                self.decided.note(self._key(form) if what == FORM else what, verdict, was)
+                return verdict
         except (Gone, NotReady):
             raise
         except Exception:
@@ -259,13 +264,13 @@ class Sweep:
         else by runs between live batches."""
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
+        gain = mean((yield from round_gains(active, rival, sizes[:1], self._watch, is_first=True)))
+        if gain < _HOPELESS:
+            return Verdict(rounds=1, gain=gain), new
         before = yield from self._trial.window()
         if before.is_enough:
             crowding = self.machine.crowding()
-            gain = mean((yield from round_gains(active, rival, sizes, self._watch, is_first=True)))
-            if gain < _HOPELESS:
-                return Verdict(rounds=1, gain=gain), new
-            if what == "form" and self._now.limit:  # in batches of its own size
+            if what in (FORM, SETUP) and self._now.limit:  # in batches of its own size
                 new.useful_rows = yield from useful_rows_of(rival, self._now, self._watch)
             self._warm(rival, new)
 
@@ -306,22 +311,17 @@ class Sweep:
 
     def _take(
         self, new: PreparedVersion, rival: Side, verdict: Verdict, what: str, keep: Callable[[], None]
-    ) -> bool:
+    ) -> None:
         """Warm the rival up with what it may get, and put it in the place of what serves."""
         was, measured = self.way, [rival.taken, self.measured]
         self._warm(rival, new)
-        if what == "form":
+        if what == FORM:
             most = max(rival.taken.seconds)
             new.invariance = invariance_of(self._spec, self._samples, rival.engine, most, self.place)
         self._now.exchange(new, what, (str(was), str(rival.way)), verdict, rival.taken, keep)
-        self.decided.ways.add(was)
-        self._sped_up *= verdict.gain
         version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
-        crowded = verdict.crowded
-        rounds = 0 if what == "form" else verdict.rounds  # its setup is not confirmed by that
-        keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, crowded, rounds)
+        keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, verdict.crowded)
         self.exchanged(self.loaded)
-        return True
 
     def _warm(self, rival: Side, new: PreparedVersion) -> None:
         most = self.loaded.spec.max_batch_size

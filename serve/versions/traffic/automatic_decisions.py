@@ -68,7 +68,7 @@ class AutomaticDecisions:
         }
         sentence = f"{loaded} is active in {prepared.precision} ({prepared.reason})"
         if before is not None and before.number != loaded.number:
-            sentence += f"; before it {before} was"
+            sentence += f", in place of {before}"
         if last is None or {key: last.get(key) for key in numbers} != numbers:
             self.record(loaded.name, "activated", sentence, numbers)
         else:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,10 @@ from halfeven.exporters.search.delta_debugging import COMPLETE, EXHAUSTED, FAILE
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 
 U = 2.0**-11
+FAR = [
+    SHARES[0],
+    SHARES[2],
+]  # asked where the first proof misses by so much that the next share is likely to miss too
 SPEC = ModelSpec(
     "m", (TensorSpec("x", "FP32", (Dim(), Dim(4, 4))),), (TensorSpec("y", "FP32", (Dim(), Dim(50, 50))),), 8
 )
@@ -48,6 +52,30 @@ def form(error_u: float, search: str, override: Mapping[str, float] | None = Non
     return Form({"passed": report.passed, "search": search}, report)
 
 
+def proofs(
+    monkeypatch: pytest.MonkeyPatch,
+    error_of: Callable[[float], float],
+    maker: Maker,
+    search: str = FAILED,
+    override: Mapping[str, float] | None = None,
+    names: tuple[str, ...] = ("torch",),
+) -> list[tuple[float, str]]:
+    """The plan's share and the form of each proof; ``names``: of the forms, which all err alike."""
+    subject: Any = SimpleNamespace(forms=names)
+    reference_run: Any = None
+    draft: Any = None
+
+    def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
+        asked.append((maker.asked[-1], name))
+        return form(error_of(maker.asked[-1]), search, override)
+
+    asked = list[tuple[float, str]]()
+    monkeypatch.setattr(_Conversion, "_form", made)
+    road = _Conversion(subject, cast(Any, maker), draft, lambda _: None)
+    assert tuple(road._proven(Samples({}), reference_run)) == names
+    return asked
+
+
 def shares_asked(
     monkeypatch: pytest.MonkeyPatch,
     error_of: Callable[[float], float],
@@ -55,33 +83,31 @@ def shares_asked(
     search: str = FAILED,
     override: Mapping[str, float] | None = None,
 ) -> list[float]:
-    maker: Any = Maker(fixed)
-    subject: Any = SimpleNamespace(forms=("torch",))
-    reference_run: Any = None
-
-    def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
-        forms.append(form(error_of(maker.asked[-1]), search, override))
-        return forms[-1]
-
-    forms = list[Form]()
-    monkeypatch.setattr(_Conversion, "_form", made)
-    draft: Any = None
-    said = list[str]()
-    _Conversion(subject, maker, draft, said.append)._proven(Samples({}), reference_run)
-    missed = sum(not one.passed for one in forms)
-    assert sum("form is not equal under this plan: " in sentence for sentence in said) == missed
+    maker = Maker(fixed)
+    proofs(monkeypatch, error_of, maker, search, override)
     return maker.asked
 
 
+def test_a_form_is_not_proven_under_a_plan_that_another_form_misses_unless_there_is_no_other_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, (first, second, third) = ("torch", "onnx"), SHARES
+    errors = {first: 4.05, second: 2.0}
+    found = proofs(monkeypatch, errors.__getitem__, Maker(), names=names)
+    assert found == [(first, "torch"), (second, "torch"), (second, "onnx")]
+    found = proofs(monkeypatch, lambda share: 8.1, Maker(), names=names)
+    assert found == [(first, "torch"), (third, "torch"), (third, "onnx")]
+
+
 def test_a_near_miss_gives_more_to_fp32_until_the_proof_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = {SHARES[0]: 5.1, SHARES[1]: 4.05, RETREATS[0]: 4.001, RETREATS[1]: 2.0}
+    errors = dict(zip([*SHARES, *RETREATS], [5.1, 4.1, 4.05, 4.001, 2.0], strict=False))
     assert shares_asked(monkeypatch, errors.__getitem__) == [*SHARES, *RETREATS[:2]]
 
 
 def test_where_no_plan_passes_the_planning_samples_a_miss_by_a_factor_of_two_is_refused_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert shares_asked(monkeypatch, lambda share: 8.1) == list(SHARES)
+    assert shares_asked(monkeypatch, lambda share: 8.1) == FAR
 
 
 @pytest.mark.parametrize("outcome", [NOT_NEEDED, COMPLETE, EXHAUSTED])
@@ -92,7 +118,7 @@ def test_a_plan_that_passed_and_misses_by_more_gives_as_much_more_at_once(
     monkeypatch: pytest.MonkeyPatch, outcome: str, error_u: float, retreats: tuple[float, ...]
 ) -> None:
     """A judged sample is more sensitive than those that chose the plan; in the end all is given."""
-    assert shares_asked(monkeypatch, lambda share: error_u, search=outcome) == [*SHARES, *retreats]
+    assert shares_asked(monkeypatch, lambda share: error_u, search=outcome) == [*FAR, *retreats]
 
 
 def test_where_all_stays_in_fp32_the_verdict_names_the_output_that_misses_its_own_limit() -> None:
@@ -104,15 +130,15 @@ def test_where_all_stays_in_fp32_the_verdict_names_the_output_that_misses_its_ow
     assert "errs by 24u in the proof, where 4u are allowed" in why and "max_error_u = 24" in why
 
 
-def test_where_an_answer_is_not_finite_no_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_an_answer_is_not_finite_no_retreat_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Infinity does not tell how much more has to stay in FP32."""
-    assert shares_asked(monkeypatch, lambda share: np.inf, search=COMPLETE) == [*SHARES, *RETREATS]
+    assert shares_asked(monkeypatch, lambda share: np.inf, search=COMPLETE) == [*FAR, *RETREATS]
 
 
 def test_where_no_plan_passes_the_planning_samples_an_answer_that_is_not_finite_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert shares_asked(monkeypatch, lambda share: np.inf) == list(SHARES)
+    assert shares_asked(monkeypatch, lambda share: np.inf) == FAR
 
 
 @pytest.mark.parametrize(("override", "retreats"), [({}, RETREATS[1:]), ({"max_error_u": 8.1}, ())])
@@ -120,7 +146,7 @@ def test_where_no_plan_passes_fp32_serves_unless_a_setting_would_accept_the_half
     monkeypatch: pytest.MonkeyPatch, override: Mapping[str, float], retreats: tuple[float, ...]
 ) -> None:
     """A refusal names that setting; without one it would name no way out."""
-    assert shares_asked(monkeypatch, lambda share: 8.1, override=override) == [*SHARES, *retreats]
+    assert shares_asked(monkeypatch, lambda share: 8.1, override=override) == [*FAR, *retreats]
 
 
 def test_where_integers_differ_the_reason_names_them_without_advice_that_was_followed() -> None:

@@ -6,13 +6,14 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.conversion.signature_change import signature_change
+from halfeven.exporters.guessing.guess import name_for
 from halfeven.models.spec.spec import ModelSpec
 
 from tests.command_line import run
-from tests.exporters.inputs.tensors import tensor
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
 from tests.model_folders import write_folder
+from tests.specs import tensor
 
 
 def spec(*inputs: tuple[str, str, int], rows: int = 8) -> ModelSpec:
@@ -37,6 +38,11 @@ def file(path: Path, width: int) -> Path:
     text = f"g (float[n,{width}] x) => (float[n,8] y) {{ y = MatMul(x, w) }}"
     onnx.save(parsed(text, {"w": normal(np.random.default_rng(), width, 8)}), path)
     return path
+
+
+def test_a_file_that_is_called_model_has_the_name_of_its_folder() -> None:
+    names = [name_for(Path(file)) for file in ("one/model.onnx", "two/model.onnx", "two/net.onnx")]
+    assert names == ["one", "two", "net"]
 
 
 def test_a_bare_file_gets_a_name_of_its_own(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from halfeven.models.spec.spec import ModelSpec, ParityLimits
 from torch import nn
 
 from tests.command_line import run
-from tests.exporters.inputs.tensors import tensor
 from tests.exporters.onnx.onnx_files import parsed, spec_of
 from tests.exporters.onnx.traps import normal
 from tests.programs import original
+from tests.specs import tensor
 
 U = UNIT_ROUNDOFF["fp16"]
 NEAR = 4 * U  # of a largest magnitude of 1

@@ -11,12 +11,14 @@ import pytest
 from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files import half_file
 from halfeven.exporters.half_files.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
+from halfeven.exporters.half_files.lock_file import write_lock
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
 from halfeven.models.store.manifest import LIVE, write_manifest
 from onnx import TensorProto, numpy_helper
 
+from tests.benchmarks.one_file_plans import by_convert, digests
 from tests.exporters.half_files.onnx_net import answers, samples, written
 from tests.exporters.half_files.verifier import verified
 
@@ -39,6 +41,14 @@ def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Pat
     assert verify(half, samples(tmp_path / "new.npz", 40))["samples"]["judging"] == 20
 
 
+def test_convert_gives_the_same_plan_verdict_and_graph(half: Path, tmp_path: Path) -> None:
+    """Over the corpus, the zoo and real files: ``python -m tests.benchmarks.one_file_plans``."""
+    rows = Options(samples=half.with_name("x.npz"))
+    assert by_convert(half.with_name("net.onnx"), tmp_path, rows) == {"verdict": "equal"} | digests(
+        proof_folder(half)
+    )
+
+
 def test_new_samples_that_leave_the_range_of_half_are_refused(tmp_path: Path) -> None:
     """ONNX Runtime holds the middle of this half in FP32 on a CPU, a device would not."""
     half, rows = tmp_path / "half.onnx", samples(tmp_path / "x.npz")
@@ -53,6 +63,8 @@ def test_a_file_that_is_not_the_proven_one_is_named(half: Path, file: str) -> No
     changed.write_bytes(changed.read_bytes() + b"\n")
     with pytest.raises(ParityRefused, match=f"{changed.name} is not the file that was proven"):
         verify(half)
+    with pytest.raises(ParityRefused, match=f"{changed.name} is not the file that was proven"):
+        write_lock(half.with_name("halfeven.lock"), {"net.fp16.onnx": found_file(half)})
 
 
 def test_a_manifest_that_calls_the_half_coarser_is_refused(half: Path) -> None:

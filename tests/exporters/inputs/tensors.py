@@ -2,12 +2,9 @@
 
 import ml_dtypes
 import numpy as np
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import ModelSpec
 
-
-def tensor(name: str, datatype: str, *shape: int | str, kind: str = "tensor", **more) -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), kind, **more)
-
+from tests.specs import tensor
 
 ENCODER = ModelSpec(
     "encoder",

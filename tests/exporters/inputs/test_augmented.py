@@ -7,7 +7,8 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.proof.prove import ENOUGH, augmented
 from halfeven.models.spec.spec import ModelSpec, TensorSpec
 
-from tests.exporters.inputs.tensors import ENCODER, encoder_arrays, tensor
+from tests.exporters.inputs.tensors import ENCODER, encoder_arrays
+from tests.specs import tensor
 
 
 def model(*inputs: TensorSpec, rows: int = 8) -> ModelSpec:

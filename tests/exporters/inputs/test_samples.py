@@ -12,7 +12,8 @@ from halfeven.models.errors import BadSamples
 from halfeven.models.spec.spec import ModelSpec
 from safetensors.numpy import save_file
 
-from tests.exporters.inputs.tensors import ENCODER, encoder_arrays, tensor
+from tests.exporters.inputs.tensors import ENCODER, encoder_arrays
+from tests.specs import tensor
 
 
 def written(folder: Path, arrays: dict[str, np.ndarray], name: str = "samples.safetensors") -> Path:

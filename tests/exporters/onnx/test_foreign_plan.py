@@ -225,6 +225,7 @@ def test_a_half_file_keeps_half_on_the_wire_and_has_an_fp32_original(tmp_path: P
         FLOAT
     }
     assert set(computed(foreign).values()) == {FLOAT16}
+    assert foreign.half is not None and "Cast" not in {node.op_type for node in foreign.half.graph.node}
 
 
 def test_bf16_is_fp32_where_this_runtime_has_no_kernels_and_says_so(tmp_path: Path) -> None:

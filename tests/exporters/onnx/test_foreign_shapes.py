@@ -11,6 +11,7 @@ from halfeven.exporters.onnx.reading.graph import HALVES, ForeignProgram, assemb
 from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.onnx.reading.typing import value_types
 from halfeven.exporters.onnx.runtime import runtime_answers
+from onnx import NodeProto
 
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import f32, normal
@@ -84,9 +85,35 @@ def test_an_integer_goes_to_fp16_in_one_cast_and_to_bf16_in_two(dtype: str, cast
     text = (
         f"g (int64[n,8] x) => (float[n,8] y) {{ f = Cast<to=1>(x) h = Cast<to={half}>(f) y = Cast<to=1>(h) }}"
     )
+    inner = [node for node in without_casts(text, half) if node.output[0] != "y"]
+    assert [node.output[0] for node in inner] == casts and inner[0].input[0] == "x"
+
+
+@pytest.mark.parametrize(
+    ("inside", "left"),
+    [
+        ("h = Cast<to=10>(x) r = Relu(h) y = Cast<to=10>(r)", "y = Relu(x)"),
+        ("r = Relu(x) f = Cast<to=1>(r) y = Cast<to=10>(f)", "y = Relu(x)"),
+        ("r = Relu(x) y = Cast<to=10>(r) f = Exp(r)", "y = Relu(x) f = Exp(y)"),
+        (
+            "f = Cast<to=1>(x) h = Cast<to=10>(f) g = Cast<to=1>(h) i = Cast<to=10>(g) y = Relu(i)",
+            "y = Relu(x)",
+        ),
+        ("y = Cast<to=10>(x)", "y = Cast(x)"),  # an input and an output are two values
+        ("w = Cast<to=1>(x) y = Cast<to=10>(w)", "y = Cast(x)"),
+    ],
+)
+def test_between_a_half_input_and_a_half_output_no_cast_is_left_that_does_nothing(
+    inside: str, left: str
+) -> None:
+    nodes = without_casts(f"g (float16[n,8] x) => (float16[n,8] y) {{ {inside} }}", HALVES["fp16"])
+    assert " ".join(f"{node.output[0]} = {node.op_type}({node.input[0]})" for node in nodes) == left
+
+
+def without_casts(text: str, half: int) -> list[NodeProto]:
+    """The nodes of a graph after `drop_casts`."""
     model = parsed(text)
     for node in model.graph.node:
-        node.name = f"{node.output[0]}.cast"
+        node.name = f"{node.output[0]}.{node.op_type}"
     drop_casts(model.graph, half, lambda: value_types(model, {}))
-    inner = [node for node in model.graph.node if node.output[0] != "y"]
-    assert [node.output[0] for node in inner] == casts and inner[0].input[0] == "x"
+    return list(model.graph.node)

@@ -9,7 +9,7 @@ import torch
 from halfeven.exporters.inputs.perturbed import COPIES
 from halfeven.exporters.inputs.planning import SLOW_SAMPLES
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.plan.aims import RETREATS, SHARES
+from halfeven.exporters.plan.aims import RETREATS, SEARCHED, SHARES
 from halfeven.exporters.plan.counterexamples import CALM_ROWS
 from halfeven.exporters.plan.planner import Planner
 from halfeven.exporters.plan.rehearsal import Rehearsal
@@ -280,12 +280,18 @@ def test_a_costly_model_answers_fewer_samples_in_every_trial_and_the_others_are_
     assert np.array_equal(np.concatenate([in_every_trial, unseen[0].inputs["x"]]), planning.arrays["x"])
 
 
-def test_large_samples_are_perturbed_for_a_plan_that_passes_and_not_for_every_trial(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("bound", ["MAX_ELEMENTS", "MAX_OPERATIONS"])
+def test_samples_that_are_large_or_costly_are_perturbed_for_a_plan_that_passes_and_not_for_every_trial(
+    monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     graph, planning, _ = prepared(Healthy())
-    monkeypatch.setattr("halfeven.exporters.inputs.perturbed.MAX_ELEMENTS", planning.arrays["x"].size - 1)
+    once = {
+        "MAX_ELEMENTS": planning.arrays["x"].size,
+        "MAX_OPERATIONS": COPIES * graph.operations().of(planning.arrays),
+    }
+    monkeypatch.setattr(f"halfeven.exporters.inputs.perturbed.{bound}", once[bound] - 1)
     rehearsal = Rehearsal(graph, planning)
+    assert graph.operations() is graph.operations(), "to count them the model is run"
     assert rehearsal.samples == rehearsal.own
     assert (
         sum(len(one.samples) for batch in rehearsal.counterexamples.unseen for one in batch.questions) > 1000
@@ -309,18 +315,27 @@ def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone(
     asked: list[tuple[int, float]],
 ) -> None:
     settled(Gate())
-    assert {share for kept, share in asked if kept == 0} == {1.0}
-    assert {share for kept, share in asked if kept > 0} == {SHARES[0]}
+    assert {share for kept, share in asked if kept == 0} == {SHARES[0]} == {1.0}
+    assert {share for kept, share in asked if kept > 0} == {SEARCHED}
 
 
 def test_after_a_proof_that_failed_the_lists_alone_are_held_to_stricter_limits_too(
     asked: list[tuple[int, float]],
 ) -> None:
+    made = settled(Healthy())
+    asked.clear()
+    made.settle(SEARCHED, lambda _: None)
+    assert asked == [(0, SEARCHED)]
+
+
+def test_after_a_proof_that_failed_what_a_search_found_is_not_searched_for_again_at_the_same_limits(
+    asked: list[tuple[int, float]],
+) -> None:
     made = settled(Gate())
     asked.clear()
-    made.settle(SHARES[1], lambda _: None)
-    assert {share for kept, share in asked if kept == 0} == {SHARES[1] / SHARES[0]}
-    assert {share for kept, share in asked if kept > 0} == {SHARES[1]}
+    assert not made.settle(SEARCHED, lambda _: None) and not asked
+    made.settle(SHARES[2], lambda _: None)
+    assert {share for _, share in asked} == {SHARES[2]}
 
 
 def test_ids_are_asked_as_they_continue_in_another_sample_and_a_lone_sample_is_asked_as_it_is() -> None:
@@ -352,4 +367,4 @@ def test_a_plan_that_the_proof_refused_leaves_room_for_larger_samples() -> None:
     graph, planning, _ = graph_of(original(Loud(), {"x": rows}), Samples({"x": rows.numpy()}), Precision())
     asked = Planner(graph, planning, search=False)
     assert asked.settle(SHARES[0], lambda line: None) and asked.plan.names == []
-    assert asked.settle(SHARES[1], lambda line: None) and asked.plan.names == ["linear"]
+    assert asked.settle(SHARES[2], lambda line: None) and asked.plan.names == ["linear"]

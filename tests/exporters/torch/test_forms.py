@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 from halfeven.exporters.conversion.road import travel
-from halfeven.exporters.proof.prove import Answers, ReferenceRun
+from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.plan import planned_forms
+from halfeven.exporters.plan.aims import RETREATS, SHARES
+from halfeven.exporters.proof.prove import Answers, ReferenceRun, judged, take
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch import forms
 from halfeven.exporters.torch.forms import ProgramForms
@@ -23,6 +26,25 @@ def published(dtype: str, folder: Path) -> Version:
     spec = replace(net.spec, name="digits")
     subject = Subject(net.program, spec, samples, Precision(dtype=dtype), ("torch", "onnx"), Path(), {})
     return travel(subject, ProgramForms(subject), Store(folder), lambda _: None)
+
+
+def test_the_floor_is_asked_once_for_all_forms_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    floors, asked = list[ParityReport](), planned_forms.floor_report
+
+    def counted(run: ReferenceRun, dtype: str, floor: Answers) -> ParityReport:
+        floors.append(asked(run, dtype, floor))
+        return floors[-1]
+
+    monkeypatch.setattr(planned_forms, "floor_report", counted)
+    net, samples = captured("several outputs"), samples_of("several outputs", 32, seed=1)
+    maker = ProgramForms(Subject(net.program, net.spec, samples, Precision(), ("torch",), Path(), {}))
+    planning, judging = samples.split()
+    run = maker.reference_run(judging)
+    for plans, share in enumerate((SHARES[0], RETREATS[0]), 1):
+        assert maker.plan(planning, share, lambda _: None)
+        report = judged(run, "fp16", [take(run, maker.settled.half())])
+        assert {one.message for _ in "ab" for one in maker.diagnosed(report, run).diagnoses}
+        assert len(floors) == plans
 
 
 @pytest.mark.slow

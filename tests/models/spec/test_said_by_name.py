@@ -6,7 +6,7 @@ from halfeven.exporters.inputs.synthetic import adversarial, generate
 from halfeven.models.spec.said_by_name import has_positions, has_types, is_mask
 from halfeven.models.spec.spec import ModelSpec
 
-from tests.exporters.inputs.tensors import tensor
+from tests.specs import tensor
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,22 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from halfeven.models.errors import BadInput, NotReady, Overloaded
+from halfeven.models.errors import (
+    BadInput,
+    CannotServe,
+    Conflict,
+    Forbidden,
+    HalfevenError,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+    UnknownName,
+)
+from halfeven.serve.access.refusal_words import error_of_status
 from halfeven.serve.cli import asking
 from halfeven.serve.cli.asking import ask
+from halfeven.serve.http.error_mapping import exit_code_of
 
 LOST = None
 GOOD = 200, {"content-type": "application/json"}, b'{"outputs": []}'
@@ -87,11 +100,27 @@ def test_a_body_that_does_not_arrive_twice_is_refused_in_the_server_s_words(
 
 def test_what_the_server_itself_says_is_final(url: str, replies: list[Reply]) -> None:
     replies += [OURS, LATER, GOOD]
-    with pytest.raises(BadInput, match=r"refused with 500: .*a kernel is missing"):
+    with pytest.raises(CannotServe, match=r"refused with 500: .*a kernel is missing"):
         ask(url, b"{}")
     with pytest.raises(Overloaded, match="the queue is full") as refused:
         ask(url, b"{}")
     assert refused.value.retry_after_s == 7.0 and replies == [GOOD]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "exit_code"),
+    [
+        (400, BadInput, 2), (401, Unauthenticated, 2), (403, Forbidden, 2), (404, UnknownName, 2), (409, Conflict, 2),
+        (413, TooLarge, 2), (429, NotReady, 1), (500, CannotServe, 1), (503, NotReady, 1), (507, CannotServe, 1),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_the_error_of_its_status_for_every_command(
+    status: int, kind: type[HalfevenError], exit_code: int
+) -> None:
+    """`ask`, the fine-tuning client and the bench raise it; what the server failed at is no bad input."""
+    error = error_of_status(status, b'{"error": "words"}')
+    assert type(error) is kind and exit_code_of(error) == exit_code
+    assert str(error).startswith(f"the server refused with {status}: words")
 
 
 def test_a_refusal_that_comes_before_the_body_was_read_is_heard() -> None:

@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from tests.serve.cli.odd_server import odd
-from tests.serve.conftest import FakeRoster, FakeServed, tensor
+from tests.serve.conftest import FakeRoster, FakeServed
+from tests.specs import tensor
 
 ENTRY = {"size": [4, 4], "color": "L"}
 PAINTING = ModelSpec(

@@ -1,6 +1,7 @@
 """What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 from halfeven.models.store.store import REFUSED, Store
-from halfeven.serve.cli.console import finish, notify, progress
+from halfeven.serve.cli.console import finish, listing, notify, progress
 from halfeven.serve.cli.main import app
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
@@ -69,6 +71,23 @@ def test_the_list_of_models_shows_the_reason_as_it_is(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.exception
     words = {word for line in done.stdout.splitlines() for word in line.replace("│", " ").split()}
     assert {"[precision]", "[/b]", "[red]one[/red]"} <= words
+
+
+def test_no_name_is_cut_in_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with Store(tmp_path).draft(name := "zyxwvu" * 12) as draft:
+        draft.publish(REFUSED, {"forms": {}, "half": None, "reason": "why", "notes": []})
+    assert CliRunner().invoke(app, ["keys", "add", name, "--store", str(tmp_path)]).exit_code == 0
+    for words in (["models"], ["keys", "list"]):
+        shown = CliRunner().invoke(app, [*words, "--store", str(tmp_path)]).stdout
+        assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+        cells = [line.replace("│", " ").split() for line in shown.splitlines()]
+        assert name in "".join(word for line in cells for word in line if set(word) <= set(name)), shown
+    job = "ftjob-0123456789abcdef01234567"  # `halfeven cancel` takes it
+    table = listing("job", "model", "is", whole="job")
+    table.add_row(job, name, "word " * 20)
+    Console(width=80, file=(written := io.StringIO())).print(table)
+    assert job in written.getvalue()
 
 
 @pytest.mark.parametrize("target", ["none/report.html", ".", "file/report.html"])

@@ -84,4 +84,5 @@ def test_where_measurement_decides_it_is_said_what_is_likely(
     said = ending(version, Store(tmp_path), file, tmp_path, None)[0]
     unlikely = device == "cpu" and "fp16" not in this_processor().units()
     assert ("probably FP32" in said) == unlikely
+    assert ("(--dtype bf16)" in said) == (unlikely and "bf16" in this_processor().units())
     assert "measures it 1.1 times as fast" in said and 'form = "torch" in model.toml serves' in said

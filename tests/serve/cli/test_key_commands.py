@@ -96,7 +96,7 @@ def test_the_command_line_and_what_only_looks_at_a_store_import_nothing_heavy(tm
     asked = (
         "import sys; from halfeven.serve.cli.main import app; from typer.testing import CliRunner\n"
         f"done = CliRunner().invoke(app, ['models', '--store', {str(tmp_path)!r}]); assert 'net' in done.stdout\n"
-        "assert not {'numpy', 'pydantic_settings'} & set(sys.modules)\n"
+        "assert not {'numpy', 'pydantic'} & set(sys.modules)\n"
         "done = CliRunner().invoke(app, ['convert', 'nothing.onnx']); assert 'does not exist' in done.stderr\n"
         "print(sorted({'torch', 'fastapi', 'onnx'} & set(sys.modules)))"
     )

@@ -141,6 +141,11 @@ def test_other_slips_say_what_was_expected(tmp_path: Path) -> None:
         ("convert", folder / "model.py"): "expected a folder with a model.toml",
         ("convert", folder, "--form", "torch"): "the model gives FP32 [-1,3]: write that under [[outputs]]",
         ("promote", "net"): "expected NAME@VERSION",
+        (
+            "rollback",
+            "net",
+        ): f"no model 'net' in the store {tmp_path / 'store'}",  # the folder may be another one
+        ("tune", "net"): f"no model 'net' in the store {tmp_path / 'store'}",
     }
     for words, sentence in slips.items():
         code, _, fault = halfeven(*words, "--store", tmp_path / "store")

@@ -14,8 +14,8 @@ from halfeven.serve.http.codecs.predict import read_predict
 from halfeven.serve.http.codecs.predict_bodies import read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited
 
-from tests.serve.conftest import tensor
 from tests.serve.dashboard.conftest import typed
+from tests.specs import tensor
 
 Y = tensor("y", "FP32", -1, 2)
 IDS = tensor("ids", "INT64", -1, "length=1..6", range=ValueRange((5,), (9,)))

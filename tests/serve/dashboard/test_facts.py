@@ -9,8 +9,9 @@ from halfeven.serve.batching.interface import Answer, PreparedVersion
 from halfeven.serve.dashboard.facts import HEIGHT, WIDTH, answer_facts, badge, duration, phrase, sparkline
 from halfeven.serve.versions.traffic.recent import BINS, Bin
 
-from tests.serve.conftest import FakeEngine, tensor
+from tests.serve.conftest import FakeEngine
 from tests.serve.dashboard.conftest import busy
+from tests.specs import tensor
 
 
 def test_the_lines_of_p50_and_p99_lie_in_their_box_the_newest_at_the_right(

@@ -20,9 +20,10 @@ from halfeven.serve.finetune.web.job_page import render_job
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.exporters.report.page_facts import FINDINGS, facts, report
+from tests.patience import until
 from tests.serve.dashboard.conftest import busy
 from tests.serve.finetune.web.shown_job import a_job, the_gate, the_steps
-from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec, until
+from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

@@ -14,8 +14,9 @@ from halfeven.serve.http.page_headers import OWN_PAGE, POLICY
 from halfeven.serve.versions.orders import record
 from halfeven.serve.versions.roster import Roster
 
+from tests.patience import until
 from tests.serve.dashboard.conftest import Tags, browse, busy, typed
-from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec, until
+from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec
 
 ORDERS = ("promote", "rollback", "canary", "shadow")
 HOSTILE = "<script>alert('ü')</script>\"'&"

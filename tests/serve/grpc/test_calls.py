@@ -2,8 +2,7 @@
 
 import asyncio
 import queue
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,11 @@ from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.limits.request_limits import DEFAULTS
 from tritonclient.utils import InferenceServerException
 
-from tests.patience import PATIENCE_S
-from tests.serve.conftest import FakeServed, tensor
+from tests.patience import PATIENCE_S, until
+from tests.serve.conftest import FakeServed
 from tests.serve.grpc.conftest import MOST, Both, Start, serving
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
+from tests.specs import tensor
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 RAW = ROWS.tobytes()
@@ -186,14 +186,6 @@ BAD = {
     "no name": ({"model_name": ""}, "NOT_FOUND", "Request for unknown model"),
     "unknown version": ({"model_version": "9"}, "NOT_FOUND", "Request for unknown model"),
     "not ready": ({"model_name": "starting"}, "UNAVAILABLE", "no active version"),
-    "no inputs": ({"inputs": [], "raw_input_contents": []}, "INVALID_ARGUMENT", "'inputs'"),
-    "wrong input": ({"tensor": {"name": "z"}}, "INVALID_ARGUMENT", "expected 'x', got 'z'"),
-    "wrong datatype": ({"tensor": {"datatype": "INT32"}}, "INVALID_ARGUMENT", "data-type is 'INT32'"),
-    "bytes": ({"tensor": {"datatype": "BYTES"}}, "INVALID_ARGUMENT", "BYTES tensors are not offered"),
-    "no datatype": ({"tensor": {"datatype": ""}}, "INVALID_ARGUMENT", "data-type is ''"),
-    "negative size": ({"tensor": {"shape": [-2, 4]}}, "INVALID_ARGUMENT", "non-unsigned-integer"),
-    "huge size": ({"tensor": {"shape": [2**62, 4]}}, "INVALID_ARGUMENT", "exceed maximum size"),
-    "no shape": ({"tensor": {"shape": []}}, "INVALID_ARGUMENT", "unexpected shape"),
     "short": ({"raw_input_contents": [RAW[:-1]]}, "INVALID_ARGUMENT", "Expected 32, got 31"),
     "too few": ({"raw_input_contents": []}, "INVALID_ARGUMENT", "Expected 32, got 0"),
     "too many": ({"raw_input_contents": [RAW, RAW]}, "INVALID_ARGUMENT", "expected 1 raw_input_contents"),
@@ -207,8 +199,6 @@ BAD = {
         "INVALID_ARGUMENT",
         "must be in contents.fp32_contents",
     ),
-    "unknown output": ({"outputs": [{"name": "z"}]}, "INVALID_ARGUMENT", "unexpected inference output 'z'"),
-    "output twice": ({"outputs": [{"name": "y"}, {"name": "y"}]}, "INVALID_ARGUMENT", "already exists"),
     "sequence": (
         {"parameters": {"sequence_id": {"int64_param": 1}}}, "INVALID_ARGUMENT", "sequences are not offered",
     ),
@@ -517,10 +507,3 @@ def test_aio_calls_are_answered_at_once(both: Both) -> None:
                 np.testing.assert_array_equal(answer.as_numpy("y"), (ROWS + number) * 2)
 
     asyncio.run(infer())
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)

@@ -14,9 +14,9 @@ from halfeven.serve.http.codecs import predict_bodies
 from halfeven.serve.http.routes import infer
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import tensor
 from tests.serve.grpc.conftest import Both, Start
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc
+from tests.specs import tensor
 
 X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
 NARROW = ModelSpec("double", (tensor("x", "FP32", -1, 3),), (tensor("y", "FP32", -1, 3),), 8)

@@ -1,17 +1,24 @@
 """`halfeven.fp16` and the functions of other converters: they take what those take, and what they give is proven."""
 
+import contextlib
 import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import halfeven as he
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from halfeven import drop_in
-from halfeven.models.errors import ParityRefused
-from onnx import ModelProto, TensorProto
+from halfeven.exporters.onnx.reading.graph import opset_of
+from halfeven.models.errors import BadInput, BadSamples, ParityRefused
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
+from tests.exporters.onnx.onnx_files import parsed
 
 pytestmark = pytest.mark.slow  # a conversion each
 
@@ -25,10 +32,29 @@ def halves(model: ModelProto) -> set[str]:
     return {one.name for one in model.graph.initializer if one.data_type == TensorProto.FLOAT16}
 
 
+def ops(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def ends(model: ModelProto) -> list[int]:
+    """The element types of all inputs and outputs."""
+    return [value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)]
+
+
+def asked(model: ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    """ONNX Runtime's answers to the input in the datatype that the model takes."""
+    (given,) = model.graph.input
+    half = given.type.tensor_type.elem_type == TensorProto.FLOAT16
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return [
+        np.asarray(found) for found in session.run(None, {given.name: x.astype(np.float16) if half else x})
+    ]
+
+
 def check_equal(model: ModelProto, net: Path) -> None:
     x = np.random.normal(size=(5, 16)).astype(np.float32)
     expected = answers(onnx.load(net), x)
-    np.testing.assert_allclose(answers(model, x), expected, atol=4 * 2**-11 * np.abs(expected).max())
+    np.testing.assert_allclose(asked(model, x)[0], expected, atol=4 * 2**-11 * np.abs(expected).max())
     onnx.checker.check_model(model, full_check=True)
 
 
@@ -39,48 +65,234 @@ def test_fp16_writes_the_file_and_says_what_was_found(net: Path, tmp_path: Path)
     assert made.proof is not None and (made.proof / "parity.json").is_file() and "passed" in str(made)
 
 
-def test_the_converter_of_onnxconverter_common(net: Path) -> None:
-    with pytest.warns(UserWarning, match="ignores min_positive_val, keep_io_types; inputs and outputs keep"):
-        made = drop_in.convert_float_to_float16(onnx.load(net), min_positive_val=1e-6)
-    check_equal(made, net)
-    assert len(halves(made)) == 2
+# What the tests of onnxconverter_common ask: test_float16.py, test_auto_mixed_precision.py and …_model_path.py.
+
+
+def test_inputs_and_outputs_become_half_unless_they_are_kept(net: Path) -> None:
+    """By default all of them, with ``keep_io_types=True`` none, with a list all but these; and no Cast is left over."""
+    given = onnx.load(net)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        for keep, types, expected in (
+            (False, [10, 10], ["MatMul", "Relu", "MatMul"]),
+            (["y"], [10, 1], ["MatMul", "Relu", "MatMul", "Cast"]),
+            (True, [1, 1], ["Cast", "MatMul", "Relu", "MatMul", "Cast"]),
+        ):
+            made = drop_in.convert_float_to_float16(given, keep_io_types=keep)
+            assert ends(made) == types and ops(made) == expected and len(halves(made)) == 2
+            check_equal(made, net)
+    assert given == onnx.load(net)  # the caller's model is as it was
+
+
+@pytest.mark.parametrize("end", ["x", "y"])
+def test_inputs_and_outputs_beyond_the_range_of_half_stay_so_only_where_they_are_kept(
+    end: str, net: Path
+) -> None:
+    model, scale = onnx.load(net), np.float32(1e6 if end == "y" else 1e-6)
+    for tensor in model.graph.initializer:
+        if tensor.name == ("last" if end == "y" else "first"):
+            tensor.CopyFrom(numpy_helper.from_array(scale * numpy_helper.to_array(tensor), tensor.name))
+    rows = {"x": (np.random.normal(size=(16, 16)) / min(scale, 1)).astype(np.float32)}
+    with pytest.raises((ParityRefused, BadSamples)):
+        drop_in.auto_convert_mixed_precision(model, rows)
+    onnx.save(model, net)
+    check_equal(drop_in.auto_convert_mixed_precision(model, rows, keep_io_types=True), net)
+
+
+LOOP = """g (float[n,4] x) => (float[4] total, float[n,4] sums) {
+    size = Shape(x) rows = Gather(size, zero) start = Expand(nought, four)
+    total, sums = Loop(rows, true, start) <body = b (int64 i, bool c, float[4] t) => (bool o, float[4] s, float[4] p) {
+        row = Gather(x, i) s = Add(t, row) p = Identity(s) o = Identity(c)
+    }>
+}"""
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_loop_whose_body_reads_an_outer_value(keep: bool) -> None:
+    constants = {"zero": np.int64(0), "four": np.array([4]), "true": np.True_, "nought": np.float32(0)}
+    model = parsed(LOOP, {name: np.asarray(value) for name, value in constants.items()})
+    made = drop_in.convert_float_to_float16(model, keep_io_types=keep)
+    x = np.array([[2, 3, 1, 0], [4, 5, 1, 0], [6, 7, 1, 0]], np.float32)
+    for expected, came in zip(asked(model, x), asked(made, x), strict=True):
+        assert came.dtype == (np.float32 if keep else np.float16)
+        np.testing.assert_allclose(came, expected, rtol=1e-3)
+
+
+def test_nodes_of_the_lists_stay_in_fp32_and_what_is_ignored_is_named(net: Path) -> None:
+    with pytest.warns(UserWarning, match="ignores min_positive_val, force_fp16_initializers"):
         kept = drop_in.convert_float_to_float16_model_path(
-            str(net), keep_io_types=True, node_block_list=["first_product"]
+            str(net),
+            1e-6,
+            keep_io_types=True,
+            node_block_list=["first_product"],
+            force_fp16_initializers=True,
         )
     check_equal(kept, net)
     assert len(halves(kept)) == 1
     model = onnx.load(net)
     model.graph.node[0].name = "/layers[0]/MatMul"
     kept = drop_in.convert_float_to_float16(
-        model,
-        keep_io_types=True,
-        node_block_list=["/layers[0]/MatMul", "/layers[1]/MatMul"],
-        op_block_list=["Resize"],
+        model, node_block_list=["/layers[0]/MatMul", "/layers[1]/MatMul"], op_block_list=["Resize"]
     )
-    assert len(halves(kept)) == 1
-    with pytest.raises(ParityRefused, match=r"no half of model\.onnx is proven equal"):
-        drop_in.convert_float_to_float16(onnx.load(net), keep_io_types=True, op_block_list=["MatMul", "Relu"])
+    assert len(halves(kept)) == 1 and ends(kept) == [10, 10]
+    check_equal(kept, net)
+    blocked = ["MatMul", "Relu"]
+    with pytest.warns(UserWarning, match="gives the model back in FP32: nothing is half"):
+        kept_all = drop_in.convert_float_to_float16(model, keep_io_types=True, op_block_list=blocked)
+    assert kept_all == model
+    with pytest.raises(ParityRefused, match="no half of the model is proven equal"):
+        drop_in.convert_float_to_float16(model, op_block_list=blocked)
+    with pytest.raises(BadInput, match="has half values already: expected one in FP32"):
+        drop_in.convert_float_to_float16(kept)
+    with pytest.raises(BadInput, match="expected an ONNX ModelProto or the path of a file, got a bytes"):
+        drop_in.convert_float_to_float16(net.read_bytes())  # type: ignore[arg-type]
 
 
 def test_the_automatic_converter_judges_by_its_feed(net: Path) -> None:
-    feed = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}
-    with pytest.warns(UserWarning, match="ignores rtol"):
-        made = drop_in.auto_convert_mixed_precision(onnx.load(net), feed, rtol=0.01, keep_io_types=True)
+    """And its caller's own rule holds beside the gate."""
+    feed, seen = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}, list[tuple[Any, Any]]()
+
+    def validate(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+        seen.append((one[0].dtype, other[0].dtype))
+        return np.allclose(one[0], other[0], rtol=0.01, atol=0.05)
+
+    made = drop_in.auto_convert_mixed_precision(onnx.load(net), feed, validate, keep_io_types=True)
     check_equal(made, net)
     said = {each.key: each.value for each in made.metadata_props}["halfeven.verdict"]
     assert said.startswith("Equal on 4 of your samples")
+    made = drop_in.auto_convert_mixed_precision(onnx.load(net), feed, validate, rtol=0.01, atol=0.05)
+    check_equal(made, net)
+    assert ends(made) == [10, 10] and seen == [(np.float32, np.float32), (np.float32, np.float16)]
+    with pytest.raises(ParityRefused, match="validate_fn, rtol or atol refuse its answers"):
+        drop_in.auto_convert_mixed_precision(onnx.load(net), feed, rtol=1e-9)
 
 
-def test_autocast_of_modelopt(net: Path, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="ignores data_max"):
+def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) -> None:
+    feed, target = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}, tmp_path / "half.onnx"
+    cpu = ["CPUExecutionProvider"]
+    for _ in range(2):
+        drop_in.auto_convert_mixed_precision_model_path(
+            str(net), feed, str(target), cpu, "weights.data", rtol=0.01, atol=0.05
+        )
+    check_equal(onnx.load(target), net)
+    np.testing.assert_allclose(answers(target, feed["x"]), answers(net, feed["x"]), rtol=0.01, atol=0.05)
+    assert (tmp_path / "weights.data").stat().st_size <= 2 * 4096  # of one half, not of two
+
+
+# What the tests of ModelOpt's AutoCast ask: test_autocast.py, test_nodeclassifier.py, test_referencerunner.py.
+
+
+DENSE = """g (float[1,5] X) => (float[1,3] Y) { h = Gemm(X, w, b) a = Add(h, c) Y = Relu(a) }"""
+CONVOLVED = {
+    "IsInf": """g (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        c = Conv<pads=[1,1,1,1]>(x, k) i = IsInf(c) y = Where(i, nought, c)
+    }""",
+    "Resize": """g (float[1,4,8,8] x) => (float[1,4,16,16] y) {
+        c = Conv<pads=[1,1,1,1]>(x, k) y = Resize(c, , twice)
+    }""",
+}  # fmt: skip
+
+
+def dense(path: Path, opset: int = 20) -> Path:
+    shapes = {"w": (5, 3), "b": (3,), "c": (1, 3)}
+    weights = {name: np.random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    onnx.save(parsed(DENSE, weights, opset=opset), path)
+    return path
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_dense_net_is_half_throughout(keep: bool, tmp_path: Path) -> None:
+    made = drop_in.convert_to_mixed_precision(str(dense(tmp_path / "net.onnx")), keep_io_types=keep)
+    inner = ["Gemm", "Add", "Relu"]
+    assert ops(made) == (["Cast", *inner, "Cast"] if keep else inner)
+    assert ends(made) == ([TensorProto.FLOAT] * 2 if keep else [TensorProto.FLOAT16] * 2)
+    onnx.checker.check_model(made, full_check=True)
+
+
+@pytest.mark.parametrize(("op", "opset"), [("IsInf", 13), ("IsInf", 21), ("Resize", 19)])
+def test_a_convolution_is_half_beside_an_operation_that_may_not_be(
+    op: str, opset: int, tmp_path: Path
+) -> None:
+    arrays = {"k": np.random.normal(size=(4, 4, 3, 3)), "nought": 0.0, "twice": [1, 1, 2, 2]}
+    model = parsed(CONVOLVED[op], {k: np.asarray(v, np.float32) for k, v in arrays.items()}, opset=opset)
+    onnx.save(model, tmp_path / "net.onnx")
+    made = drop_in.convert_to_mixed_precision(tmp_path / "net.onnx", keep_io_types=True)
+    (convolution,) = [node for node in made.graph.node if node.op_type == "Conv"]
+    assert convolution.input[1] in halves(made)
+    x = np.random.normal(size=(1, 4, 8, 8)).astype(np.float32)
+    np.testing.assert_allclose(asked(made, x)[0], asked(model, x)[0], atol=0.05)
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+def test_the_opset_is_raised_and_not_lowered(opset: int, tmp_path: Path) -> None:
+    path = dense(tmp_path / "net.onnx")
+    ignored = pytest.warns(UserWarning, match="opset=13: it is lower than the original model's opset 20")
+    with ignored if opset < 20 else nullcontext():
+        made = drop_in.convert_to_mixed_precision(str(path), opset=opset)
+    assert opset_of(made) == max(opset, 20)
+    onnx.checker.check_model(made)
+
+
+def test_a_name_of_a_precision_or_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        drop_in.convert_to_mixed_precision("nonexistent.onnx")
+    for name in ("int8", "fp8", "fp32", "typo"):
+        with pytest.raises(BadInput, match=name):
+            drop_in.convert_to_mixed_precision(str(dense(tmp_path / "net.onnx")), name)
+
+
+def test_bf16_keeps_inputs_and_outputs(net: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match="ignores keep_io_types=False for bf16"),
+        contextlib.suppress(ParityRefused),
+    ):
+        made = drop_in.convert_to_mixed_precision(str(net), "bf16")
+        assert ends(made) == [TensorProto.FLOAT] * 2
+
+
+def test_calibration_data_judges_and_excluded_nodes_stay_in_fp32(net: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="ignores data_max, trt_plugins$"):
         made = drop_in.convert_to_mixed_precision(
             str(net),
             nodes_to_exclude=["last_p.*t$"],
             calibration_data=str(samples(tmp_path / "x.npz")),
-            keep_io_types=True,
-            data_max=512,
+            data_max=1000,
+            init_max=float(np.finfo(np.float16).max),
+            trt_plugins=["plugin.so"],
+            providers=["cpu"],
         )
     check_equal(made, net)
-    assert len(halves(made)) == 1
+    assert len(halves(made)) == 1 and ends(made) == [10, 10]
+    (tmp_path / "batches").mkdir()
+    for batch in ("1", "2"):
+        samples(tmp_path / "batches" / f"{batch}.npz", rows=6)
+    made = drop_in.convert_to_mixed_precision(
+        str(net), op_types_to_exclude=["Relu"], calibration_data=tmp_path / "batches"
+    )
+    said = {each.key: each.value for each in made.metadata_props}["halfeven.verdict"]
+    assert said.startswith("Equal on 6 of your samples") and ops(made).count("Cast") == 2
+
+
+@pytest.mark.parametrize("kind", ["other names", "no npz", "an array", "no batch"])
+def test_calibration_data_of_another_kind_is_named(kind: str, net: Path, tmp_path: Path) -> None:
+    path = tmp_path / ("none" if kind == "no batch" else "x.npz")
+    if kind == "other names":
+        np.savez(path, wrong=np.ones((4, 16), np.float32))
+    elif kind == "an array":
+        with path.open("wb") as file:
+            np.save(file, np.ones((4, 16), np.float32))
+    elif kind == "no npz":
+        path.write_text('{"x": [[1.0]]}')
+    else:
+        path.mkdir()
+    with pytest.raises(BadSamples):
+        drop_in.convert_to_mixed_precision(str(net), calibration_data=str(path))
+
+
+def test_a_model_without_a_search_of_nodes(net: Path) -> None:
+    made = drop_in.convert_to_f16(onnx.load(net), op_block_list=["Relu"])
+    assert ends(made) == [1, 1] and ops(made) == ["Cast", "MatMul", "Cast", "Relu", "Cast", "MatMul", "Cast"]
+    check_equal(made, net)
+    with pytest.warns(UserWarning, match="ignores tensor_block_dict"):
+        made = drop_in.convert_to_f16(onnx.load(net), keep_io_types=False, tensor_block_dict={"Relu": {}})
+    assert ends(made) == [10, 10]

@@ -8,6 +8,7 @@ from halfeven.models.store.store import Store
 
 from tests.kept import kept_store
 from tests.model_folders import LINEAR, samples_of, write_folder
+from tests.server_process import settle
 
 SEEDS = {1: 5, 2: 6}  # of the weights, by version
 
@@ -28,5 +29,6 @@ def converted() -> Path:
                 Options(forms=("torch",)),
             )
         store.promote(store.version("net", 1))
+        settle(store)
 
     return kept_store(__file__, make) / "store"

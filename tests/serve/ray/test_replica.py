@@ -16,9 +16,10 @@ from halfeven.models.store.store import Store
 from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
 from halfeven.serve.server import alone_with
 
+from tests.patience import until
 from tests.serve.conftest import running
 from tests.serve.ray.handle import Handle
-from tests.serve.versions.traffic.conftest import call, until
+from tests.serve.versions.traffic.conftest import call
 
 pytestmark = [
     pytest.mark.slow,  # Ray takes seconds to import

@@ -11,7 +11,8 @@ from halfeven.models.store.store import Store
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions.readiness import Readiness
 
-from tests.serve.versions.traffic.conftest import Versions, call, publish, serving, spec, until
+from tests.patience import until
+from tests.serve.versions.traffic.conftest import Versions, call, publish, serving, spec
 from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store
 from tests.serve.versions.traffic.conftest import versions as versions

@@ -3,7 +3,7 @@
     queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
     queued ⇄ paused ◀─ running
 
-The states are OpenAI's; our finer stages (training, converting, gating…) stand beside them in ``stage``.
+The states are OpenAI's; our finer stages (training, converting, judging…) stand beside them in ``stage``.
 """
 
 import re

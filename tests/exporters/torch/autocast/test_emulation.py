@@ -3,7 +3,12 @@
 import pytest
 import torch
 from halfeven.exporters.torch.autocast.dtypes import Dtypes, Typing
-from halfeven.exporters.torch.autocast.emulation import Emulation, half_rounding, mantissa_rounding
+from halfeven.exporters.torch.autocast.emulation import (
+    Emulation,
+    RoundedWeights,
+    half_rounding,
+    mantissa_rounding,
+)
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import Autocast, rewrite
 from halfeven.models.folder.package import Precision
@@ -76,6 +81,22 @@ def test_a_second_run_remembers_nothing_of_the_first() -> None:
         x = torch.randn(rows, 4)
         given, same = emulation.run(x)
         assert torch.equal(same, x) and apart(given, model.run(x)[0]) < 4.0
+
+
+def test_a_weight_is_rounded_once_for_all_halves_of_a_module() -> None:
+    linear = nn.Linear(4, 5)
+    model = original(net(lambda self, x: self.linear(x), linear=linear), {"x": torch.randn(8, 4)})
+    module, rounded = runnable(model.program), list[torch.Size]()
+    dtypes = Typing(module, model.example).under(make_plan(module, Precision()))
+
+    def rounding(value: Tensor) -> Tensor:
+        rounded.append(value.shape)
+        return half_rounding(torch.float16)(value)
+
+    known, x = RoundedWeights(), torch.randn(3, 4)
+    answers = [Emulation(module, dtypes, rounding, weights=one).run(x)[0] for one in (known, known, None)]
+    assert rounded.count(linear.weight.shape) == 2 and rounded.count(x.shape) == 3
+    assert all(torch.equal(answers[0], one) for one in answers)
 
 
 @pytest.mark.parametrize("name", NETS)

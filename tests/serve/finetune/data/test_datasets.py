@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, BadSamples
 from halfeven.models.folder.loss_names import IGNORED
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.finetune.data.datasets import (
     TrainingData,
@@ -24,10 +24,7 @@ from halfeven.serve.finetune.data.datasets import (
 )
 from safetensors.numpy import save_file
 
-
-def tensor(name: str, datatype: str, *shape: int | str, kind: str = "tensor") -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), kind)
-
+from tests.specs import tensor
 
 SPEC = ModelSpec(
     "net",

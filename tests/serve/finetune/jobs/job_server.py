@@ -1,8 +1,7 @@
 """A server in a process of its own with a client of its fine-tuning routes, and the processes of its jobs."""
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.cli.demo_stage import await_port
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.server_process import serve_command, server_environment, settle
 
 
@@ -48,18 +47,10 @@ def served_to_client(
             yield process, port, client
 
 
-def until(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
-    return found
-
-
 def ended(client: openai.OpenAI, id: str) -> Any:
     """The job at its end. Its processes yield to all others, so that a busy machine needs minutes."""
     final = ("succeeded", "failed", "cancelled")
-    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 900.0)
+    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 900.0, 0.2)
 
 
 def processes(store: Store, words: bytes = b"training.trainer") -> list[int]:

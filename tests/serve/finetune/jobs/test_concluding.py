@@ -52,7 +52,7 @@ class Place:
         self.store.promote(publish(self.store))
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
         self.id = self.job_store.create_job(JobRequest("net", "net", 1, "file-1", {}, 3))[0].id
-        self.job_store.move(self.id, "running", stage="gating")
+        self.job_store.move(self.id, "running", stage="judging")
         self.conclusion = Conclusion(self.job_store, self.store, self.roster, threading.Event())
 
     def conclude(self, version: Version) -> JobRow:
@@ -125,7 +125,7 @@ def test_a_rollback_while_it_was_made_makes_it_stale_and_going_forward_again_doe
     parent = publish(place.store)
     place.store.promote(parent)
     id = place.job_store.create_job(JobRequest("net", "net", 2, "file-1", {}, 3))[0].id
-    place.job_store.move(id, "running", stage="gating")
+    place.job_store.move(id, "running", stage="judging")
     place.id = id
     version = learnt(place.store, {"against": 2}, parent=2)
     place.store.rollback("net")
@@ -144,7 +144,7 @@ def test_a_job_that_may_be_judged_against_the_active_version_replaces_it(place: 
     """Its gate measured version 2, which became active while it was trained."""
     place.store.promote(publish(place.store))
     job, _ = place.job_store.create_job(JobRequest("net", "net", 1, "file-1", {"stale_parent": "rejudge"}, 3))
-    place.job_store.move(job.id, "running", stage="gating")
+    place.job_store.move(job.id, "running", stage="judging")
     place.id = job.id
     assert place.refused(learnt(place.store, {"against": 1})).code == "STALE_PARENT", "it measured another"
     done = place.conclude(learnt(place.store, {"against": 2}))
@@ -165,7 +165,7 @@ def test_a_job_that_goes_on_waits_until_the_version_that_came_meanwhile_serves(
     monkeypatch.setattr(concluding.time, "sleep", lambda _: None)
     request = JobRequest("net", "net", 1, "file-1", {"stale_parent": "retrain"}, 3)
     place.id = place.job_store.create_job(request)[0].id
-    place.job_store.move(place.id, "running", stage="gating")
+    place.job_store.move(place.id, "running", stage="judging")
     place.store.promote(publish(place.store))
     assert place.refused(learnt(place.store)).code == "STALE_PARENT"
     assert len(asked) == 3
@@ -193,7 +193,7 @@ def test_a_promotion_between_the_look_and_the_move_is_not_undone(
 
 def test_after_a_crash_behind_the_promotion_the_job_ends_as_promoted(place: Place) -> None:
     version = learnt(place.store)
-    place.job_store.note(place.id, stage="swapping")
+    place.job_store.note(place.id, stage="activating")
     place.store.promote_over(1, version, "fine-tuning")
     assert place.conclude(version).status == "succeeded"
 
@@ -202,7 +202,7 @@ def test_after_a_crash_behind_the_promotion_the_job_ends_as_promoted(place: Plac
 def test_after_a_crash_within_the_promotion_it_is_done(place: Place, recorded: bool) -> None:
     """Before anything was written, and between the record and the alias."""
     version = learnt(place.store)
-    place.job_store.note(place.id, stage="swapping")
+    place.job_store.note(place.id, stage="activating")
     if recorded:
         record_promotion(place.store.root / "models/net", version.number, 1, "fine-tuning")
     assert place.conclude(version).status == "succeeded" and place.store.live_number("net") == 2
@@ -210,7 +210,7 @@ def test_after_a_crash_within_the_promotion_it_is_done(place: Place, recorded: b
 
 def test_after_a_crash_in_the_promotion_an_operator_s_rollback_is_not_undone(place: Place) -> None:
     version = learnt(place.store)
-    place.job_store.note(place.id, stage="swapping")
+    place.job_store.note(place.id, stage="activating")
     place.store.promote_over(1, version, "fine-tuning")
     place.store.rollback("net")
     error = place.refused(version)

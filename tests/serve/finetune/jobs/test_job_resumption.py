@@ -19,8 +19,9 @@ from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import Caller
 from safetensors.numpy import load_file, save_file
 
+from tests.patience import until
 from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, Outcome, create, outcome, store_of
-from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
+from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client
 from tests.slow import KILLS
 
 pytestmark = pytest.mark.slow(seconds=30)  # jobs with their processes
@@ -98,7 +99,7 @@ def test_killed_in_turn_trainer_server_and_conversion_are_made_good(
         until(lambda: not processes(store))
     with served_to_client(store, "net") as (_, port, client):
         with answering(port):
-            until(lambda: ours(client, job.id)["stage"] in ("proving", "gating"))
+            until(lambda: ours(client, job.id)["stage"] in ("proving", "judging"))
             kill(store, CONVERSION)
             done = ended(client, job.id)
         assert outcome(store, client, port, done) == left_alone
@@ -124,7 +125,7 @@ def test_paused_and_resumed_by_the_client_it_is_as_if_it_had_not_been(
         reached = progress(client, job.id)
         assert EVERY < reached < STEPS and not processes(store)
         assert jobs.resume(job.id).status == "queued"
-        until(lambda: ours(client, job.id)["stage"] in ("proving", "gating"))
+        until(lambda: ours(client, job.id)["stage"] in ("proving", "judging"))
         jobs.pause(job.id)
         until(lambda: jobs.retrieve(job.id).status == "paused")
         assert not processes(store, CONVERSION)

@@ -23,8 +23,8 @@ from halfeven.serve.finetune.jobs.records.job_types import JobRow
 from safetensors.numpy import load_file, save_file
 
 from tests.kept import kept_store
-from tests.patience import PATIENCE_S
-from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
+from tests.patience import PATIENCE_S, until
+from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client
 from tests.serve.finetune.jobs.runner_stage import Loading, Runner, always, supervisor_of
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}

@@ -81,6 +81,9 @@ def test_what_was_forgotten_refuses_and_what_was_not_learnt_does_not_promote(
     assert (verdict.numbers["against"], verdict.numbers["not_judged"]) == (7, "why")
     if not passes:
         assert "rows lost" in verdict.reason and "not made active" in verdict.reason
+        several = judged(dict.fromkeys(("torch", "onnx", "original"), new), active).reason
+        assert several.count("accuracy") == several.count("train longer") == 1, several
+        assert several.startswith("the torch form") and "onnx, original" in several
 
 
 def test_ten_seeds_of_a_job_worth_40_points_are_promoted_although_each_forgets_two_rows() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import openai
 import pytest
 from halfeven.models.errors import BadInput
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
@@ -40,13 +40,10 @@ from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, make_roster, running
 from tests.serve.http.route_table import routes
 from tests.slow import slow_but
+from tests.specs import tensor
 
 ROWS, LIMIT = 20, 100_000
 MOST = DEFAULTS.orders_being_read
-
-
-def tensor(name: str, datatype: str, *shape: int, kind: str = "tensor") -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), kind)
 
 
 def publish(store: Store, name: str, *outputs: TensorSpec, without: str = "") -> Version:

@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.http.codecs.predict import read_predict, write_predict
 from halfeven.serve.http.limits.memory_budget import unlimited
 
-
-def tensor(name: str, datatype: str, *shape: int | str, **more: Any) -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), **more)
-
+from tests.specs import tensor
 
 X = tensor("x", "FP32", -1, 2, 3)
 ONE = ModelSpec("one", (X,), (X,), 4)
@@ -66,7 +63,7 @@ BAD = {
     "no JSON": (ONE, b"{", "not JSON"),
     "another key": (ONE, b'{"inputs": []}', r'expected {"instances": \[...\]} .* got \[\'inputs\'\]'),
     "a list": (ONE, b"[1]", r'expected {"instances"'),
-    "none": (ONE, b'{"instances": []}', "at least one instance"),
+    "none": (ONE, b'{"instances": []}', "at least one instance, got a list of 0"),
     "too many": (
         ONE,
         json.dumps({"instances": [0] * 5}).encode(),

@@ -3,21 +3,18 @@
 import base64
 import io
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.http.codecs.predict_answers import answer_type, is_quick_to_write, write_answer
 from PIL import Image
 
+from tests.specs import tensor
+
 JSON, PNG = "application/json", "image/png"
 NPY, NPZ = "application/x-npy", "application/x-npz"
-
-
-def tensor(name: str, datatype: str, *shape: int | str, **more: Any) -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), **more)
 
 
 X = tensor("x", "FP32", -1, 2)

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest, TooLarge
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.spec.wire import Wire
 from halfeven.serve.http.codecs.predict_bodies import is_quick, read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited
 from PIL import Image
+
+from tests.specs import tensor
 
 FORM = "multipart/form-data; boundary=xx"
 CURL = "application/x-www-form-urlencoded"
 SIZE = 4
 ENTRY = {"size": [SIZE, SIZE], "color": "L", "scale": 1 / 16}
 MIB = 2**20
-
-
-def tensor(name: str, datatype: str, *shape: int | str, **more: Any) -> TensorSpec:
-    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), **more)
 
 
 Y = tensor("y", "FP32", -1)

@@ -21,7 +21,8 @@ from halfeven.serve.http.limits.memory_budget import unlimited
 from safetensors.numpy import save_file
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import FakeRoster, tensor
+from tests.serve.conftest import FakeRoster
+from tests.specs import tensor
 
 WORDS = ValueRange((0,), (30521,))
 SPEC = ModelSpec(

@@ -1,6 +1,7 @@
 """Connections for which there is no place or no descriptor: answered with 503, named in the log, and none reset."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import cast
 import pytest
 import uvloop
 from halfeven.serve.http.connection import listening as listening_module
-from halfeven.serve.http.connection.listening import Listening, listeners_at
+from halfeven.serve.http.connection.listening import Listening, cannot_listen, listeners_at
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.repeated_warnings import WarningEachSecond
@@ -238,12 +239,23 @@ def test_callers_that_do_not_end_their_tls_handshake_have_the_same_limit(
     in_time(limited, asyncio.new_event_loop)
 
 
-def test_each_address_of_a_name_is_listened_on_and_a_taken_one_is_an_error() -> None:
+def test_each_address_of_a_name_is_listened_on_and_one_that_cannot_be_had_is_said() -> None:
     found = listeners_at("localhost", 0, 8)
+    port = taken(found)
     try:
         assert {one.getsockname()[0] for one in found} <= {"127.0.0.1", "::1"}
-        with pytest.raises(OSError):
-            listeners_at("127.0.0.1", found[0].getsockname()[1] if len(found) == 1 else taken(found), 8)
+        for host, advice in [
+            ("127.0.0.1", f"{port}: Address already in use; another server is there: .* another --port"),
+            (
+                "192.0.2.1",
+                ".*; --host must be an address or a name of this machine",
+            ),  # RFC 5737: of no machine
+        ]:
+            with pytest.raises(OSError) as refused:
+                listeners_at(host, port, 8)
+            assert re.search(advice, str(cannot_listen(host, port, refused.value)))
+        forbidden = cannot_listen("127.0.0.1", 80, PermissionError(errno.EACCES, "Permission denied"))
+        assert str(forbidden).endswith("Permission denied; choose a --port above 1023")
     finally:
         for one in found:
             one.close()

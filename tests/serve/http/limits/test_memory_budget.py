@@ -30,8 +30,9 @@ from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
+from tests.specs import tensor
 
-from ...conftest import HISTORY, FakeRoster, FakeServed, make_roster, tensor
+from ...conftest import HISTORY, FakeRoster, FakeServed, make_roster
 from ..test_caller import GONE, chunk, receiving
 from ..wire import Wire
 

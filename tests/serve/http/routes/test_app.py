@@ -23,12 +23,6 @@ PREDICT = "/v1/models/double:predict"
 
 
 @pytest.fixture
-def http(server: str) -> Any:
-    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
-        yield client
-
-
-@pytest.fixture
 def client(server: str) -> Any:
     with triton.InferenceServerClient(server) as client:
         yield client

@@ -26,12 +26,6 @@ GOOD = {"inputs": [ONES]}
 LENGTH = "inference-header-content-length"
 
 
-@pytest.fixture
-def http(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
-        yield client
-
-
 @pytest.mark.parametrize("asked", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("sent", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("binary", [True, False])

@@ -22,7 +22,8 @@ from halfeven.serve.http.routes.app import build_app
 from PIL import Image
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running, tensor
+from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running
+from tests.specs import tensor
 
 ENTRY = {"size": [4, 4], "color": "L", "scale": 1 / 16}
 PAINT = {"color": "L", "scale": 1 / 255}

@@ -11,18 +11,10 @@ import tritonclient.http as triton
 from halfeven.models.errors import EngineFailed
 from tritonclient.utils import InferenceServerException
 
-from tests.patience import PATIENCE_S
-
 
 @pytest.fixture
 def client(server: str) -> Iterator[Any]:
     with triton.InferenceServerClient(server) as client:
-        yield client
-
-
-@pytest.fixture
-def http(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE_S) as client:
         yield client
 
 

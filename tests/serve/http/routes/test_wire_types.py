@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from tests.model_folders import tensor, write_folder
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
+from tests.server_process import settle
 
 SEEING = """
 import torch
@@ -48,6 +49,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
         converted = convert(folder, store, Options(forms=("torch",)))
         assert converted.version.spec().inputs[0].datatype == "FP32"
+    settle(store)
     settings: dict[str, Any] = {"store": store.root, "device": "cpu"}
     app, roster = build(Settings(**settings), store)
     with running(app) as address:

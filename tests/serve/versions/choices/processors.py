@@ -6,6 +6,7 @@ An engine of a fake processor moves a clock by hand and never sleeps.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +80,25 @@ AMX = Processor(
     },
 )  # fmt: skip
 PROCESSORS = (AVX2, AVX512, BF16, AMX)
+
+
+def by_chance(chance: Random) -> Processor:
+    """A processor that nobody has seen: passes and forms gain or lose by chance, and one pass may lose much."""
+    factors = {name: chance.choice([0.5, 0.7, 0.9, 1.0]) for name in (PACKED_PRODUCTS, WITHOUT_LOCK, *ONNX)}
+    factors |= {chance.choice([PACKED_PRODUCTS, WITHOUT_LOCK]): chance.choice([0.9, 1.2])}
+    factors |= {
+        PACKED_CONVOLUTIONS: chance.choice([0.5, 0.9, 1.0, 8.0]),
+        "onnx fp32": chance.choice([0.6, 0.8, 1.2]),
+    }
+    factors |= {
+        "torch bf16": chance.choice([0.3, 0.5, 0.8, 3.0]),
+        "torch fp16": chance.choice([0.25, 1.5, 30.0]),
+    }
+    factors |= {"onnx fp16": chance.choice([0.5, 1.4, 10.0])}
+    row_s, batch_s = chance.choice([1.2e-3, 3e-3, 6e-3]), chance.choice([1e-4, 1e-3, 4e-3])
+    return Processor("by chance", factors, chance.choice([1, 2, 4]), row_s, batch_s)
+
+
 FORMS = (("torch", "fp32"), ("onnx", "fp32"), ("torch", "bf16"), ("torch", "fp16"), ("onnx", "fp16"))
 
 

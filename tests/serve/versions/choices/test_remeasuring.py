@@ -85,7 +85,7 @@ def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
     class Swept:
         def __init__(self, loaded: Any, *given: Any) -> None:
-            self.crowded = made.crowded
+            self.crowded, self.decided = made.crowded, given[-1]
             self.way, self.measured = SERVES, TimedSetup.of(SERVES.setup, {1: [0.006, 0.007], 8: [0.02]})
             made.sweeps.append(loaded)
 
@@ -93,7 +93,9 @@ def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
             yield 0.0
             if made.fault is not None:
                 raise made.fault
-            return made.changes.pop(0) if made.changes else False
+            changed = made.changes.pop(0) if made.changes else False
+            self.decided.keys |= {"threads"} if changed else set()
+            return changed
 
     monkeypatch.setattr(remeasuring, "Sweep", Swept)
     return made
@@ -134,7 +136,9 @@ def test_a_disturbed_sweep_confirms_nothing_and_is_made_again_soon(stage: Stage,
 
 def test_after_a_change_it_is_measured_again_as_soon_as_it_has_served(stage: Stage, version: Version) -> None:
     stage.changes = [True, True]
-    assert stage.after(20, serve=20) >= 3
+    assert stage.after(10, serve=10) == 3
+    assert kept_setup(version, "torch", "fp32", CPU) is None, "the third left out what the others had decided"
+    assert stage.after(20, serve=20) == 1
     kept = kept_setup(version, "torch", "fp32", CPU)
     assert kept is not None and kept.rounds == 2, "what was replaced confirms nothing"
 

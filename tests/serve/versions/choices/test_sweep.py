@@ -22,6 +22,7 @@ from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
 from halfeven.serve.versions.choices import sweep as sweep_file
 from halfeven.serve.versions.choices.budget import MeasuringBudget
+from halfeven.serve.versions.choices.live_trial import WINDOW_S
 from halfeven.serve.versions.choices.rounds import SHORT_S
 from halfeven.serve.versions.choices.sweep import Decided, Machine, Sweep
 from halfeven.serve.versions.choices.what_serves import Gone
@@ -42,6 +43,7 @@ from tests.serve.versions.choices.processors import (
     Engine,
     Processor,
     World,
+    by_chance,
     ways,
 )
 
@@ -125,7 +127,9 @@ class Bench:
     pauses: list[float] = field(default_factory=list)
     free_bytes: int = 1 << 40
     sweeps: int = 0
-    changed_s: float = 0.0  # when something was replaced last
+    rates: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # the turns so far, and the share of the best then
     busy: bool = False  # live batches never end: one runs before each step
     beside: Callable[[Way], float] = lambda way: (
         1.0
@@ -154,22 +158,23 @@ class Bench:
             self.decided,
         )
 
-    def run(self) -> bool:
+    def run(self, end_s: float = float("inf")) -> bool:
         """One sweep; whether it changed anything. Time goes by in the pauses, and not more than one engine is tried."""
         steps = self.sweep().steps()
         self.sweeps += 1
-        known = len(self.events)
-        while True:
+        while self.world.now < end_s:
             try:
                 pause = next(steps)
             except StopIteration as end:
                 return end.value
-            if len(self.events) > known:
-                known, self.changed_s = len(self.events), self.world.now
             self.pauses.append(pause)
+            if pause == WINDOW_S and self.loaded.lender is None:
+                self.rates.append((self.pauses.count(WINDOW_S), self.share_of_best()))
             self.serve(pause) if self.busy else self.pass_by(pause)
             rule_s = 0.02 * self.world.now + 15.0
             assert self.budget.spent_s <= rule_s + 4 * SHORT_S * self.world.processor.cores
+        steps.close()
+        return False
 
     def pass_by(self, pause: float) -> None:
         self.world.now += pause
@@ -196,6 +201,27 @@ class Bench:
     def rate(self) -> float:
         """Rows per second under load."""
         return self.rows / self.live_s()
+
+    def run_until(self, end_s: float) -> None:
+        """Sweeps until then, or until one changes nothing; a trial that is under way is ended."""
+        self.rates = [(0, self.share_of_best())]
+        changed = True
+        while changed and self.world.now < end_s:
+            changed = self.run(end_s)
+
+    def share_of_best(self) -> float:
+        """The rate in the half's terms, of that of the best way there is in its best batches."""
+
+        def worth(way: Way, rows: int) -> float:
+            seconds = self.world.processor.seconds(way, rows)
+            return rows / seconds / (1.0 if way.precision == "fp32" else HALF_MUST_GAIN)
+
+        best = max(worth(way, rows) for way in ways(self.world.processor) for rows in (8, 16, 32))
+        return worth(self.loaded.way, self.rows) / best
+
+    def turns_to(self, share: float) -> int:
+        """The turns of live traffic after which so much of the best was served, and from then on."""
+        return next((turn for turn, reached in reversed(self.rates) if reached < share), 0)
 
     def settle(self, most: int = 8) -> None:
         while self.run():
@@ -250,14 +276,19 @@ def test_a_planted_setup_is_replaced_within_the_allowance_and_told(version: Vers
     assert one.world.now < 60 and one.budget.spent_s < 15
     name, kind, sentence, numbers = one.events[0]
     assert (name, kind) == ("net", "choice_replaced")
-    assert "torch fp32, 4 threads instead of torch fp32, 1 thread, measured" in sentence
-    assert numbers["what"] == "threads" and numbers["gain"] > 2 and numbers["rounds"] == 2
+    assert (
+        "torch fp32, 4 threads, packed products, without Python's lock instead of torch fp32, 1 thread"
+        in sentence
+    )
+    assert numbers["what"] == "setup" and numbers["gain"] > 2 and numbers["rounds"] == 2
     assert one.loaded.prepared.reason.startswith("made up; while serving: torch fp32, 4 threads")
     assert one.loaded.prepared.reason.count("while serving") == 1, "the last correction alone"
     assert one.loaded.prepared.setup == one.loaded.way.setup, "GET /v1/models shows it"
 
 
 ENCODER = replace(BF16, cores=2, row_s=6e-3, batch_s=2e-3)  # about the one of the benchmarks
+WITHOUT_CONVOLUTIONS = frozenset({PACKED_PRODUCTS, WITHOUT_LOCK})
+MOST_TURNS = 80  # of 0.5 s: with loading and runs between live batches less than a minute
 
 
 @pytest.mark.parametrize(
@@ -266,33 +297,68 @@ ENCODER = replace(BF16, cores=2, row_s=6e-3, batch_s=2e-3)  # about the one of t
         (PLAIN_ONE, 32),
         (Way("torch", "bf16", CpuSetup(1)), 32),
         (Way("onnx", "fp32", CpuSetup(2)), 0),
-        (Way("torch", "bf16", CpuSetup(2, frozenset({PACKED_PRODUCTS, WITHOUT_LOCK}))), 1),
+        (Way("torch", "bf16", CpuSetup(2, WITHOUT_CONVOLUTIONS)), 1),
     ],
     ids=["one thread in FP32", "one thread, no passes", "the wrong form", "one row"],
 )
-def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_a_minute(
-    way: Way, rows: int, version: Version
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda one: one.name)
+def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_so_many_turns(
+    processor: Processor, way: Way, rows: int, version: Version
 ) -> None:
+    """An encoder's batches, a second for each load, and runs that take up to a tenth longer by chance."""
+    processor, chance = replace(processor, cores=2, row_s=6e-3, batch_s=2e-3), random.Random(processor.name)
+    if processor.seconds(way, 1) > processor.seconds(PLAIN_ONE, 1):  # a load would never serve that
+        way = replace(way, precision="fp32")
     for form, precision in FORMS:  # a bad moment for all of them
         keep_setup(version, form, precision, CPU, CpuSetup(1), [])
-    one = bench(version, ENCODER, way, rows=rows, load_s=0.5)
-    one.busy = True
-    while one.world.now < 60.0 and one.run():
-        pass
-    best = max(
-        rows / ENCODER.seconds(other, rows) / (1.0 if other.precision == "fp32" else HALF_MUST_GAIN)
-        for other in ways(ENCODER)
-        for rows in (8, 16, 32)
-    )
-    assert one.rate() / HALF_MUST_GAIN >= 0.9 * best, (one.loaded.way, one.world.now)
-    assert one.changed_s < 60.0, "the last change"
+    one = bench(version, processor, way, rows=rows, load_s=1.0, noise=lambda: 1 + chance.random() / 10)
+    one.busy, one.beside = True, lambda way: 1 + chance.random() / 10
+    one.run_until(60.0)
+    assert one.share_of_best() >= 0.9, (one.loaded.way, one.rows)
+    assert one.turns_to(0.9) <= MOST_TURNS
     assert one.budget.spent_s <= 15.0 + 0.02 * one.world.now + 1.0
     for (
         run,
         size,
         seconds,
-    ) in one.world.runs:  # a new engine is warmed up with all rows, a hopeless one is run with one
-        assert seconds <= 4 * SHORT_S or size == 32 or (run.precision == "fp16" and size == 1)
+    ) in one.world.runs:  # a new engine is warmed up with all rows, a slow one is run with one
+        assert seconds <= 4 * SHORT_S or size == 32 or size == 1, (run, size, seconds)
+
+
+@pytest.mark.parametrize("seed", [random.randrange(1 << 32) for _ in range(8)])
+def test_on_a_processor_that_nobody_has_seen_a_choice_by_chance_is_replaced_within_a_minute(
+    seed: int, version: Version
+) -> None:
+    """0.9 of the best in 197 of 200; a way that is nearly as good, and two changes away from the best, may stay."""
+    chance = random.Random(seed)
+    processor = by_chance(chance)
+    slowest_s = 4 * processor.seconds(PLAIN_ONE, 1)  # a load chooses nothing slower
+    way = chance.choice([one for one in ways(processor) if processor.seconds(one, 1) <= slowest_s])
+    one = bench(version, processor, way, rows=chance.choice([0, 1, 32]), load_s=0.5)
+    one.busy = True
+    one.run_until(60.0)
+    assert one.share_of_best() >= 0.8, (processor, way, one.loaded.way, one.rows)
+
+
+def test_beside_programs_that_come_and_go_the_best_is_served_a_minute_later(version: Version) -> None:
+    """Ten starts. For 15 s up to three programs take a core by chance, from two threads more than from one."""
+    found = []
+    for seed in range(10):
+        chance = random.Random(seed)
+        ends = [sorted(chance.uniform(0, 15) for _ in range(20)) for _ in range(chance.randint(1, 3))]
+        one = bench(version, ENCODER, PLAIN_ONE, rows=32, load_s=1.0)
+
+        def busy(one: Bench = one, ends: list[list[float]] = ends) -> int:
+            """The programs that compute now: each from one of its moments to the next, and then not."""
+            return sum(sum(end <= one.world.now for end in each) % 2 for each in ends)
+
+        one.busy = True
+        one.beside = lambda way, busy=busy: 1 + busy() * (0.75 if way.threads > 1 else 0.5)
+        crowding = lambda busy=busy: 0.3 * busy()  # noqa: E731
+        one.world.crowding = lambda crowding=crowding: SimpleNamespace(disturbance=crowding, share=crowding)
+        one.run_until(60.0)
+        found.append(one.share_of_best())
+    assert min(found) >= 0.85, found
 
 
 def test_a_way_that_loses_beside_the_callers_programs_is_tried_by_them_and_not_taken(
@@ -300,14 +366,14 @@ def test_a_way_that_loses_beside_the_callers_programs_is_tried_by_them_and_not_t
 ) -> None:
     """Alone four threads are 3.4 times as fast as one; beside what needs the other cores they are slower."""
     one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")], rows=8)
-    one.busy, one.beside = True, lambda way: 10.0 if way.threads > 1 else 1.0
+    one.busy, one.beside = True, lambda way: 50.0 if way.threads > 1 else 1.0
     one.settle()
     assert one.loaded.way.threads == 1 and PACKED_PRODUCTS in one.loaded.way.setup.passes
-    assert {event[3]["what"] for event in one.events}.isdisjoint({"threads"})
+    assert {event[3]["what"] for event in one.events}.isdisjoint({"threads", "setup"})
     one.beside = lambda way: 1.0
     one.settle(12)
     assert one.loaded.way.threads == 4
-    assert "of live traffic" in one.events[-1][2] or one.events[-1][3]["what"] != "threads"
+    assert "of live traffic" in one.events[-1][2]
 
 
 def test_a_form_is_tried_in_batches_of_its_own_size(version: Version) -> None:
@@ -354,12 +420,12 @@ def test_a_sweep_that_is_ended_in_a_trial_gives_the_engine_back_and_closes_the_r
     assert one.loaded.way == PLAIN_ONE and one.world.loaded == [one.loaded.prepared.engine]
 
 
-def test_what_is_kept_has_the_spread_of_its_measurements_and_how_often_they_agreed(version: Version) -> None:
+def test_what_is_kept_has_the_spread_of_its_measurements_and_is_not_confirmed_yet(version: Version) -> None:
     one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
     one.settle()
     (path,) = (version.folder.parent / "tuned").glob("setups-*.json")
     entry = json.loads(path.read_text())["1 torch fp32"]
-    assert entry["rounds"] == 2 and not entry["crowded"]
+    assert entry["rounds"] == 0 and not entry["crowded"]
     for row in entry["measured"]:
         assert row["seconds"] <= row["median"] <= row["longest"] and row["runs"] >= 2
 

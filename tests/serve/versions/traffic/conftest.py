@@ -163,14 +163,6 @@ def infer(address: str, value: float = 0.5, id: str | None = None, version: str 
     return answer["model_version"]
 
 
-def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait for another thread's doing."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)
-
-
 def attached(roster: Roster) -> int:
     """How many queues the device thread looks at."""
     thread = roster.place.thread

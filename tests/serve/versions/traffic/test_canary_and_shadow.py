@@ -9,6 +9,7 @@ from halfeven.models.errors import EngineFailed
 from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.versions.traffic.split import Sticky
 
+from tests.patience import until
 from tests.serve.versions.traffic.conftest import (
     Engine,
     Versions,
@@ -18,7 +19,6 @@ from tests.serve.versions.traffic.conftest import (
     publish,
     serving,
     spec,
-    until,
 )
 
 

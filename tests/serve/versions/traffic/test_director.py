@@ -18,8 +18,8 @@ from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.served import ServedModel
 
-from tests.patience import PATIENCE_S
-from tests.serve.versions.traffic.conftest import Versions, attached, publish, spec, until
+from tests.patience import PATIENCE_S, until
+from tests.serve.versions.traffic.conftest import Versions, attached, publish, spec
 
 
 class Writer(OwnStore):

@@ -1,6 +1,5 @@
 """Another engine takes the place of one that serves, under HTTP traffic: no request is lost, no closed engine runs."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,8 @@ from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
-from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving, until
+from tests.patience import until
+from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 
@@ -83,7 +83,7 @@ def test_a_rival_serves_for_a_moment_and_every_engine_stays_loaded(store: Store,
 def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
     how: str, store: Store, versions: Versions
 ) -> None:
-    with serving(store) as (_, roster):
+    with serving(store) as (address, roster):
         loaded = loaded_of(roster)
         lender, rival = loaded.prepared, Engine(1)
         half: Any = lender.engine
@@ -91,8 +91,8 @@ def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
         if how == "falls back":
             assert loaded.fall_back("a test says so") and loaded.prepared.engine is lender.original
         else:
-            asyncio.run(loaded.drain())
-            loaded.close()
+            assert call(address, "/v2/repository/models/net/unload", {})[0] == 200
+            until(lambda: half.closed)
         assert not loaded.take_back() and half.closed and not rival.closed
 
 

@@ -22,8 +22,8 @@ from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.automatic_decisions import AutomaticDecisions
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
-from tests.patience import PATIENCE_S
-from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, spec, until
+from tests.patience import PATIENCE_S, until
+from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, spec
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 U = 2.0**-11

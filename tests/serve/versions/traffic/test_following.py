@@ -18,7 +18,8 @@ from halfeven.serve.versions.store_copy import StoreCopy
 from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.served import ServedModel
 
-from tests.serve.versions.traffic.conftest import Versions, until
+from tests.patience import until
+from tests.serve.versions.traffic.conftest import Versions
 
 
 class Writer(OwnStore):

@@ -15,9 +15,9 @@ from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions.traffic import loaded_version
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.serve.conftest import started
-from tests.serve.versions.traffic.conftest import Versions, call, until
+from tests.serve.versions.traffic.conftest import Versions, call
 from tests.slow import by_name
 
 pytestmark = pytest.mark.slow  # servers and callers for many seconds

@@ -12,7 +12,8 @@ from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.orders import events
 
 from tests.model_folders import write_folder
-from tests.serve.versions.traffic.conftest import serving, until
+from tests.patience import until
+from tests.serve.versions.traffic.conftest import serving
 
 SAMPLED_EVERY = 10
 

@@ -8,7 +8,8 @@ from halfeven.models.store.store import Store
 from halfeven.serve.versions.director import Director
 from halfeven.serve.versions.orders import events
 
-from tests.serve.versions.traffic.conftest import Versions, serving, until
+from tests.patience import until
+from tests.serve.versions.traffic.conftest import Versions, serving
 
 
 def kinds_of(store: Store) -> list[tuple[str, int | None]]:

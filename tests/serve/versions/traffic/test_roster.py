@@ -15,7 +15,7 @@ from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.loading.release import give_back
 from torch.fx import graph_module
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.serve.versions.traffic.conftest import (
     Versions,
     attached,
@@ -24,7 +24,6 @@ from tests.serve.versions.traffic.conftest import (
     publish,
     serving,
     spec,
-    until,
 )
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
