@@ -118,7 +118,7 @@ def russian(random: Random, rows: int) -> Inputs:
     return {"input_layer": tokens}
 
 
-def neighbours(random: Random, rows: int) -> Inputs:
+def scores_of_settings(random: Random, rows: int) -> Inputs:
     """Settings of k nearest neighbours, whose score the model foretells: k, algorithm, data set, folds."""
     columns = [random.integers(*bounds, rows) for bounds in ((3, 150), (0, 4), (0, 2), (2, 11))]
     return {"input": np.stack(columns, -1).astype(np.float32)}
