@@ -66,7 +66,7 @@ test: $(READY)
 # often enough. They say something only where they fail, so that pytest's closing line closes the output.
 check: $(READY)
 	$(MAKE) --no-print-directory -j 2 -O lint resolves peers browser
-	@nice -n 19 $(MAKE) --no-print-directory types kernels > $(VENV)/beside.txt 2>&1 & beside=$$!; \
+	@nice -n 10 $(MAKE) --no-print-directory types kernels > $(VENV)/beside.txt 2>&1 & beside=$$!; \
 	  trap 'kill $$beside 2> /dev/null' EXIT; \
 	  $(MAKE) --no-print-directory test-all; tests=$$?; \
 	  wait $$beside || { cat $(VENV)/beside.txt; exit 1; }; exit $$tests

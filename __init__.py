@@ -12,19 +12,17 @@ from halfeven.models.version import __version__
 
 if TYPE_CHECKING:
     from halfeven.serve.endpoint.endpoint import Endpoint
-    from halfeven.serve.python_api.async_client import AsyncClient
-    from halfeven.serve.python_api.client import Client
+    from halfeven.serve.python_api.client import AsyncClient, Client
     from halfeven.serve.python_api.converting import convert, load
     from halfeven.serve.python_api.half import Half
     from halfeven.serve.python_api.half_equality import assert_half_equal
-    from halfeven.serve.python_api.half_files import fp16
-    from halfeven.serve.python_api.proving import prove
+    from halfeven.serve.python_api.half_files import fp16, prove
     from halfeven.serve.python_api.serving import serve
 
 switch_off()
 
 _PLACES = {
-    "AsyncClient": "halfeven.serve.python_api.async_client",
+    "AsyncClient": "halfeven.serve.python_api.client",
     "Client": "halfeven.serve.python_api.client",
     "Endpoint": "halfeven.serve.endpoint.endpoint",
     "Half": "halfeven.serve.python_api.half",
@@ -32,7 +30,7 @@ _PLACES = {
     "convert": "halfeven.serve.python_api.converting",
     "fp16": "halfeven.serve.python_api.half_files",
     "load": "halfeven.serve.python_api.converting",
-    "prove": "halfeven.serve.python_api.proving",
+    "prove": "halfeven.serve.python_api.half_files",
 }
 __all__ = [
     "AsyncClient",

@@ -11,8 +11,7 @@ from shutil import copyfile
 from typing import Any
 
 from ..models.errors import DamagedFile, StoreUnusable
-from ..models.files.durable import fsync
-from ..models.files.new_folder import new_folder
+from ..models.files.durable import fsync, new_folder
 from ..models.store.manifest import sha256_of
 from ..models.store.store import Store
 from .finetune.data.files import UPLOADS, whole_uploads

@@ -47,15 +47,13 @@ from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
 from .http.inference import Inference
 from .http.limits.bounds import ServerBounds
-from .http.limits.connections import Connections, backlog_of, connection_limit
-from .http.limits.descriptors import raise_descriptor_limit
+from .http.limits.connections import Connections, backlog_of, connection_limit, raise_descriptor_limit
 from .http.limits.memory_budget import MemoryBudget, default_limit
 from .http.page_headers import PageHeaders
 from .http.routes.app import build_app
-from .http.routes.history import history_of
 from .http.routes.infer import InferFront
-from .http.routes.metrics import metrics_text, new_registry
-from .http.routes.version_metrics import RolloutCollector
+from .http.routes.metrics import RolloutCollector, metrics_text, new_registry
+from .http.routes.versions import history_of
 from .http.routes.versions import router as rollout_router
 from .http.server_load import LoadCollector, ServerLoad
 from .settings import Settings, order_bounds

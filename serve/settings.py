@@ -15,7 +15,7 @@ from ..models.nearest_name import nearest_name
 from ..models.order.one_order import DEFAULT_BOUNDS, OrderBounds
 from .access.certificates import Certificates
 from .access.client_key import VARIABLE, VARIABLES
-from .access.key_file import NAME_IN_STORE, KeyFile
+from .access.keys import NAME_IN_STORE, KeyFile
 from .http.cross_origin import read_origins
 from .http.limits.request_limits import DEFAULTS, RequestLimits
 from .http.web_guard import WebGuard, is_loopback, read_names

@@ -9,7 +9,7 @@ import numpy as np
 from ...models.capture.capture import capture
 from ...models.engines.load import half_program, original_program
 from ...models.errors import BadInput, BadSamples
-from ...models.files.new_folder import new_folder
+from ...models.files.durable import new_folder
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.store import Version
 from ..exported.file_rows import write_npz

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSetting
-from ...models.files.new_folder import new_folder
+from ...models.files.durable import new_folder
 from ...models.store.manifest import write_manifest
 from ...models.store.store import LIVE, Version
 from ..inputs.samples import stored_samples

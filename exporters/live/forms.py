@@ -118,10 +118,10 @@ class LiveForms:
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         """Plan; gives whether the plan differs from the one before. At O0 nothing is half, so nothing is searched."""
         before, first = self.kept, not self._planned
-        if not first and share == SEARCHED:
-            return False  # the first plan was for no more
         self._planned = True
         self._lower()
+        if not first and share == SEARCHED:
+            return False  # the first plan was for no more
         inputs = example(self.subject.spec, planning)
         if self.subject.precision.level != "O0":
             self.kept = self._settled(planning, min(share, SEARCHED), inputs, notify)

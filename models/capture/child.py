@@ -41,26 +41,26 @@ Traced = tuple["ExportedProgram", list[str], dict[str, Any]]  # with notes, and 
 Size = int | list[Any]  # of an axis: a number, or [symbol, low, high]
 
 
-def main(request_file: str, parent: str) -> NoReturn:
+def main(request_file: str, parent: str, work: Callable[[Request], dict[str, Any]] | None = None) -> NoReturn:
+    """Write what ``work`` (by default: capture) finds into ``result.json``, or its error."""
     die_with(int(parent))
     request = json.loads(Path(request_file).read_text())
-    out = Path(request["out"])
     try:
-        result = capture(request, out)
+        result = (work or capture)(request)
     except BaseException as error:
         result = failures.described(error, request)
-    (out / "result.json").write_text(json.dumps(result))
+    (Path(request["out"]) / "result.json").write_text(json.dumps(result))
     sys.stdout.flush()
     os._exit(0 if "error" not in result else 1)  # user threads and atexit hooks may not hold us back
 
 
-def capture(request: Request, out: Path) -> dict[str, Any]:
+def capture(request: Request) -> dict[str, Any]:
     folder = Path(request["folder"])
     os.chdir(folder)
     torch = imported("torch")  # before the folder is on the path: torch must not import the folder's files
 
     sys.path[:0] = [str(folder), *request["path"]]
-    return captured(torch, request, out)
+    return captured(torch, request, Path(request["out"]))
 
 
 def captured(torch: ModuleType, request: Request, out: Path) -> dict[str, Any]:

@@ -8,16 +8,14 @@ the module twice, with other sizes the second time: what changes is free.
 """
 
 import inspect
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ..order.ends_with_parent import die_with
 from . import batch_found, child, failures, flat_answers, sources, trial_capture
 from .agreement import axis_of_rows
 
@@ -30,18 +28,6 @@ Request = Mapping[str, Any]
 
 FREE = -1
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
-
-
-def main(request_file: str, parent: str) -> NoReturn:
-    die_with(int(parent))
-    request = json.loads(Path(request_file).read_text())
-    try:
-        result = described(request)
-    except BaseException as error:
-        result = failures.described(error, request)
-    (Path(request["out"]) / "result.json").write_text(json.dumps(result))
-    sys.stdout.flush()
-    os._exit(0 if "error" not in result else 1)
 
 
 def described(request: Request) -> dict[str, Any]:
@@ -295,4 +281,4 @@ def _named(module: "nn.Module", arrays: Named, left_out: dict[str, str] | None =
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    child.main(sys.argv[1], sys.argv[2], described)

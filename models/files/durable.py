@@ -1,11 +1,16 @@
-"""Files that are on the disk when the call returns, and folders whose changes are; and whether the disk is full."""
+"""Files that are on the disk when the call returns, and folders whose changes are; their locks; and whether the disk is
+full."""
 
 import errno
 import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from ..errors import Conflict
 
 READABLE = 0o644
 _UNFINISHED = ".unfinished"  # the end of the name of a file that `replace_text` is still writing
@@ -71,6 +76,25 @@ def _replace_text(path: Path, text: str, mode: int) -> None:
         raise
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of ``path``, a folder or a file, which is made where there is none: one block at a time, over all
+    processes and threads. Raises OSError where it cannot be opened."""
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if path.is_dir():
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    else:
+        try:
+            handle = os.open(path, os.O_RDWR | flags, READABLE)
+        except PermissionError:  # another user made it: reading is enough to lock on a local disk
+            handle = os.open(path, os.O_RDONLY | flags)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # with the handle the lock goes
+
+
 def remove_dead_texts(folder: Path) -> None:
     """Delete the unfinished files of processes that were killed in `replace_text`. A process that still writes holds a
     lock on its file, and that file stays."""
@@ -96,3 +120,28 @@ def _locked_file(path: Path) -> tuple[int, str]:
         if Path(draft).exists():  # nobody removed it before it was locked
             return handle, draft
         os.close(handle)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside ``target`` that takes its place at the end, and vanishes where the block fails.
+
+    Raises Conflict where ``target`` is there and is not an empty folder.
+    """
+    target = target.resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise _occupied(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield folder
+        try:
+            folder.rename(target)
+        except OSError as error:  # it was written into meanwhile: what is not empty is never replaced
+            raise _occupied(target) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _occupied(target: Path) -> Conflict:
+    return Conflict(f"{target} is not an empty folder: expected a new or an empty one; nothing was written")

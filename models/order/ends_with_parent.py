@@ -1,10 +1,16 @@
-"""A process ends with the process that started it, even while it is busy. Needs the standard library alone."""
+"""A process ends with the process that started it, even while it is busy, and reports to it. Needs the standard library
+alone."""
 
 import ctypes
+import json
 import os
 import select
 import signal
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 _SIGNAL_OF_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -27,6 +33,20 @@ def die_with(parent: int) -> None:
     _ask_the_kernel()
     if os.getppid() != parent:
         os._exit(1)
+
+
+def reporting(request_file: str) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
+    """The request of a process that reports lines of JSON on its standard output and whose standard input is a pipe
+    from its parent, with which it ends; and what reports a line. Whatever else prints does so to standard error."""
+    die_with_the_parent(sys.stdin.fileno())
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def report(line: Mapping[str, Any]) -> None:
+        lines.write(json.dumps(line) + "\n")
+        lines.flush()
+
+    return json.loads(Path(request_file).read_text()), report
 
 
 def _ask_the_kernel() -> None:

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from ..files.stored_json import stored_json
 
 LIVE, REFUSED = "live", "refused"
 # Of a version's folder. It rises with a change that older releases would misread; a manifest without one is of 1.
-# In format 1 the files of the original are named ``whole.*`` (`older_names.py`).
+# In format 1 the files of the original are named ``whole.*``.
 FORMAT = 2
+_PRESENT, _OLDER = "original.", "whole."
+_KEYS = {"whole_because": "original_because", "accuracy_whole": "accuracy_original"}
 
 
 def read_manifest(path: Path) -> Mapping[str, Any]:
@@ -95,3 +97,20 @@ def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def name_in(files: Container[str], file: str) -> str:
+    """The name that ``file`` has among ``files``: that of format 1 where they have it under that name alone."""
+    older = _OLDER + file.removeprefix(_PRESENT) if file.startswith(_PRESENT) else file
+    return older if older in files and file not in files else file
+
+
+def in_present_words(facts: Any) -> Any:
+    """The facts of a JSON file with today's keys. "whole" is a key of ours only beside "half": elsewhere it may be the
+    name of a tensor."""
+    if isinstance(facts, list):
+        return [in_present_words(fact) for fact in facts]
+    if not isinstance(facts, dict):
+        return facts
+    keys = _KEYS | ({"whole": "original"} if "half" in facts else {})
+    return {keys.get(key, key): in_present_words(fact) for key, fact in facts.items()}

@@ -6,36 +6,23 @@
 The first and the last promotion of each version are stored: the file grows with the versions, not with the calls.
 """
 
-import fcntl
 import json
-import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedFile
-from ..files.durable import READABLE, replace_text
+from ..files.durable import locked, replace_text
 from ..files.stored_json import stored_json
 
 Promotions = Mapping[int, Mapping[str, Any]]  # number → first and last, each with over, by and at
 
 
-@contextmanager
-def alias_lock(folder: Path) -> Iterator[None]:
+def alias_lock(folder: Path) -> AbstractContextManager[None]:
     """One promotion or rollback of a model at a time, over all processes and threads."""
-    path = folder / ".promoting"
-    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        handle = os.open(path, os.O_RDWR | flags, READABLE)
-    except PermissionError:  # another user made it: reading is enough to lock on a local disk
-        handle = os.open(path, os.O_RDONLY | flags)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)  # with the handle the lock goes
+    return locked(folder / ".promoting")
 
 
 def read_promotions(folder: Path) -> Promotions:

@@ -28,8 +28,7 @@ from ..files.stored_json import json_of, stored_bytes
 from ..folder.model_name import NAME
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
-from .manifest import read_manifest, restored, write_manifest
-from .older_names import in_present_words, name_in
+from .manifest import in_present_words, name_in, read_manifest, restored, write_manifest
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .reserve import with_reserve
 

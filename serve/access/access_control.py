@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Collection
 
 from ...models.errors import Forbidden, HalfevenError, KeyLimitReached, NotReady, Unauthenticated
-from .key_file import KeyFile, Stamp
-from .keys import EVERY_MODEL, KeyRecord, Keys, Owners
+from .keys import EVERY_MODEL, KeyFile, KeyRecord, Keys, Owners, Stamp
 
 LOOK_EVERY_S = 0.25  # a revoked key is refused after at most this
 NO_KEY: frozenset[str] = frozenset()  # the scopes of what needs no key

@@ -3,6 +3,9 @@ answer like any other, because the key would go along with the next request. A s
 the proxy that the environment names.
 """
 
+import http.client
+import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,8 +15,55 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import Any, cast
 
+from ...models.errors import (
+    BadInput,
+    CannotServe,
+    Conflict,
+    Forbidden,
+    HalfevenError,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+    UnknownName,
+)
 from ..http.web_guard import is_loopback
-from .refusal_words import READ_BYTES
+from .client_key import key_advice, key_headers
+
+_OF_STATUS: dict[int, type[BadInput]] = {
+    401: Unauthenticated, 403: Forbidden, 404: UnknownName, 409: Conflict, 413: TooLarge
+}  # fmt: skip
+_BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
+READ_BYTES = 2**16  # of a refusal's body: our own sentences are there twice (detail, error)
+_LONGEST, _LONGEST_UNKNOWN = 4000, 400
+_PAUSE_S = 0.5  # before the second time: those who remain notice the death first
+
+
+def words_of(body: bytes) -> str:
+    """The sentence of an RFC 9457 problem, of OpenAI's error object or of V2's; else the body's beginning."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        error = answer.get("error")
+        sentence = answer.get("detail") or (error.get("message") if isinstance(error, dict) else error)
+        if isinstance(sentence, str):
+            return sentence[:_LONGEST]
+    return body[:_LONGEST_UNKNOWN].decode(errors="replace")
+
+
+def error_of_status(
+    status: int, body: bytes, who: str = "the server refused with", retry_after: str = ""
+) -> HalfevenError:
+    """The error for a caller whose request was answered with this status: BadInput (or the kind of it that the status
+    names) where the request is at fault, else CannotServe (Overloaded where the server says when to come again)."""
+    sentence = f"{who} {status}: {words_of(body)}{key_advice(status)}"
+    if retry_after.isdecimal():
+        return Overloaded(sentence, float(retry_after))
+    if status in _BUSY:
+        return NotReady(sentence)
+    return CannotServe(sentence) if status >= 500 else _OF_STATUS.get(status, BadInput)(sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +97,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class _ReadsEarlyAnswers(HTTPConnection):
     """A server that refuses a body by its length answers before it has read it, and closes: that answer is read."""
 
-    def send(self, data: Any) -> None:
+    def request(self, *given: Any, **more: Any) -> None:
         try:
-            super().send(data)
+            super().request(*given, **more)
         except (BrokenPipeError, ConnectionResetError):
             if self.sock is None:  # no connection was made
                 raise
@@ -71,17 +121,19 @@ class _Https(urllib.request.HTTPSHandler):
 
 def answer_to(
     url: str,
-    body: bytes | None,
+    body: bytes | Iterable[bytes] | None,
     headers: Mapping[str, str],
     timeout_s: float,
     read: Callable[[HTTPResponse], bytes] = HTTPResponse.read,
+    method: str | None = None,
 ) -> ServerAnswer:
-    """The answer to a POST, or to a GET where there is no body, whatever its status; of a refusal the first bytes.
+    """The answer, whatever its status; of a refusal the first bytes. ``method``: by default POST, or GET where there is
+    no body. A body in pieces needs the header ``content-length``.
 
     Raises OSError and http.client.HTTPException where none comes, ValueError where the URL cannot be taken apart.
     """
     try:
-        with _opened(urllib.request.Request(url, body, dict(headers)), timeout_s) as answer:
+        with _opened(urllib.request.Request(url, body, dict(headers), method=method), timeout_s) as answer:
             return ServerAnswer(answer.status, _lower(answer.headers.items()), read(answer))
     except urllib.error.HTTPError as error:
         with error:
@@ -99,3 +151,57 @@ def _opened(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
     no_proxy = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
     opener = urllib.request.build_opener(_NoRedirect, _Http, _Https, *no_proxy)
     return cast(HTTPResponse, opener.open(request, timeout=timeout_s))
+
+
+def ask(
+    url: str,
+    body: bytes | None,
+    kind: str = "",
+    accept: str = "*/*",
+    timeout_s: float = 60.0,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[Mapping[str, str], bytes]:
+    """The headers and body of the answer to a POST, or to a GET where there is no body. It is sent once more where the
+    request or its answer was lost on the way: only for what may be sent twice, predictions and what is read. A node
+    that dies takes the connections of its proxy with it, and a proxy whose replica dies answers for it; in both cases
+    another one can answer.
+
+    Raises `error_of_status`, with the server's own words, where the server refuses; NotReady where no server answers,
+    twice.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
+    sent = {"content-type": kind, "accept": accept, **key_headers(), **(headers or {})}
+    try:
+        answer = answer_to(url, body, sent, timeout_s)
+    except TimeoutError as error:
+        raise _no_answer(url, error) from None
+    except (OSError, http.client.HTTPException):
+        answer = None
+    except ValueError as error:  # urllib cannot take it apart, or it is not ASCII
+        raise BadInput(f"--url: expected http://HOST:PORT, got {url[:80]!r} ({error})") from None
+    if answer is None or answer.of_a_proxy or answer.did_not_arrive:
+        time.sleep(_PAUSE_S)
+        try:
+            answer = answer_to(url, body, sent, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise _no_answer(url, error) from None
+    if answer.status >= 300:
+        raise _refusal(answer)
+    return answer.headers, answer.body
+
+
+def _no_answer(url: str, error: Exception) -> NotReady:
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
+
+
+def _refusal(answer: ServerAnswer) -> HalfevenError:
+    if answer.status < 400:
+        place = answer.headers.get("location", "another address")
+        return BadInput(
+            f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
+        )
+    if answer.of_a_proxy:
+        return NotReady(f"the server refused with {answer.status}: {words_of(answer.body)}")
+    return error_of_status(answer.status, answer.body, retry_after=answer.headers.get("retry-after", ""))

@@ -200,8 +200,8 @@ class LoadConfig(TypedDict, total=False):
 IndexEntry = tuple[str, str, str, str]
 
 
-class RosterControl(Protocol):
-    """The verbs of the model repository extension. They block until done: call them in a thread."""
+class ControlledRoster(Roster, Protocol):
+    """A `Roster` with the verbs of the model repository extension. They block until done: call them in a thread."""
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
         """Load the version that the store has as live for this name, and make it active; again if it is loaded already.
@@ -218,7 +218,3 @@ class RosterControl(Protocol):
     def index(self) -> Sequence[IndexEntry]:
         """Every version that is loaded, on its way or wanted and not there: (name, version, state, reason)."""
         ...
-
-
-class ControlledRoster(Roster, RosterControl, Protocol):
-    """A `Roster` with the verbs of `RosterControl`."""

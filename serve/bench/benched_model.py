@@ -20,8 +20,7 @@ from ...models.spec.batch_axis import array_batch_back, batch_first
 from ...models.spec.datatypes import DATATYPES
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import request_headers
-from ..access.direct_requests import answer_to
-from ..access.refusal_words import error_of_status
+from ..access.direct_requests import answer_to, error_of_status
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 

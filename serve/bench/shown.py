@@ -1,6 +1,9 @@
-"""The figures as two tables for a terminal: what callers saw, and where the time went."""
+"""The figures as two tables for a terminal (what callers saw, and where the time went), and as a page with plots."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,9 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ...exporters.report.page import number_text
+from ...exporters.report.page import number_text, pages_of, size_text
+from ...exporters.report.plots import HEIGHT, WIDTH
 
 PERCENTS = ("p50", "p90", "p99", "p99.9", "max")
+INKS = ("#17756c", "#b9770e", "#6b4fa3", "#b3372b", "#2f6db5", "#5c7a1f", "#a34f82", "#6a6f75")
 
 
 def render(facts: Mapping[str, Any]) -> Group:
@@ -81,3 +86,93 @@ def _spent(stage: Mapping[str, Any]) -> list[str]:
         f"{generator['cpu_share']:.0%}",
         f"{generator['cpu_s_per_1000']:.3g}",
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One stage's line: an SVG path, its dots, its colour and name."""
+
+    name: str
+    path: str
+    dots: tuple[tuple[float, float], ...]
+    ink: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Lines over ticks; ``across`` are the marks of the x axis, ``up`` those of the y axis."""
+
+    lines: tuple[Line, ...]
+    across: tuple[tuple[float, str], ...]
+    up: tuple[tuple[float, str], ...]
+
+
+def render_page(facts: Mapping[str, Any]) -> str:
+    """The report as HTML without any outside asset. Every text in ``facts`` is escaped."""
+    page = pages_of(Path(__file__).parent)
+    page.filters.update(number=number_text, size=size_text)
+    return page.get_template("bench.html").render(
+        facts=facts,
+        sentences=list(sentences(facts)),
+        percents=PERCENTS,
+        name_of=name_of,
+        by_percentile=percentile_plot(facts["stages"]),
+        by_time=time_plot(facts["stages"]),
+        WIDTH=WIDTH,
+        HEIGHT=HEIGHT,
+    )
+
+
+def percentile_plot(stages: Sequence[Mapping[str, Any]]) -> Plot:
+    """Latency (logarithmic) at each percentile, a line for each stage."""
+    step = WIDTH / (len(PERCENTS) - 1)
+    across = tuple((step * index, percent) for index, percent in enumerate(PERCENTS))
+    drawn = [
+        (index, stage, [(x, stage["latency_ms"][percent]) for x, percent in across])
+        for index, stage in enumerate(stages)
+        if stage["latency_ms"]
+    ]
+    return _plot(drawn, across)
+
+
+def time_plot(stages: Sequence[Mapping[str, Any]]) -> Plot:
+    """The p99 (logarithmic) of each stretch of the window, by when requests were due."""
+    longest = max((stage["seconds"] for stage in stages), default=1.0)
+    across = tuple((WIDTH * share, f"{longest * share:.3g} s") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+    drawn = [
+        (index, stage, [(WIDTH * at["at_s"] / longest, at["p99"]) for at in stage["timeline"]])
+        for index, stage in enumerate(stages)
+        if stage["timeline"]
+    ]
+    return _plot(drawn, across)
+
+
+def _plot(
+    drawn: Sequence[tuple[int, Mapping[str, Any], list[tuple[float, float]]]],
+    across: tuple[tuple[float, str], ...],
+) -> Plot:
+    values = [value for _, _, points in drawn for _, value in points]
+    if not values:
+        return Plot((), across, ())
+    least, most = _decade_below(min(values)), max(*values, 1e-6) * 1.1
+    span = math.log(most / least)
+
+    def y_of(value: float) -> float:
+        return HEIGHT * (1 - math.log(max(value, least) / least) / span)
+
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    parts = (1, 2, 5) if len(decades) < 4 else (1,)
+    marks = [part * 10.0**power for power in decades for part in parts]
+    marks = [mark for mark in marks if least * 0.999 <= mark <= most]
+    lines = []
+    for index, stage, points in drawn:
+        dots = tuple((x, y_of(value)) for x, value in points)
+        path = "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(dots))
+        lines.append(Line(name_of(stage), path, dots, INKS[index % len(INKS)]))
+    return Plot(tuple(lines), across, tuple((y_of(mark), f"{mark:g} ms") for mark in marks))
+
+
+def _decade_below(value: float) -> float:
+    """1, 2 or 5 times a power of ten, not above the value."""
+    power = 10.0 ** math.floor(math.log10(max(value, 1e-6)))
+    return next(part * power for part in (5, 2, 1) if part * power <= max(value, 1e-6) * (1 + 1e-9))

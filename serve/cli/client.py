@@ -14,10 +14,10 @@ from ...exporters.inputs.samples import TARGET
 from ...models.errors import BadInput, EngineFailed
 from ...models.files.opened_file import opened_named
 from ...models.spec.datatypes import DATATYPES, name_of
+from ..access.direct_requests import ask
 from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
-from .asking import ask
 
 _AS_THEY_ARE = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".npy": "application/x-npy"}
 _ANSWERS = {".png": "image/png", ".npy": "application/x-npy", ".npz": "application/x-npz"}

@@ -18,6 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Column, Table
+from typer.core import TyperCommand, TyperGroup
 
 from ...models.errors import BadSetting, HalfevenError
 from ...models.order.one_order import one_order
@@ -225,3 +226,20 @@ def _as_utf8(value: Any) -> Any:
 
 def notify(sentence: str) -> None:
     errors.print(sentence, markup=False)
+
+
+class Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class CommandGroup(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+def _without_types_of_flags(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params

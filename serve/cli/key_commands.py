@@ -5,10 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..access.key_file import NAME_IN_STORE, KeyFile
-from ..access.keys import INFER, SCOPES, KeyRecord
-from .console import DEFAULT_STORE, Ended, Json, StoreAt, command, listing, notify
-from .help import Command, CommandGroup
+from ..access.keys import INFER, NAME_IN_STORE, SCOPES, KeyFile, KeyRecord
+from .console import DEFAULT_STORE, Command, CommandGroup, Ended, Json, StoreAt, command, listing, notify
 
 FIRST = (
     "this is the first key of {file}: from now on every server that looks at this file refuses requests without a key, "

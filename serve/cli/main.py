@@ -20,13 +20,24 @@ from ...models.version import __version__
 from ..http.error_mapping import EXIT_CODES
 from ..logs import make_all_stderr_json
 from .bringing import import_models, init, samples
-from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, check_target, command, notify, order, progress
-from .difference_commands import diff, index_check
+from .console import (
+    DEFAULT_STORE,
+    LOCAL,
+    Command,
+    CommandGroup,
+    Ended,
+    StoreAt,
+    Url,
+    check_target,
+    command,
+    notify,
+    order,
+    progress,
+)
+from .difference_commands import diff, export, index_check, prove
 from .half_file_commands import check, fp16, lock, verify
-from .help import Command, CommandGroup
 from .key_commands import app as keys
 from .measuring import bench, doctor, selftest, tune
-from .other_engines import export, prove
 from .serve_command import serve
 from .server_commands import canary, cancel, jobs, load, shadow, status, unload
 from .store_commands import backup, models, promote_version, rollback
@@ -39,6 +50,12 @@ _EXITS = "\n\n".join(
         "Reference: docs/commands.md",
     ]
 )
+Keep = Annotated[list[str] | None, typer.Option(help="Keep in FP32: op:NAME, node or module path.")]
+NewSignature = Annotated[bool, typer.Option("--new-signature", help="Inputs or outputs changed.")]
+Search = Annotated[bool | None, typer.Option(help="Look for nodes to keep at O3 too, or at no level.")]
+NameOfFile = Annotated[
+    str | None, typer.Option(help="The model's name, for a bare file; default: the file's.")
+]
 app = typer.Typer(
     name="halfeven",
     no_args_is_help=True,
@@ -103,21 +120,13 @@ def convert(
     form: Annotated[str | None, typer.Option(help="auto, torch, onnx, both or live; default auto.")] = None,
     level: Annotated[str | None, typer.Option(help="O0 to O3, or Keras' words.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp16 or bf16.")] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(help="Keep in FP32: op:NAME, node or module path.")
-    ] = None,
+    keep: Keep = None,
     samples: Annotated[Path | None, typer.Option(help="Samples instead of the folder's.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
-    new_signature: Annotated[
-        bool, typer.Option("--new-signature", help="Inputs or outputs changed.")
-    ] = False,
-    search: Annotated[
-        bool | None, typer.Option(help="Look for nodes to keep at O3 too, or at no level.")
-    ] = None,
+    new_signature: NewSignature = False,
+    search: Search = None,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
-    name: Annotated[
-        str | None, typer.Option(help="The model's name, for a bare file; default: the file's.")
-    ] = None,
+    name: NameOfFile = None,
 ) -> Ended:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
     from ...exporters.guessing.bare import folder_at

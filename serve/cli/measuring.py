@@ -49,8 +49,7 @@ def bench(
 ) -> Ended:
     """Put load on a running server: throughput, latency, and where the time went."""
     from ..bench import command
-    from ..bench.bench_page import render_page
-    from ..bench.shown import render
+    from ..bench.shown import render, render_page
 
     check_target("--report", report)
     callers = "1,8,32" if concurrency is None and rate is None else concurrency

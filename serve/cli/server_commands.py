@@ -9,8 +9,8 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from ...models.errors import BadInput, CannotServe, EngineFailed, NotReady
-from .asking import ask
+from ...models.errors import BadInput, CannotServe, EngineFailed
+from ..access.direct_requests import ask
 from .console import LOCAL, Ended, Url, command, listing
 from .store_commands import version_named
 
@@ -56,11 +56,9 @@ def status(url: Url = LOCAL) -> Ended:
 
 
 def _not_ready(url: str) -> str:
-    """The reason why the server is not ready; empty where it is. Raises NotReady where no server answers."""
+    """The reason why a server that answers is not ready; empty where it is."""
     try:
         _asked(url, "/v2/health/ready")
-    except NotReady:
-        raise
     except (BadInput, CannotServe) as error:
         return str(error)
     return ""

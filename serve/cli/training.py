@@ -22,6 +22,12 @@ CheckpointEvery = Annotated[
     int | None, typer.Option(help="Steps between two evaluations, each with a checkpoint.")
 ]
 Patience = Annotated[int | None, typer.Option(help="End after so many evaluations without a gain; 0: never.")]
+BadRows = Annotated[
+    str | None, typer.Option(help="Rows with NaN and the like: refuse, or quarantine (leave out).")
+]
+Trainable = Annotated[
+    list[str] | None, typer.Option(help="Train only parameters named so, 'head.*'; may be repeated.")
+]
 Sweep = Annotated[
     list[str] | None,
     typer.Option(help="Run a job for each combination, 'lr=1e-3,1e-4', and compare; may be repeated."),
@@ -78,14 +84,10 @@ def finetune(
     stale_parent: Annotated[
         str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
     ] = None,
-    bad_rows: Annotated[
-        str | None, typer.Option(help="Rows with NaN and the like: refuse, or quarantine (leave out).")
-    ] = None,
+    bad_rows: BadRows = None,
     checkpoint_every: CheckpointEvery = None,
     early_stopping_patience: Patience = None,
-    trainable: Annotated[
-        list[str] | None, typer.Option(help="Train only parameters named so, 'head.*'; may be repeated.")
-    ] = None,
+    trainable: Trainable = None,
     set_: AnySetting = None,
     sweep: Sweep = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,

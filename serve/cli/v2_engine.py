@@ -17,8 +17,7 @@ import numpy as np
 from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
 from ...models.spec.batch_axis import array_batch_back, array_batch_first
 from ...models.spec.datatypes import name_of
-from ..access.direct_requests import answer_to
-from ..access.refusal_words import words_of
+from ..access.direct_requests import answer_to, words_of
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json
 
 MOST_BYTES = 1 << 30  # of one answer

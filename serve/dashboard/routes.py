@@ -5,7 +5,10 @@ proxy may show the server below a path. A form is taken from the server's own pa
 page names only models that the request's key may know of, and offers only what it may do (`http/route_scopes.py`).
 """
 
-from collections.abc import Callable, Mapping
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +28,6 @@ from ..http.page_headers import own_page
 from ..http.route_scopes import TO_COUNT, TO_INFER, TO_INSPECT, TO_MANAGE, TO_TRAIN, permit_of
 from ..http.web_guard import WebGuard
 from . import examples
-from .documented_routes import documented_routes
 from .examples import read_typed
 from .facts import Behind, answer_facts, cards, drift_bars, model_facts, server_facts, timeline, version_rows
 
@@ -34,6 +36,8 @@ _FORM_BYTES = 4096
 _HERE = Path(__file__).parent
 _KINDS = {TO_INFER: "infer", TO_COUNT: "count", TO_INSPECT: "inspect", TO_TRAIN: "train", TO_MANAGE: "manage"}
 Shown = Annotated[int, Query(ge=1, le=1000)]
+Schema = Mapping[str, Any]
+_PLACES = {"m": "MODEL", "v": "VERSION", "id": "ID"}
 
 
 def add_pages(
@@ -216,3 +220,84 @@ def _rate(value: float) -> str:
 
 def _as_text(example: Callable[..., Any]) -> Callable[..., str]:
     return lambda *of: str(example(*of)).replace("True", "true")
+
+
+def documented_routes(document: Schema, server: str, needs_key: bool) -> dict[str, list[dict[str, Any]]]:
+    """The operations by group, in the document's order."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for path, methods in document["paths"].items():
+        for method, one in methods.items():
+            groups.setdefault(one["tags"][0], []).append(
+                {
+                    "method": method.upper(),
+                    "path": path,
+                    "sentence": one.get("description") or one.get("summary", ""),
+                    "parameters": list(_parameters(one)),
+                    "bodies": list(_bodies(one)),
+                    "curl": _curl(method.upper(), path, one, server, needs_key),
+                }
+            )
+    return groups
+
+
+def _parameters(one: Schema) -> Iterator[dict[str, Any]]:
+    for parameter in one.get("parameters", ()):
+        schema = parameter.get("schema", {})
+        yield {
+            "name": parameter["name"],
+            "place": parameter["in"],
+            "type": _type(schema),
+            "required": parameter.get("required", False),
+            "default": schema.get("default"),
+            "text": parameter.get("description", ""),
+        }
+
+
+def _type(schema: Schema) -> str:
+    kinds = [schema, *schema.get("anyOf", ())]
+    named = [str(kind["type"]) for kind in kinds if kind.get("type") not in (None, "null")]
+    values = [json.dumps(value) for kind in kinds for value in kind.get("enum", ())]
+    ends = [
+        f"{word} {schema[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema
+    ]
+    return " ".join([" or ".join(values or named), *ends])
+
+
+def _bodies(one: Schema) -> Iterator[dict[str, Any]]:
+    for kind, content in one.get("requestBody", {}).get("content", {}).items():
+        schema = content.get("schema", {})
+        needed = schema.get("required", ())
+        fields = [
+            {
+                "name": name,
+                "type": _type(field),
+                "required": name in needed,
+                "text": field.get("description", ""),
+            }
+            for name, field in schema.get("properties", {}).items()
+        ]
+        example = content.get("example")
+        yield {
+            "kind": kind,
+            "fields": fields,
+            "text": schema.get("description", ""),
+            "example": json.dumps(example, indent=2) if example is not None else None,
+        }
+
+
+def _curl(method: str, path: str, one: Schema, server: str, needs_key: bool) -> str:
+    """A command that sends the operation; names in capitals are to be replaced."""
+    filled = re.sub(r"\{(\w+)\}", lambda found: _PLACES.get(found[1], found[1].upper()), path)
+    parts = ["curl"]
+    if needs_key:
+        parts.append('-H "Authorization: Bearer $HALFEVEN_API_KEY"')
+    content = one.get("requestBody", {}).get("content", {})
+    example = content.get("application/json", {}).get("example")
+    form = content.get("multipart/form-data", {}).get("example")
+    if example is not None:
+        parts.append(f"--json {shlex.quote(json.dumps(example))}")
+    elif form is not None:
+        parts += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in form.items()]
+    elif method != "GET":
+        parts.append(f"-X {method}")
+    return " ".join([*parts, shlex.quote(server + filled)])

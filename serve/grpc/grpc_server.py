@@ -26,11 +26,9 @@ from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .call_end import abort, add_load, load_format, words_of
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
-from .health import HEALTH, HealthService
-from .message_parts import check_parts
-from .messages import SERVICE, only_message, unreadable
+from .health import HEALTH, HealthService, ReflectionService
+from .messages import SERVICE, check_parts, only_message, unreadable
 from .open_stream import NotRead, OpenStream, UnreadAnswers, ended, most_streams, most_watchers, no_place
-from .reflection import ReflectionService
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 # A connection that is silent for 60 s is asked whether its client is there, who has 20 s to answer.

@@ -6,21 +6,26 @@ code is needed, so no version of the compiler has to fit the installed protobuf.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from ...models.errors import BadRequest
 from ..http.error_mapping import SlowBody
+from ..http.limits.request_limits import DEFAULTS
 
 COMPILED = Path(__file__).with_name("open_inference.binpb")
 # grpc/health/v1/health.proto, and grpc/reflection/v1/reflection.proto in both versions of its package.
 _OF_GRPC = Path(__file__).with_name("health_and_reflection.binpb")
 SERVICE = "inference.GRPCInferenceService"
+FEW_BYTES = 64 * 1024  # so short a message is read at once: its parts take 2 MiB and 4 ms at most
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+_FIXED = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
 
 
 @cache
@@ -62,3 +67,69 @@ async def only_message(messages: AsyncIterator[Any], seconds: float, call: str) 
         raise unreadable(call) from None
     except StopAsyncIteration:
         raise BadRequest("the call ended without its message") from None
+
+
+def check_parts(data: bytes, kind: Descriptor, most: int = DEFAULTS.body_pieces) -> None:
+    """Raises BadRequest where the message has more than ``most`` parts, or a shape of more bytes; DecodeError where its
+    bytes are no message."""
+    if len(data) <= FEW_BYTES:
+        return
+    pieces = [(memoryview(data), kind)]
+    parts = 0
+    while pieces:
+        piece, kind = pieces.pop()
+        inside, shape = _tensors(kind), kind.fields_by_name.get("shape")
+        for number, content in _fields(piece):
+            parts += 1
+            size = len(content) if content is not None and shape is not None and number == shape.number else 0
+            if parts > most or size > most:
+                raise BadRequest(
+                    f"the message has more than {most} tensors, sizes, parameters and other fields; send fewer in one "
+                    "request"
+                )
+            if content is not None and number in inside:
+                pieces.append((content, inside[number]))
+
+
+def _tensors(kind: Descriptor) -> dict[int, Descriptor]:
+    """The messages inside a message that have lists, by the numbers of their fields: tensors and their contents."""
+    return {
+        field.number: inside
+        for field in kind.fields
+        if (inside := field.message_type) is not None and any(inner.is_repeated for inner in inside.fields)
+    }
+
+
+def _fields(piece: memoryview) -> Iterator[tuple[int, Any]]:
+    """(number, the bytes of a field that has a length, else None) of each field."""
+    at, end = 0, len(piece)
+    while at < end:
+        tag, at = _varint(piece, at)
+        kind, content = tag & 7, None
+        if kind == _VARINT:
+            _, at = _varint(piece, at)
+        elif kind == _LENGTH:
+            length, at = _varint(piece, at)
+            content = piece[at : at + length]
+            at += length
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            raise DecodeError("a group, which no message of this protocol has")
+        if at > end:
+            raise DecodeError("a field ends beyond its message")
+        yield tag >> 3, content
+
+
+def _varint(piece: memoryview, at: int) -> tuple[int, int]:
+    """(the number, where the next one begins)"""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(piece):
+            break
+        byte = piece[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise DecodeError("a number without an end")

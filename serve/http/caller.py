@@ -1,12 +1,16 @@
-"""The caller of one request through ASGI: its body while it arrives, and whether it is still connected."""
+"""The caller of one request through ASGI: its body while it arrives, and whether it is still connected. The body of an
+order is JSON and says so: a form that a web page posts is no order."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
+
+import orjson
+from fastapi import Request, Response
 
 from ...models.errors import BadRequest, NotReady, TooLarge
 from ..batching.interface import Answer
-from .error_mapping import SlowBody
+from .error_mapping import NotJson, SlowBody
 from .inference import taken_away
 from .limits.memory_budget import Lease, MemoryBudget, json_bytes, unlimited
 from .limits.request_limits import DEFAULTS, MORE_ROOM
@@ -16,6 +20,7 @@ Receive = Callable[[], Awaitable[Message]]
 
 MAX_CHUNKS = DEFAULTS.body_pieces
 _LEASE = "halfeven.lease"  # in the scope of a request
+_SMALL_BODY = 2**20
 
 
 class CallerLeft(Exception):
@@ -136,3 +141,35 @@ async def _disconnect(receive: Receive) -> None:
     """Return when the connection ends."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def read_order(
+    request: Request,
+    limit: int = _SMALL_BODY,
+    timeout_s: float = 30.0,
+    needs_type: bool = True,
+    more_room: str = "",
+) -> bytes:
+    """The whole body, at most ``limit`` bytes; an empty one needs no content type.
+
+    ``more_room``: as of `read_body`. ``needs_type``: a body without a content type is refused too (V2 clients send
+    none). Raises NotJson, and what `read_json_body` does.
+    """
+    body = await read_json_body(request.scope, request.receive, limit, timeout_s, more_room)
+    kinds = request.headers.getlist("content-type")
+    if body.strip() and ((needs_type and not kinds) or not all(map(_is_json, kinds))):
+        came = repr(", ".join(kinds)[:80]) if kinds else "none"
+        raise NotJson(
+            f"expected the content type application/json, got {came}; send the header "
+            "Content-Type: application/json (curl: --json)"
+        )
+    return body
+
+
+def _is_json(kind: str) -> bool:
+    name = kind.partition(";")[0].strip().lower()
+    return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))
+
+
+def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status, headers, "application/json")

@@ -66,7 +66,6 @@ def convert(
     CannotConvert where no half can be made.
     """
     narrow = _dtype(dtype, low_precision_type, keep_io_types)
-    patterns = (*keep, *nodes_to_exclude, *(f"op:{op}" for op in op_types_to_exclude))
     store = Path(tempfile.mkdtemp(prefix="halfeven-store-"))
     try:
         with (
@@ -75,14 +74,12 @@ def convert(
             progress_line("converting") if progress else nullcontext(lambda _: None) as show,
         ):
             asked = _Asked(model, samples, targets or {}, name, kind, Path(scratch))
-            folder = asked.folder()
-            forms, serves = _forms(form, folder)
-            spec = folder.spec if serves is None else replace(folder.spec, form=serves)
+            forms, folder = _forms(form, asked.folder())
             options = Options(
-                forms, level, narrow, patterns, asked.samples_file, search=search,
-                device=resolve_device(device), all_forms=form == "both",
+                forms, level, narrow, (*keep, *nodes_to_exclude, *(f"op:{op}" for op in op_types_to_exclude)),
+                asked.samples_file, search=search, device=resolve_device(device), all_forms=form == "both",
             )  # fmt: skip
-            done = travel(replace(folder, spec=spec), Store(store), options, show)
+            done = travel(folder, Store(store), options, show)
     except BaseException:
         shutil.rmtree(store, ignore_errors=True)
         raise
@@ -108,13 +105,13 @@ def load(store: str | os.PathLike[str], name: str) -> Half:
     return Half(version_called(name, opened), opened)
 
 
-def _forms(form: str | None, folder: ModelFolder) -> tuple[tuple[str, ...], str | None]:
-    """The forms that are attempted, and the form that serves (None: what the folder says)."""
+def _forms(form: str | None, folder: ModelFolder) -> tuple[tuple[str, ...], ModelFolder]:
+    """The forms that are attempted, and the folder with the form that serves."""
     if form in (None, "auto", "both"):
         if form is None and folder.guessed is not None:
             form = "onnx" if folder.kind == "onnx" else "torch"
         else:
-            return Options().forms, None
+            return Options().forms, folder
     if form not in _ATTEMPTED:
         raise BadSetting(f"form={form!r}: expected one of auto, both, torch, onnx, live")
     if form == "live" and folder.module is not None:
@@ -122,7 +119,7 @@ def _forms(form: str | None, folder: ModelFolder) -> tuple[tuple[str, ...], str 
             "form='live': a server makes the module anew from its code, and a module of a running program has none; "
             "give a model folder, or leave form out"
         )
-    return _ATTEMPTED[form], form
+    return _ATTEMPTED[form], replace(folder, spec=replace(folder.spec, form=form))
 
 
 @dataclass(eq=False)

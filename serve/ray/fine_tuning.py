@@ -26,11 +26,10 @@ from ...models.errors import BadSetting, Conflict, DamagedFile, NotReady, Unknow
 from ...models.store.store import LIVE, Store, Version
 from ...models.store.version_copy import copied_version
 from ..access.client_key import VARIABLE
-from ..access.key_file import NAME_IN_STORE, KeyFile
-from ..access.keys import SCOPES
+from ..access.keys import NAME_IN_STORE, SCOPES, KeyFile
 from ..background_server import BackgroundServer
 from ..finetune.jobs.concluding import FINE_TUNING, by_hand
-from ..finetune.jobs.records.reasons import STALE_PARENT
+from ..finetune.jobs.records.job_types import STALE_PARENT
 from ..settings import read_settings
 from ..versions.loading.release import one_heap
 from ..versions.store_copy import StoreCopy

@@ -17,7 +17,7 @@ from ...models.errors import BadSetting, HalfevenError, NotReady
 from ...models.store.store import Store
 from ..server import alone_with
 from ..versions.store_copy import StoreCopy
-from ..versions.store_writer import Numbers, OwnStore, Role
+from ..versions.store_writer import Numbers, Role, StoreWriter
 from .options import Options
 
 logger = logging.getLogger("halfeven.versions")
@@ -41,7 +41,7 @@ class OneWriter:
         else:  # an object store has no locks: Ray Serve runs one replica of this deployment
             self._copy = StoreCopy(options.store, options.folder())
             store = self._copy.store
-        self._writer = OwnStore(store)
+        self._writer = StoreWriter(store)
 
     def source(self) -> str:
         """The store, as the options name it."""
@@ -66,7 +66,7 @@ def _lock_of(store: Store) -> IO[bytes]:
     return alone_with(store)
 
 
-class RemoteWriter:
+class RemoteWriter(StoreWriter):
     """A `StoreWriter` that asks the one writer. ``after`` is called when the store was changed.
 
     Call it on no event loop. Every method raises NotReady too where the writer does not answer.

@@ -12,10 +12,8 @@ from torch import Tensor
 from ...models.spec.spec import ModelSpec
 from ..batching.ceiling import Ceiling
 from ..batching.engine_runner import EngineRunner, Fault, Run
-from .comparing import FP32_GAP, gap
-from .nets import Net
-from .outcome import Outcome, on_cuda_alone
-from .plain_way import DeviceLost, judged
+from .nets import FP32_GAP, Net, gap
+from .plain_way import DeviceLost, Outcome, judged
 
 NO_DEVICE_HAS = 1 << 50  # bytes
 
@@ -27,9 +25,7 @@ class _Request:
     alone: bool = False
 
 
-def check(device: torch.device, nets: Sequence[Net]) -> Outcome:
-    if device.type != "cuda":
-        return on_cuda_alone("memory of its own")
+def out_of_memory(device: torch.device, nets: Sequence[Net]) -> Outcome:
 
     def faults() -> list[str]:
         log = logging.getLogger("halfeven.batcher")

@@ -1,13 +1,33 @@
-"""Finds which fast way of the engines has to be off for a check to hold on a device."""
+"""The outcome of a check, and which fast way of the engines has to be off for the check to hold on a device."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from ...models.engines.faults import device_answers, device_lost, give_back_cached_memory
 from ...models.engines.switched_off import DEVICE, PINNED_STAGING, TWO_IN_FLIGHT, only_off
-from .outcome import FAILED, PASSED, Outcome
+
+PASSED: Literal["passed"] = "passed"
+FAILED: Literal["failed"] = "failed"
+NOT_APPLICABLE: Literal["not applicable"] = "not applicable"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``evidence``: what was compared, what was wrong, or why the check does not apply; ``off``: the features to switch
+    off because of it (`models/engines/switched_off.py`); ``figures``: numbers, by name."""
+
+    status: Literal["passed", "failed", "not applicable"]
+    evidence: str
+    off: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def not_applicable(reason: str) -> Outcome:
+    return Outcome(NOT_APPLICABLE, reason)
+
 
 WITHOUT = ((TWO_IN_FLIGHT,), (PINNED_STAGING,), (TWO_IN_FLIGHT, PINNED_STAGING))
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.markup import escape
@@ -16,27 +15,28 @@ from ...models.engines.device_choice import resolve_device
 from ...models.engines.switched_off import DEVICE
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.version import __version__
-from . import (
-    check_bit_equality,
-    check_buckets,
-    check_graphs,
-    check_memory,
-    check_onnx,
-    check_ordering,
-    check_out_of_memory,
-)
+from .check_batches import batch_sizes, memory, ordering
+from .check_fast_forms import bit_equality, graphs, onnx_placement
+from .check_out_of_memory import out_of_memory
 from .nets import NAMES, Net, captured_net
-from .outcome import FAILED, Outcome, not_applicable
-from .plain_way import DeviceLost
+from .plain_way import FAILED, DeviceLost, Outcome, not_applicable
 
-CHECKS: Mapping[str, ModuleType] = {
-    "bit equality with live autocast": check_bit_equality,
-    "ordering under stress": check_ordering,
-    "batch sizes": check_buckets,
-    "graphs against eager": check_graphs,
-    "memory": check_memory,
-    "injected out of memory": check_out_of_memory,
-    "ONNX placement": check_onnx,
+
+class Check(NamedTuple):
+    """``on_cuda``: what only a CUDA device has, where the check is of that; empty: it is for every device."""
+
+    run: Callable[[torch.device, Sequence[Net]], Outcome]
+    on_cuda: str = ""
+
+
+CHECKS: Mapping[str, Check] = {
+    "bit equality with live autocast": Check(bit_equality),
+    "ordering under stress": Check(ordering, "streams whose order could be wrong"),
+    "batch sizes": Check(batch_sizes, "fixed batch sizes"),
+    "graphs against eager": Check(graphs, "graphs"),
+    "memory": Check(memory, "memory of its own"),
+    "injected out of memory": Check(out_of_memory, "memory of its own"),
+    "ONNX placement": Check(onnx_placement, "a choice between it and the CPU"),
 }
 Notify = Callable[[str], None]
 
@@ -67,18 +67,21 @@ def selftest(word: str, root: Path, notify: Notify) -> dict[str, Any]:
 
 
 def run_checks(
-    device: torch.device, nets: Sequence[Net], notify: Notify, checks: Mapping[str, ModuleType] = CHECKS
+    device: torch.device, nets: Sequence[Net], notify: Notify, checks: Mapping[str, Check] = CHECKS
 ) -> dict[str, Outcome]:
     """Each check's outcome. After one that lost the device the others do not apply."""
     outcomes: dict[str, Outcome] = {}
     lost = ""
-    for name, module in checks.items():
+    for name, check in checks.items():
         if lost:
             outcomes[name] = not_applicable(f"the device was lost by the check '{lost}'")
             continue
+        if check.on_cuda and device.type != "cuda":
+            outcomes[name] = not_applicable(f"only a CUDA device has {check.on_cuda}")
+            continue
         notify(f"checking {name}")
         try:
-            outcomes[name] = module.check(device, nets)
+            outcomes[name] = check.run(device, nets)
         except DeviceLost as error:
             lost = name
             outcomes[name] = Outcome(FAILED, f"the device is lost: {error}", (DEVICE,))

@@ -28,6 +28,7 @@ from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
 from ..batching.place import Place
 from ..versions.loading.candidate_forms import HALF_MUST_GAIN, batch_of, close
+from ..versions.loading.cpu_choice import CROWDED, MORE_THREADS_MUST_GAIN
 from ..versions.loading.kept_setups import measured_setup
 from ..versions.loading.ready import ORIGINALS, proven_halves
 from ..versions.loading.tuned import Way, Winner, save_tuned
@@ -35,11 +36,8 @@ from ..versions.loading.useful_rows import batch_sizes, useful_rows
 from .delay import Simulated, best_delay, simulate
 
 Notify = Callable[[str], None]
-# Each further thread takes a core from HTTP and from other models, so it must gain.
-MORE_THREADS_MUST_GAIN = 1.1
 _ENGINES_SHARE = 0.7  # of the time; the rest is the delay's
 _MOST_RUNS = 1000
-_WAIT_SHARE = 0.1  # of the time waited for a core: above it other programs disturbed the measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
         one for way in ways if (one := _measure(version, spec, samples, way, place, budget_s, notify))
     ]
     waited = max((one.waited_share for one in measured), default=0.0)
-    if waited > _WAIT_SHARE:
+    if waited > CROWDED:
         notify(
             f"the device's thread waited for a core up to {waited:.0%} of the time: something else had it, and the "
             "winner may be another one on an idle machine"

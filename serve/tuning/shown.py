@@ -11,8 +11,9 @@ from rich.text import Text
 
 from ...models.engines.cpu.setup import CpuSetup
 from ..versions.loading.candidate_forms import HALF_MUST_GAIN
+from ..versions.loading.cpu_choice import MORE_THREADS_MUST_GAIN
 from ..versions.loading.tuned import Way, Winner
-from .search import MORE_THREADS_MUST_GAIN, MeasuredWay, choose
+from .search import MeasuredWay, choose
 
 
 def described(facts: Mapping[str, Any]) -> Group:

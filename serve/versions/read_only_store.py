@@ -21,7 +21,7 @@ from ...models.files.durable import replace_text
 from ...models.files.stored_json import stored_bytes
 from ...models.store.store import Store
 from .roster import Roster, logger
-from .store_writer import OwnStore
+from .store_writer import StoreWriter
 
 _ALIAS, _FOLLOWED = "live", ".live-of-the-store"
 _SELFTEST = "selftest.json"
@@ -131,7 +131,7 @@ class ReadOnlyRoster(Roster):
         super().look()
 
 
-class StateWriter(OwnStore):
+class StateWriter(StoreWriter):
     """Writes orders and events into the state folder; refuses what moves the store's alias."""
 
     def __init__(self, linked: LinkedStore) -> None:

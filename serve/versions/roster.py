@@ -25,7 +25,7 @@ from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
 from .pace import LOOK_EVERY_S, LookingPace
 from .readiness import Readiness, index_of, reasons_of
-from .store_writer import OwnStore, StoreWriter
+from .store_writer import StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
 from .traffic.loaded_version import LoadedVersion, drain, retire
 from .traffic.rules import TrialRules
@@ -48,7 +48,7 @@ class Roster:
         required: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.store, self.place, self.rules = store, place, rules or TrialRules()
-        self.writer = writer or OwnStore(store)
+        self.writer = writer or StoreWriter(store)
         self.decisions = AutomaticDecisions(self.writer, str(place.device))
         self._judge = ThreadPoolExecutor(1, "halfeven-judge")
         self._served: dict[str, ServedModel] = {}
@@ -142,7 +142,7 @@ class Roster:
         moved = number is not None and self._seen.get(name, (None, 0))[0] != number
         return None if moved else self._faults.of(name)
 
-    # The verbs (`batching.interface.RosterControl`).
+    # The verbs (`batching.interface.ControlledRoster`).
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
         """Load the version that the store has as live for this name, and return when it is active.

@@ -8,7 +8,6 @@ canary and the shadow, notes of drift, keys) are followed. The alias is moved la
     <folder>/.copying           held by the process that copies: the replicas of a node share the folder
 """
 
-import fcntl
 import logging
 import os
 import re
@@ -22,12 +21,12 @@ from typing import Any, TypeVar
 import fsspec
 
 from ...models.errors import BadSetting, DamagedFile, HalfevenError, StoreUnusable
-from ...models.files.durable import READABLE, replace_text
+from ...models.files.durable import READABLE, locked, replace_text
 from ...models.files.stored_json import stored_bytes
 from ...models.folder.model_name import NAME
 from ...models.store.manifest import read_manifest, sha256_of
 from ...models.store.store import Store
-from ..access.key_file import NAME_IN_STORE
+from ..access.keys import NAME_IN_STORE
 
 logger = logging.getLogger("halfeven.versions")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -92,7 +91,7 @@ class StoreCopy:
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
         try:
-            with self._working, _alone_in(self.store.root):
+            with self._working, locked(self.store.root / COPYING):
                 yield
         except OSError as error:
             raise StoreUnusable(
@@ -278,13 +277,3 @@ def _make_private(folder: Path) -> None:
         raise StoreUnusable(
             f"the copy of the store cannot be kept in {folder}: {error}; give `cache` a folder of this user's own"
         ) from error
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    handle = os.open(folder / COPYING, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -7,7 +7,7 @@ Versions are named by model and number, so that each call can be sent to another
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ...models.store.reserve import with_reserve
 from ...models.store.store import Store
@@ -19,76 +19,48 @@ Role = Literal["canary", "shadow"]
 Numbers = Mapping[str, Any]
 
 
-class StoreWriter(Protocol):
-    """Every method blocks; what it wrote is durable when it returns. UnknownName for a version that is not there."""
+class StoreWriter:
+    """The writer of a store that this process has for itself; a subclass may write in another way.
 
-    def promote(self, name: str, number: int) -> None:
-        """Make the version the active one; an order for it as a canary or shadow ends. Raises Conflict for a refused
-        version."""
-        ...
-
-    def promote_over(self, name: str, current: int | None, number: int, by: str) -> None:
-        """As `promote`, ``by`` whose order is recorded, and only where ``current`` (None: nothing) is still active. It
-        may be called again: a version that is active stays so. Raises Conflict where another one is."""
-        ...
-
-    def roll_back(self, name: str) -> int:
-        """Make the newest live version before the active one active, and return its number. Raises Conflict where
-        there is none."""
-        ...
-
-    def put_back(self, name: str, bad: int, good: int) -> None:
-        """Make ``good`` the active one again where ``bad`` still is. Raises Conflict where it is not."""
-        ...
-
-    def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
-        """Write the order for a canary or a shadow; no number ends it. Raises DamagedFile."""
-        ...
-
-    def end_canary(self, name: str, number: int) -> None:
-        """End the canary where it is this version. Raises DamagedFile."""
-        ...
-
-    def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
-        """The half of this version may not serve on this device before it is proven again."""
-        ...
-
-    def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
-        """Append an event."""
-        ...
-
-
-class OwnStore:
-    """The writer of a store that this process has for itself."""
+    Every method blocks; what it wrote is durable when it returns. Raises UnknownName for a version that is not there.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.RLock()
 
     def promote(self, name: str, number: int) -> None:
+        """Make the version the active one; an order for it as a canary or shadow ends. Raises Conflict for a refused
+        version."""
         with self._lock:
             self._store.promote(self._store.version(name, number))
             self._forget(name, number)
 
     def promote_over(self, name: str, current: int | None, number: int, by: str) -> None:
+        """As `promote`, ``by`` whose order is recorded, and only where ``current`` (None: nothing) is still active. It
+        may be called again: a version that is active stays so. Raises Conflict where another one is."""
         with self._lock:
             if self._store.live_number(name) != number:
                 self._store.promote_over(current, self._store.version(name, number), by)
             self._forget(name, number)
 
     def roll_back(self, name: str) -> int:
+        """Make the newest live version before the active one active, and return its number. Raises Conflict where
+        there is none."""
         with self._lock:
             number = self._store.rollback(name).number
             self._forget(name, number)
             return number
 
     def put_back(self, name: str, bad: int, good: int) -> None:
+        """Make ``good`` the active one again where ``bad`` still is. Raises Conflict where it is not."""
         with_reserve(
             self._store.root,
             lambda: self._store.promote_over(bad, self._store.version(name, good), TRIAL),
         )
 
     def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
+        """Write the order for a canary or a shadow; no number ends it. Raises DamagedFile."""
         with self._lock:
             ordered: Mapping[str, Any] = {role: None if number is None else TrafficOrder(number, percent)}
             found = replace(orders.read_orders(self._store, name), **ordered)
@@ -98,6 +70,7 @@ class OwnStore:
                 orders.write_orders(self._store, name, found)
 
     def end_canary(self, name: str, number: int) -> None:
+        """End the canary where it is this version. Raises DamagedFile."""
         with self._lock:
             found = orders.read_orders(self._store, name)
             if found.canary is not None and found.canary.version == number:
@@ -105,9 +78,11 @@ class OwnStore:
                 with_reserve(self._store.root, lambda: orders.write_orders(self._store, name, ended))
 
     def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
+        """The half of this version may not serve on this device before it is proven again."""
         orders.note_drift(self._store.version(name, number), device, reason)
 
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
+        """Append an event."""
         with self._lock:
             orders.record(self._store, name, kind, message, numbers)
 

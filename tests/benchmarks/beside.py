@@ -31,8 +31,7 @@ from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.command import Plan, bench
-from halfeven.serve.cli.demo import write_training_file
-from halfeven.serve.cli.demo_stage import await_version, server
+from halfeven.serve.cli.demo import await_version, server, write_training_file
 from halfeven.serve.finetune.client.remote import Remote
 from safetensors.numpy import load_file, save_file
 

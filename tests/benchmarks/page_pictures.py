@@ -20,7 +20,7 @@ import numpy as np
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.errors import HalfevenError
 from halfeven.models.store.store import Store
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access.direct_requests import ask
 from PIL import Image
 from playwright.sync_api import ViewportSize, sync_playwright
 

@@ -24,7 +24,7 @@ import numpy as np
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import Caller
-from halfeven.serve.cli.demo_stage import MODEL, await_version, own_folder, server
+from halfeven.serve.cli.demo import MODEL, await_version, own_folder, server
 
 CALLERS = 4
 SWAP_EVERY_S = 5.0

@@ -22,7 +22,7 @@ import numpy as np
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import Caller
-from halfeven.serve.cli.demo_stage import MODEL, await_version, own_folder
+from halfeven.serve.cli.demo import MODEL, await_version, own_folder
 
 from tests.benchmarks.stranger_kinds import KINDS
 from tests.conformance.conftest import Serving, served

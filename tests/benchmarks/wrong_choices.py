@@ -33,8 +33,8 @@ from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.bench.command import Plan, bench
-from halfeven.serve.cli import demo_stage
-from halfeven.serve.cli.demo_stage import server
+from halfeven.serve.cli import demo
+from halfeven.serve.cli.demo import server
 from halfeven.serve.versions.loading.kept_setups import keep_setup
 from halfeven.serve.versions.loading.tuned import Winner, save_tuned
 from halfeven.serve.versions.orders import events
@@ -53,7 +53,7 @@ while True:
     time.sleep(chance.uniform(0.0, 1.0))
 """
 Figures = dict[str, Any]
-demo_stage.SWAP_SECONDS = 600.0  # a load beside busy processes
+demo.SWAP_SECONDS = 600.0  # a load beside busy processes
 
 
 def quiet(*_: object) -> None: ...

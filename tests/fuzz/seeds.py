@@ -21,7 +21,7 @@ from halfeven.exporters.on_device.device_proofs import DeviceProof
 from halfeven.exporters.on_device.environment import environment
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.finetune.jobs.job_folder import JobState
 from halfeven.serve.grpc.messages import message
 from halfeven.serve.versions.loading.tuned import Winner, conditions

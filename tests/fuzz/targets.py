@@ -29,7 +29,7 @@ from halfeven.models.folder.package import parse_folder
 from halfeven.models.pictures.picture import picture_row
 from halfeven.models.pictures.pixels import Picture
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.finetune.data.datasets import read_training
 from halfeven.serve.finetune.data.tables import CSV, JSON_LINES, PARQUET, pictures_of, tensors_of
@@ -38,9 +38,9 @@ from halfeven.serve.grpc.messages import message
 from halfeven.serve.grpc.tensors import fields_of
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.codecs.predict_bodies import read_body_of
-from halfeven.serve.http.codecs.repository import read_index, read_load, read_unload
 from halfeven.serve.http.content_coding import decoded
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
+from halfeven.serve.http.routes.repository import read_index, read_load, read_unload
 from halfeven.serve.versions import orders
 from halfeven.serve.versions.loading import kept_setups
 from halfeven.serve.versions.loading.tuned import tuned_for, tuned_path

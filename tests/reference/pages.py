@@ -21,7 +21,7 @@ from halfeven.models.folder.model_keys import TOP, Key, Keys
 from halfeven.models.store.store import Store
 from halfeven.serve import server
 from halfeven.serve.cli.main import app
-from halfeven.serve.dashboard.documented_routes import documented_routes
+from halfeven.serve.dashboard.routes import documented_routes
 from halfeven.serve.http.error_mapping import EXIT_CODES, exit_code_of, grpc_status_of, status_of
 from halfeven.serve.http.route_scopes import rule_of
 from halfeven.serve.settings import Settings, read_settings
@@ -358,8 +358,8 @@ def job_codes() -> dict[str, str]:
             if len(node.args) > 1:
                 code = node.args[0]
                 word = code.value if isinstance(code, ast.Constant) else names.get(ast.unparse(code))
-                if isinstance(word, str):
-                    found.setdefault(word, _words(node.args[1]))
+                if isinstance(word, str) and found.get(word, "…").startswith("…"):
+                    found[word] = _words(node.args[1])
     return dict(sorted(found.items()))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from halfeven.models.errors import BadSetting, DamagedFile
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..jobs.records.reasons import BAD_DATA
+from ..jobs.records.job_types import BAD_DATA
 from .job_command import JobBar, delete_files, job_request, upload_files
 from .remote import Remote
 

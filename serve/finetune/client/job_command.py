@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ....models.errors import BadInput, HalfevenError, NotReady
-from ..jobs.records.reasons import ENDED, had_bad_data, not_active, was_refused
+from ..jobs.records.job_types import FINAL, had_bad_data, not_active, was_refused
 from .remote import Remote
 
 POLL_S = 0.3
@@ -164,7 +164,7 @@ class Watch:
         while True:
             self._bar.show(job)
             now = self._clock()
-            if job["status"] in ENDED or (most_s is not None and now - began > most_s):
+            if job["status"] in FINAL or (most_s is not None and now - began > most_s):
                 return job
             self._sleep(POLL_S)
             try:
@@ -181,7 +181,7 @@ class Watch:
             raise KeyboardInterrupt from None
         self._notify(f"interrupted: the server was asked to cancel job {job['id']}")
         job = self._follow(job, CANCEL_S)
-        if job["status"] not in ENDED:
+        if job["status"] not in FINAL:
             self._notify(
                 f"job {job['id']} is still {job['status']}; the server stops it after its current step"
             )
@@ -231,7 +231,7 @@ def described(job: Job) -> tuple[str, str, int, int | None]:
     running = job["status"] == "running"
     stage = (ours.get("stage") or "running") if running else job["status"]
     if not seen.get("total_steps"):
-        return stage, "", int(job["status"] in ENDED), 1 if job["status"] in ENDED else None
+        return stage, "", int(job["status"] in FINAL), 1 if job["status"] in FINAL else None
     words = [f"step {seen.get('step') or 0}/{seen['total_steps']}", f"loss {_number(seen.get('loss'))}"]
     words += [f"scale {_number(seen.get('scale'))}", f"skipped {seen.get('skipped') or 0}"]
     if running and stage == "training" and seen.get("eta_seconds") is not None:
@@ -276,7 +276,7 @@ def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
     job = {"status": facts["status"], "error": facts["error"], "halfeven": ours}
     if not_active(job):
         return 3
-    if facts["status"] == "succeeded" or (not follow and facts["status"] not in ENDED):
+    if facts["status"] == "succeeded" or (not follow and facts["status"] not in FINAL):
         return 0
     return 3 if was_refused(job) else 2 if had_bad_data(job) else 1
 

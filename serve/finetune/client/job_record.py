@@ -127,16 +127,9 @@ def write_mlflow(record: JobRecord, folder: Path) -> Path:
     if not (place / "meta.yaml").exists():
         place.mkdir(parents=True, exist_ok=True)
         _write_meta(
-            place,
-            {
-                "artifact_location": place.absolute().as_uri(),
-                "creation_time": began,
-                "experiment_id": experiment,
-                "last_update_time": began,
-                "lifecycle_stage": "active",
-                "name": f"halfeven {record.model}",
-            },
-        )
+            place, artifact_location=place.absolute().as_uri(), creation_time=began, experiment_id=experiment,
+            last_update_time=began, lifecycle_stage="active", name=f"halfeven {record.model}",
+        )  # fmt: skip
     run = place / run_id
     with replaced(run) as draft:
         for name in ("artifacts", "metrics", "params", "tags"):
@@ -149,28 +142,15 @@ def write_mlflow(record: JobRecord, folder: Path) -> Path:
         (draft / "tags" / "mlflow.runName").write_text(record.id)
         (draft / "tags" / "halfeven.status").write_text(record.status)
         _write_meta(
-            draft,
-            {
-                "artifact_uri": (run / "artifacts").absolute().as_uri(),
-                "end_time": None if ended is None else _milliseconds(ended),
-                "entry_point_name": "",
-                "experiment_id": experiment,
-                "lifecycle_stage": "active",
-                "run_id": run_id,
-                "run_name": record.id,
-                "source_name": "",
-                "source_type": 4,
-                "source_version": "",
-                "start_time": began,
-                "status": _STATUS.get(record.status, 1),
-                "tags": [],
-                "user_id": "halfeven",
-            },
-        )
+            draft, artifact_uri=(run / "artifacts").absolute().as_uri(),
+            end_time=None if ended is None else _milliseconds(ended), entry_point_name="", experiment_id=experiment,
+            lifecycle_stage="active", run_id=run_id, run_name=record.id, source_name="", source_type=4,
+            source_version="", start_time=began, status=_STATUS.get(record.status, 1), tags=[], user_id="halfeven",
+        )  # fmt: skip
     return run
 
 
-def _write_meta(folder: Path, facts: Mapping[str, object]) -> None:
+def _write_meta(folder: Path, **facts: object) -> None:
     """Write ``facts`` to ``meta.yaml``, each value as JSON, which is also YAML."""
     (folder / "meta.yaml").write_text(
         "".join(f"{name}: {json.dumps(value)}\n" for name, value in facts.items())

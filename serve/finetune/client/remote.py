@@ -1,4 +1,4 @@
-"""A client of the fine-tuning routes of a running server; needs only the standard library."""
+"""A client of the fine-tuning routes of a running server."""
 
 import http.client
 import json
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from ....models.errors import BadInput, CannotServe, NotReady
 from ....models.files.opened_file import opened_named
 from ...access.client_key import key_headers
-from ...access.refusal_words import error_of_status
+from ...access.direct_requests import answer_to, error_of_status
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -34,7 +34,7 @@ class Remote:
         self, url: str, timeout_s: float = 10.0, slow_timeout_s: float = 120.0, key: str | None = None
     ) -> None:
         self.url, self._key = url.rstrip("/"), key
-        self._scheme, self._host, self._port, self._prefix = _parts_of(self.url)
+        self._place = _place_of(self.url)
         self._timeout_s, self._slow_timeout_s = timeout_s, slow_timeout_s
 
     def job(self, id: str) -> dict[str, Any]:
@@ -55,21 +55,19 @@ class Remote:
                 return found
 
     def cancel(self, id: str) -> dict[str, Any]:
-        return self._call("POST", f"{_job_path(id)}/cancel")
+        return self._call("POST", f"{_job_path(id)}/cancel", b"")
 
     def create(self, request: Mapping[str, Any], idempotency_key: str) -> dict[str, Any]:
         """The job made from ``request``; sent again with the same key, the same job."""
-        headers = {"content-type": "application/json", "idempotency-key": idempotency_key}
-        body = json.dumps(request).encode()
+        headers = {"idempotency-key": idempotency_key}
         # The server reads the file first.
-        return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
+        return self._call("POST", JOBS, json.dumps(request).encode(), headers, self._slow_timeout_s)
 
     def validate(self, request: Mapping[str, Any], compare: bool = False) -> dict[str, Any]:
         """Ask the server to check a job request and to train two steps of it; no job is created. ``compare``: a few
         steps in each precision, too."""
-        headers, body = {"content-type": "application/json"}, json.dumps(request).encode()
-        path = f"{JOBS}/validate" + ("?compare=true" if compare else "")
-        return self._call("POST", path, body, headers, _TRIAL_TIMEOUT_S + _COMPARING_S * compare)
+        path, body = f"{JOBS}/validate" + ("?compare=true" if compare else ""), json.dumps(request).encode()
+        return self._call("POST", path, body, timeout_s=_TRIAL_TIMEOUT_S + _COMPARING_S * compare)
 
     def active_version(self, model: str) -> int | None:
         """The number of the version of ``model`` that is active; None where none is."""
@@ -77,8 +75,7 @@ class Remote:
 
     def rollback(self, model: str) -> dict[str, Any]:
         """Make the version before the active one active; gives its facts."""
-        path = f"/v1/models/{urllib.parse.quote(model, safe='')}/rollback"
-        return self._call("POST", path, b"{}", {"content-type": "application/json"})
+        return self._call("POST", f"/v1/models/{urllib.parse.quote(model, safe='')}/rollback", b"{}")
 
     def delete_file(self, id: str) -> dict[str, Any]:
         return self._call("DELETE", f"/v1/files/{urllib.parse.quote(id, safe='')}")
@@ -104,37 +101,36 @@ class Remote:
         self,
         method: str,
         path: str,
-        body: bytes | Iterator[bytes] = b"",
+        body: bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        connect = http.client.HTTPSConnection if self._scheme == "https" else http.client.HTTPConnection
-        connection = connect(self._host, self._port, timeout=timeout_s or self._timeout_s)
+        sent = {"content-type": "application/json", **key_headers(self._key), **(headers or {})}
         try:
-            connection.connect()
-            _send(
-                connection, method, self._prefix + path, body, {**key_headers(self._key), **(headers or {})}
-            )
-            answer = connection.getresponse()
-            return _read(answer.status, answer.read(_LONGEST_ANSWER + 1))
+            answer = answer_to(self._place + path, body, sent, timeout_s or self._timeout_s, _bounded, method)
         except (OSError, http.client.HTTPException) as error:
             what = f"{type(error).__name__}: {error}".rstrip(": ")
             raise NotReady(
                 f"no server answers at {self.url}{path} ({what}); is `halfeven serve` running there?"
             ) from None
-        finally:
-            connection.close()
+        return _read(answer.status, answer.body)
 
 
-def _parts_of(url: str) -> tuple[str, str, int | None, str]:
+def _bounded(answer: http.client.HTTPResponse) -> bytes:
+    return answer.read(_LONGEST_ANSWER + 1)
+
+
+def _place_of(url: str) -> str:
+    """The URL as requests have it. Raises BadInput for one that is none of a server."""
+    refused = BadInput(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {url[:80]!r}")
     try:
         parts = urllib.parse.urlsplit(url)
-        port = parts.port
+        _ = parts.port  # raises where it is no number
     except ValueError:
-        parts, port = urllib.parse.urlsplit(""), None
+        raise refused from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise BadInput(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {url[:80]!r}")
-    return parts.scheme, parts.hostname, port, urllib.parse.quote(parts.path, safe="/%")
+        raise refused
+    return parts._replace(path=urllib.parse.quote(parts.path, safe="/%")).geturl()
 
 
 def _job_path(id: str) -> str:
@@ -168,26 +164,6 @@ def _chunks(
         done += len(chunk)
         sent(done)
     yield tail
-
-
-def _send(
-    connection: http.client.HTTPConnection,
-    method: str,
-    path: str,
-    body: bytes | Iterator[bytes],
-    headers: Mapping[str, str],
-) -> None:
-    chunks = iter([body] if isinstance(body, bytes) else body)
-    length = {"content-length": str(len(body))} if isinstance(body, bytes) and method != "GET" else {}
-    connection.putrequest(method, path, skip_accept_encoding=True)
-    for name, value in {**length, **headers}.items():
-        connection.putheader(name, value)
-    connection.endheaders()
-    try:
-        for chunk in chunks:
-            connection.send(chunk)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # a server that refuses early closes the connection; its answer may have arrived before
 
 
 def _read(status: int, body: bytes) -> dict[str, Any]:

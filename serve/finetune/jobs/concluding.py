@@ -1,4 +1,4 @@
-"""The end of a job: its published version is made active, held, or refused; and the exceptions that end a job.
+"""The end of a job: its published version is made active, held, or refused.
 
 A version becomes active only where a judging set judged what was learnt and it is better on held-out rows, and only in
 place of the parent that it was made from and measured against. The comparison and the promotion are one step, whatever
@@ -13,8 +13,8 @@ from ....models.store.store import LIVE, Store, Version
 from ...versions.roster import Roster
 from .choices.hyperparameter_table import REFUSE, REJUDGE
 from .records.job_store import JobStore
-from .records.job_types import FAILED, SUCCEEDED, JobRow
-from .records.reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT
+from .records.job_types import FAILED, NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT, SUCCEEDED, JobRow
+from .worker_process import Cancelled, JobFailed, ServerStops, StaleParent
 
 SWAP_SECONDS = 600.0  # another device proves again first
 FINE_TUNING = "fine-tuning"  # by whose order the version becomes active
@@ -29,35 +29,6 @@ def ends_stale(parent: Version, live: int | None, policy: str) -> str | None:
         f"{parent} is not active, {parent.name}@{live} is: what this job makes is published and not made active. Name "
         f'no version to train from the active one, or set stale_parent = "{REJUDGE}" to have it judged against that one'
     )
-
-
-class JobFailed(Exception):
-    """The job failed, with reason code and message. ``version``: the number of the version that was made
-    nevertheless."""
-
-    def __init__(self, code: str, message: str, version: int | None = None) -> None:
-        super().__init__(message)
-        self.code, self.version = code, version
-
-
-class StaleParent(JobFailed):
-    """Another version became active since: what this one replaces is not what it was made from and measured against."""
-
-
-class WorkerLost(JobFailed):
-    """A process of the job ended without a result: it was killed, or ran out of memory."""
-
-
-class Cancelled(Exception):
-    """The caller cancelled the job."""
-
-
-class Paused(Exception):
-    """The caller paused the job; what it has done so far is in its folder."""
-
-
-class ServerStops(Exception):
-    """The server is shutting down; the job is settled by the next one."""
 
 
 class Conclusion:

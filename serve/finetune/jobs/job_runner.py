@@ -19,25 +19,25 @@ from ..data.files import Files
 from ..judging.active_version import ActiveVersion, MeasuredActive, same_signature
 from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged, sets_of
 from . import training_request as asked
-from .child_watch import lines_of, result_of
 from .choices.hyperparameter_table import REFUSE, RETRAIN
-from .concluding import (
-    Conclusion,
-    JobFailed,
-    Paused,
-    ServerStops,
-    StaleParent,
-    WorkerLost,
-    ends_stale,
-)
+from .concluding import Conclusion, ends_stale
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_rows import TRAINING, VALIDATION, Asked, JobRows, ReaderLost, divide
 from .records.job_store import JobStore
-from .records.job_types import RUNNING, IllegalMove, JobRow
-from .records.reasons import NO_JUDGING_SET, STALE_PARENT
+from .records.job_types import NO_JUDGING_SET, RUNNING, STALE_PARENT, IllegalMove, JobRow
 from .training_request import TRAINER
 from .training_watch import TrainingWatch
-from .worker_process import Child, Priority
+from .worker_process import (
+    Child,
+    JobFailed,
+    Paused,
+    Priority,
+    ServerStops,
+    StaleParent,
+    WorkerLost,
+    lines_of,
+    result_of,
+)
 
 Result = TypeVar("Result")
 MOST_PASSES = 3  # from or against which one job is made, where the active version changes meanwhile

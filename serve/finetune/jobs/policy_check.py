@@ -5,9 +5,6 @@
 Reports one JSON object on stdout: ``{"type": "checked", "faults": […]}``. It ends with the server.
 """
 
-import contextlib
-import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,27 +17,22 @@ from ....exporters.torch.autocast.half_faults import half_faults
 from ....models.engines.arrays import to_torch
 from ....models.engines.load import original_program
 from ....models.errors import HalfevenError
-from ....models.order.ends_with_parent import die_with_the_parent
+from ....models.order.ends_with_parent import reporting
 from ....models.store.store import Store
 
 
 def main() -> None:
-    die_with_the_parent(sys.stdin.fileno())
-    request = json.loads(Path(sys.argv[1]).read_text())
+    request, report = reporting(sys.argv[1])
     torch.set_num_threads(request["threads"])
-    lines = os.fdopen(os.dup(1), "w")
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            version = Store(Path(request["store"])).version(request["model"], request["version"])
-            spec = version.spec()
-            _, arrays = next(iter(executions(spec, load_samples(Path(request["samples"]), spec))))
-            example = [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
-            faults = half_faults(original_program(version), example, request["dtype"])
-            last = {"type": "checked", "faults": [asdict(fault) for fault in faults]}
-        except HalfevenError as error:
-            last = {"type": "failed", "code": error.code.upper(), "message": str(error)}
-    lines.write(json.dumps(last) + "\n")
-    lines.flush()
+    try:
+        version = Store(Path(request["store"])).version(request["model"], request["version"])
+        spec = version.spec()
+        _, arrays = next(iter(executions(spec, load_samples(Path(request["samples"]), spec))))
+        example = [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
+        faults = half_faults(original_program(version), example, request["dtype"])
+        report({"type": "checked", "faults": [asdict(fault) for fault in faults]})
+    except HalfevenError as error:
+        report({"type": "failed", "code": error.code.upper(), "message": str(error)})
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ from ....models.errors import BadInput, BadSamples, CannotServe, UnknownName
 from ....models.store.manifest import sha256_of
 from ....models.store.store import Store, Version
 from ..data.files import UPLOADS
-from .child_watch import result_of
 from .choices.hyperparameter_table import AUTO
-from .concluding import JobFailed
 from .job_rows import TRAINING, VALIDATION, Asked, divide, lines_until
 from .training_request import TRAINER, TrainingPlace, training_request
-from .worker_process import Child
+from .worker_process import Child, JobFailed, result_of
 
 Notify = Callable[[str], None]
 
@@ -27,13 +25,9 @@ class DataGone(BadInput):
 
 
 def reproduce(
-    store: Store,
-    version: Version,
-    data: Path | None,
-    validation: Path | None,
-    notify: Notify,
+    store: Store, version: Version, data: Path | None, validation: Path | None, notify: Notify,
     max_bytes: int = MAX_BYTES,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Train ``version`` again from its parent, rows, settings and seed; ``equal`` says whether the weights have the
     recorded digest. Nothing is published.
 
@@ -50,11 +44,10 @@ def reproduce(
         parent = store.version(version.name, version.manifest["parent"])
     except UnknownName as error:
         raise BadInput(f"the version that {version} was trained from is gone: {error}") from error
-    training = _file(store, version, "--data", lineage["dataset"], data)
-    held_out = lineage.get("validation")
-    held_out_file = None if held_out is None else _file(store, version, "--validation", held_out, validation)
+    files = {TRAINING: _file(store, version, "--data", lineage["dataset"], data)}
+    if (held_out := lineage.get("validation")) is not None:
+        files[VALIDATION] = _file(store, version, "--validation", held_out, validation)
     hyperparameters = lineage["hyperparameters"] | _measured(lineage)
-    files = {TRAINING: training} | ({} if held_out_file is None else {VALIDATION: held_out_file})
     asked = Asked(parent, files, hyperparameters, lineage["seed"], "normal", max_bytes)
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:

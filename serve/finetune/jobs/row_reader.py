@@ -8,7 +8,6 @@ torch, but for ``trainable = "head"``.
 """
 
 import json
-import os
 import resource
 import shutil
 import sys
@@ -20,8 +19,8 @@ import numpy as np
 
 from ....models.errors import BadSamples, DiskFull, HalfevenError
 from ....models.files.durable import no_space_left
-from ....models.folder.loss_names import IGNORED
-from ....models.order.ends_with_parent import die_with_the_parent
+from ....models.folder.optimizer_names import IGNORED
+from ....models.order.ends_with_parent import reporting
 from ....models.store.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import (
@@ -33,7 +32,7 @@ from ..data.datasets import (
     with_classes,
 )
 from ..data.tables import IN_WORK
-from ..judging.joining import MOST_JOINED, evenly
+from ..judging.judging_sets import MOST_JOINED, evenly
 from ..training.loop.setting_names import MASK
 from .choices.hyperparameter_table import QUARANTINE
 from .choices.hyperparameters import held_out_share
@@ -51,15 +50,7 @@ _OWN_BYTES = 2 << 30  # of the process itself; its libraries map much that they 
 
 
 def main() -> None:
-    die_with_the_parent(sys.stdin.fileno())
-    request = json.loads(Path(sys.argv[1]).read_text())
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def report(line: Line) -> None:
-        lines.write(json.dumps(line) + "\n")
-        lines.flush()
-
+    request, report = reporting(sys.argv[1])
     stand_back(request)
     work = {"check": checked, "divide": divided}[request["task"]]
     try:

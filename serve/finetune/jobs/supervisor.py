@@ -22,12 +22,10 @@ from ...settings import Settings
 from ...versions.roster import Roster
 from ..data.files import Files
 from .choices.hyperparameter_table import REFUSE
-from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .records.job_store import JobStore
-from .records.job_types import CANCELLED, FAILED, QUEUED, RUNNING, JobRow
-from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE
-from .worker_process import Priority
+from .records.job_types import CANCELLED, DISK_FULL, DISK_FULL_MESSAGE, FAILED, QUEUED, RUNNING, JobRow
+from .worker_process import Cancelled, JobFailed, Paused, Priority, ServerStops
 
 logger = logging.getLogger("halfeven.finetune")
 _GOES_ON = "job %s goes on with the next server"

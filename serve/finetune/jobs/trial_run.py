@@ -14,16 +14,14 @@ from ....models.store.store import Store, Version
 from ..data.files import Files
 from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS, NO_GRADIENT, chosen_precision
 from . import training_request as asked
-from .child_watch import result_of
 from .choices.declared_steps import declared_steps
 from .choices.hyperparameter_table import AUTO
-from .concluding import JobFailed
 from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
 from .records.job_store import JobStore
 from .records.job_types import SUCCEEDED, JobRequest
 from .training_request import TRAINER
 from .training_watch import SLOW_PRECISION
-from .worker_process import Child, Priority
+from .worker_process import Child, JobFailed, Priority, result_of
 
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever

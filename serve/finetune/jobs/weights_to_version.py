@@ -8,9 +8,7 @@ ends at once, busy or not, when the server is killed (`models/order/ends_with_pa
 converts and publishes.
 """
 
-import contextlib
 import gc
-import json
 import os
 import sys
 import threading
@@ -28,15 +26,14 @@ from ....exporters.proof.prove import Answers  # noqa: E402
 from ....exporters.proof.subject import FurtherVerdict  # noqa: E402
 from ....models.errors import HalfevenError  # noqa: E402
 from ....models.files.durable import no_space_left  # noqa: E402
-from ....models.order.ends_with_parent import die_with_the_parent  # noqa: E402
+from ....models.order.ends_with_parent import reporting  # noqa: E402
 from ....models.order.one_order import one_order  # noqa: E402
 from ....models.store.store import Store  # noqa: E402
 from ...settings import order_bounds  # noqa: E402
 from ..judging.gate import GateTerms, by_set, judge, predictions  # noqa: E402
-from ..judging.joining import with_joined  # noqa: E402
-from ..judging.judging_sets import sets_of  # noqa: E402
+from ..judging.judging_sets import sets_of, with_joined  # noqa: E402
 from ..training.loop.setting_names import STATE_FILE  # noqa: E402
-from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE  # noqa: E402
+from .records.job_types import DISK_FULL, DISK_FULL_MESSAGE  # noqa: E402
 
 gc.freeze()
 gc.enable()
@@ -44,28 +41,25 @@ gc.enable()
 
 def main() -> None:
     """Run one request. The last line is always one of ``done`` and ``failed``."""
-    die_with_the_parent(sys.stdin.fileno())
-    request = json.loads(Path(sys.argv[1]).read_text())
+    request, report = reporting(sys.argv[1])
     threading.Thread(target=_leave_with_the_server, daemon=True).start()
     torch.set_num_threads(request["threads"])
-    lines = os.fdopen(os.dup(1), "w")
 
     def end(error: HalfevenError) -> None:
-        _line(lines, _failed(error))
+        report(_failed(error))
         os._exit(1)
 
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            with one_order(order_bounds(request["at_once"])) as order, order.watched(end):
-                last = _convert(request, lambda stage: _line(lines, {"type": "stage", "stage": stage}))
-        except HalfevenError as error:
-            last = _failed(error)
-        except Exception as error:
-            code, message = "INTERNAL", f"{type(error).__name__}: {error}"
-            if no_space_left(error):
-                code, message = DISK_FULL, DISK_FULL_MESSAGE
-            last = {"type": "failed", "code": code, "message": message}
-    _line(lines, last)
+    try:
+        with one_order(order_bounds(request["at_once"])) as order, order.watched(end):
+            last = _convert(request, lambda stage: report({"type": "stage", "stage": stage}))
+    except HalfevenError as error:
+        last = _failed(error)
+    except Exception as error:
+        code, message = "INTERNAL", f"{type(error).__name__}: {error}"
+        if no_space_left(error):
+            code, message = DISK_FULL, DISK_FULL_MESSAGE
+        last = {"type": "failed", "code": code, "message": message}
+    report(last)
 
 
 def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
@@ -110,11 +104,6 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
 
 def _failed(error: HalfevenError) -> dict[str, Any]:
     return {"type": "failed", "code": error.code.upper(), "message": str(error)}
-
-
-def _line(lines: Any, message: Mapping[str, Any]) -> None:
-    lines.write(json.dumps(message) + "\n")
-    lines.flush()
 
 
 def _leave_with_the_server() -> None:

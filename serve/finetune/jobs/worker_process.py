@@ -1,6 +1,8 @@
-"""A child process of a job: it reports lines of JSON, reads its stdin, and never outlives the server."""
+"""A child process of a job: it reports lines of JSON, which are read until it ends, the job is cancelled or paused, or
+the server stops; it reads its stdin, and never outlives the server. The exceptions that end a job."""
 
 import json
+import math
 import os
 import queue
 import select
@@ -16,7 +18,9 @@ from typing import Any, Literal
 
 from ....models.files.durable import replace_text
 from ....models.machine.usable_cores import bound_libraries
+from ....models.order.lacking_memory import exit_words
 from ....models.order.one_order import bound_child
+from .records.job_store import JobStore
 
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
 _LAST_BYTES = 1000  # of what a process wrote, in messages
@@ -26,6 +30,35 @@ _NICE = 10  # of a child of low priority, added to the server's
 Priority = Literal["normal", "low", "idle"]
 """How a child process shares the processor with the server. ``normal``: equally. ``low``: about a tenth of a core where
 both want all of it. ``idle``: what the server leaves (``SCHED_IDLE``, sched(7); elsewhere the greatest niceness)."""
+
+
+class JobFailed(Exception):
+    """The job failed, with reason code and message. ``version``: the number of the version that was made
+    nevertheless."""
+
+    def __init__(self, code: str, message: str, version: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.version = code, version
+
+
+class StaleParent(JobFailed):
+    """Another version became active since: what this one replaces is not what it was made from and measured against."""
+
+
+class WorkerLost(JobFailed):
+    """A process of the job ended without a result: it was killed, or ran out of memory."""
+
+
+class Cancelled(Exception):
+    """The caller cancelled the job."""
+
+
+class Paused(Exception):
+    """The caller paused the job; what it has done so far is in its folder."""
+
+
+class ServerStops(Exception):
+    """The server is shutting down; the job is settled by the next one."""
 
 
 class Child:
@@ -164,3 +197,60 @@ def _written(request: Mapping[str, Any], place: Path) -> str:
     path = place.with_suffix(".json")
     replace_text(path, json.dumps(request))
     return str(path)
+
+
+LOOK_EVERY_S = 0.05  # at the job's row: a small net makes a thousand steps a second, each with a line
+CANCEL_SECONDS = 10.0  # for the step that is being made
+PAUSE_SECONDS = 30.0  # for that step and a checkpoint
+
+
+def lines_of(
+    child: Child, id: str, job_store: JobStore, stopping: threading.Event, pauses: bool = False
+) -> Iterator[Mapping[str, Any]]:
+    """The lines that a child reports; cancelling, pausing and shutting down are handled between them.
+
+    ``pauses``: the child has a checkpoint to write first. Raises Cancelled, Paused, ServerStops.
+    """
+    until: dict[str, float] = {}  # by the word that was sent: when its answer is waited for no longer
+    looked = -math.inf
+    with child:
+        for line in child.lines(every_s=0.1):
+            if stopping.is_set():
+                raise ServerStops
+            if line is not None and time.monotonic() - looked < LOOK_EVERY_S:
+                yield line
+                continue
+            job, looked = job_store.job(id), time.monotonic()
+            if job.pause_requested and not pauses:
+                raise Paused
+            for word, asked, seconds in (
+                ("cancel", job.cancel_requested, CANCEL_SECONDS),
+                ("pause", job.pause_requested, PAUSE_SECONDS),
+            ):
+                if asked and word not in until:
+                    until[word] = time.monotonic() + seconds
+                    child.notify(word)
+            if time.monotonic() > until.get("cancel", math.inf):
+                raise Cancelled
+            if time.monotonic() > until.get("pause", math.inf):
+                raise Paused
+            if line is not None:
+                yield line
+
+
+def result_of(child: Child, last: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """The last line of a child that did its work. Raises JobFailed (WorkerLost), Cancelled or Paused otherwise."""
+    if not last:
+        raise WorkerLost(
+            "WORKER_LOST",
+            f"the {what} ended without a result ({exit_words(child.exit_status)}); what serves is unchanged. "
+            f"Its last output: {child.last_output()}",
+        )
+    if last["type"] == "cancelled":
+        raise Cancelled
+    if last["type"] == "paused":
+        raise Paused
+    if last["type"] == "failed":
+        trace = f"\n{last['traceback'].rstrip()}" if last.get("traceback") else ""
+        raise JobFailed(last["code"], last["message"] + trace)
+    return last

@@ -6,9 +6,7 @@ from pathlib import Path
 from . import (
     apex_rules,
     autocast_rules,
-    clip_rules,
     detached_rule,
-    function_rules,
     half_rules,
     order_rules,
     scaler_rules,
@@ -21,7 +19,7 @@ from .script_names import ScriptNames
 from .training_script import Finding, read_script
 from .value_types import ValueTypes
 
-_OF_EVENTS = (*order_rules.RULES, *clip_rules.RULES, *skipped_rules.RULES, *autocast_rules.RULES, *apex_rules.RULES,
+_OF_EVENTS = (*order_rules.RULES, *skipped_rules.RULES, *autocast_rules.RULES, *apex_rules.RULES,
               detached_rule.step_of_another)  # fmt: skip
 _OF_NAMES = (*scaler_rules.RULES, *detached_rule.RULES, autocast_rules.deprecated_names)
 
@@ -46,7 +44,7 @@ def _of_script(names: ScriptNames, in_half: bool) -> list[Finding]:
     found += [finding for rule in weight_rules.RULES for finding in rule(names, flow)]
     types = ValueTypes(flow, in_half)
     found += [finding for rule in half_rules.RULES for finding in rule(names, types)]
-    found += [finding for rule in function_rules.RULES for finding in rule(names, in_half)]
+    found += autocast_rules.undecorated_function(names, in_half)
     # A helper that is called twice is read twice: one mistake of one line is named once.
     first = {
         (one.line, one.rule): one for one in reversed(found) if not names.script.allows(one.line, one.rule)

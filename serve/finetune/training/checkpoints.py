@@ -5,12 +5,10 @@
 
 A checkpoint is written beside its place, its manifest last, every file synced, and renamed. The newest one whose files
 have the digests of its manifest is the last good one. ``best.safetensors`` holds the weights of the best step so far.
-Needs torch alone, none of our package.
 """
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
+
+from ....models.files.durable import fsync
 
 FORMAT = 3
 KEPT = 2  # the last one, and the one before in case the last is damaged
@@ -130,7 +130,7 @@ class Checkpoints:
             self._write_manifest(step, draft)
             shutil.rmtree(place, ignore_errors=True)  # one that was refused
             draft.rename(place)
-            sync(self.folder)
+            fsync(self.folder)
             self._hold_bound(size, place)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
@@ -174,10 +174,10 @@ class Checkpoints:
 
     def _write_manifest(self, step: int, draft: Path) -> None:
         if self.log.bytes:
-            sync(self.folder / "log.jsonl")
+            fsync(self.folder / "log.jsonl")
         files = {}
         for path in sorted(draft.iterdir()):
-            sync(path)
+            fsync(path)
             files[path.name] = _digest(path.read_bytes())
         manifest = {
             "format": FORMAT,
@@ -189,8 +189,8 @@ class Checkpoints:
             "files": files,
         }
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        sync(draft / MANIFEST)
-        sync(draft)
+        fsync(draft / MANIFEST)
+        fsync(draft)
 
     def _read(self, place: Path) -> Checkpoint:
         manifest = self._manifest(place)
@@ -236,15 +236,6 @@ class Checkpoints:
                 "was, or create a new job."
             )
         return manifest
-
-
-def sync(path: Path) -> None:
-    """Make a file's bytes, or the entries of a folder, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _corrupt(place: Path, why: str) -> Refused:

@@ -1,5 +1,5 @@
 """Measures the settings that a job leaves open (``auto``) once, and writes them into the job's folder. A job that is
-started again reads them there, so its steps do not depend on the number of starts. Needs torch alone."""
+started again reads them there, so its steps do not depend on the number of starts."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .checkpoints import sync
+from ....models.files.durable import replace_text
 from .evaluation import loss_of_rows
 from .loop.batch_loop import BatchLoop, total_steps
 from .loop.losses import own_function
@@ -50,7 +50,7 @@ def settings_of(
         chosen = json.loads(path.read_bytes())
     except (OSError, ValueError):
         chosen = _measured(request, task, trainee, settings, open_ones, report)
-        _write(path, chosen)
+        replace_text(path, json.dumps(chosen, allow_nan=False))
     settings = replace(settings, **{name: chosen[name] for name in open_ones})
     trainee.enter(settings.precision)
     return settings, chosen
@@ -92,11 +92,3 @@ def _measured(
         losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}
         found |= {"learning_rate": test.rate, "steps": test.steps, "losses": losses}
     return found
-
-
-def _write(path: Path, chosen: Mapping[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(chosen, allow_nan=False))
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)

@@ -1,15 +1,22 @@
-"""The first steps of a job, taken to see what the whole would cost: nothing of them is kept."""
+"""The findings around a job's first steps: what the whole would cost, by a trial of which nothing is kept, and, before
+them, which layers this processor trains much slower in a half precision than in FP32.
+
+The job's own module is not run to find slow layers: a module that counts its calls would have another state afterwards.
+"""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import nn
 
+from ....models.machine import kernel_costs
 from .loop.batch_loop import BatchLoop
-from .loop.training_terms import DATA_FAULTS
+from .loop.setting_names import EMULATED
+from .loop.training_terms import DATA_FAULTS, DTYPES
 from .trainee import Trainee
 
 _NAMED = 10
@@ -55,3 +62,25 @@ def idle_sentence(idle: Sequence[str]) -> str | None:
         "does not depend on them: does forward run a part under no_grad, or detach it? Give targets for outputs that "
         "have none, or leave these parameters out by `trainable`"
     )
+
+
+Costs = Callable[[torch.dtype, list[str]], Mapping[str, kernel_costs.Cost]]
+WAYS_OUT = (
+    f'precision = "auto" takes the fastest here, and "{EMULATED}" stores FP16 and computes products in FP32'
+)
+
+
+def slow_precision(precision: str, module: nn.Module, costs: Costs = kernel_costs.kernel_costs) -> str | None:
+    """A sentence about the layers of ``module`` that are slow in ``precision`` or have no kernel in it; None where
+    there are none. ``costs``: by default this processor's, measured."""
+    if precision not in ("fp16", "bf16"):
+        return None
+    found = costs(DTYPES[precision], kernel_costs.kinds_of(module))
+    slow = {kind: cost for kind, cost in found.items() if cost.slow_to_train}
+    if not slow:
+        return None
+    named = ", ".join(
+        f"{kind} {cost.training:.0f}" if cost.training else f"{kind} (no kernel: computed in FP32)"
+        for kind, cost in slow.items()
+    )
+    return f"training in {precision} is slow on this processor, in times of FP32's processor time: {named}. {WAYS_OUT}"

@@ -18,10 +18,9 @@ from .loop.amp import Loop
 from .loop.batch_loop import evenly, total_steps
 from .loop.loop_state import copied, put_into
 from .loop.passes import LossOf, PartsOf
-from .loop.patience import named_tensors
 from .loop.seeding import generators_untouched
 from .loop.setting_names import USUAL_LEARNING_RATE
-from .loop.training_terms import Settings, Stopped
+from .loop.training_terms import Settings, Stopped, named_tensors
 
 RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 FEWEST_STEPS, MOST_STEPS, SHARE_OF_STEPS = (

@@ -18,23 +18,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ....models.files.durable import fsync
 from ....models.machine import processor
 from . import checkpoints as on_disk
-from .checkpoints import Checkpoints, Identity, sync
+from .checkpoints import Checkpoints, Identity
 from .chosen import AUTO, settings_of
 from .evaluation import BestStep, held_out_loss, seconds_of_a_row
-from .first_steps import first_steps, idle_sentence, without_gradient
+from .first_steps import first_steps, idle_sentence, slow_precision, without_gradient
 from .loop.amp import Loop
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
-from .loop.patience import audit, finite_names
 from .loop.ranks import ranks_of
 from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
 from .loop.setting_names import NO_GRADIENT, NONE, STATE_FILE
-from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped
+from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped, audit, finite_names
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
-from .precision_warning import slow_precision
 from .range_test import RATES, judged_rows, short_steps
 from .task import Task
 from .trainee import Trainee, trainee_of
@@ -376,9 +375,9 @@ def written(path: Path, tensors: dict[str, Tensor]) -> Path:
     """The file appears whole or not at all."""
     temporary = path.with_suffix(".tmp")
     save_file(tensors, temporary)
-    sync(temporary)
+    fsync(temporary)
     temporary.replace(path)
-    sync(path.parent)
+    fsync(path.parent)
     return path
 
 

@@ -18,10 +18,9 @@ from ....models.folder.optimizer_names import OPTIMIZERS
 from .loop.batch_loop import BatchLoop
 from .loop.learner import Learner
 from .loop.loop_state import copied
-from .loop.patience import named_tensors
 from .loop.setting_names import ALL, NONE
 from .loop.step_loop import MODEL, StepLoop
-from .loop.training_terms import Stopped
+from .loop.training_terms import Stopped, named_tensors
 
 Tensors = dict[str, Tensor]
 

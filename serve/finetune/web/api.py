@@ -4,9 +4,12 @@ A reply is sent when the change that it confirms is on the disk. Blocking work i
 loop.
 """
 
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,23 +17,74 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from ....models.errors import BadInput
+from ....models.errors import BadInput, UnknownName
+from ....models.store.reserve import with_reserve
 from ....models.store.store import Store
 from ...access.access_control import Permit
-from ...http.caller import lease_of
+from ...access.keys import Owners
+from ...http.caller import json_answer, lease_of, read_order
 from ...http.codecs.json_numbers import parse
-from ...http.json_body import json_answer, read_order
 from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import SharedPlaces
 from ...http.page_headers import own_page
 from ...http.route_scopes import TO_TRAIN, permit_of
-from ..data.files import IN_MEMORY, Files
+from ..data.files import IN_MEMORY, Files, Upload
 from ..jobs.job_admission import JobAdmission
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import FileRecord, JobRequest, step_of
 from .event_stream import open_streams, streamed
-from .kept_files import KeptFiles
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
+
+
+class KeptFiles:
+    """Every method may be called from any thread, and blocks for the disk. ``now`` gives Unix seconds."""
+
+    def __init__(self, job_store: JobStore, files: Files, now: Callable[[], float] = time.time) -> None:
+        self._job_store, self._files, self._now = job_store, files, now
+        # Held while a content's file and its record are written, so that a delete cannot come between them.
+        self._changing = threading.Lock()
+        known = {record.sha256 for record in job_store.files()}
+        for left in files.contents() - known:  # an earlier server ended between the two
+            files.remove(left)
+
+    def keep(self, upload: Upload, owner: str = "") -> FileRecord:
+        """The record of an upload, which belongs to ``owner``.
+
+        Where it cannot be written, the bytes do not stay. Raises StoreError.
+        """
+        created = int(self._now())
+        expires = None if upload.seconds is None else created + upload.seconds
+        id = "file-" + secrets.token_hex(12)
+        sent = upload.sha256, upload.bytes, upload.filename
+        record = FileRecord(id, *sent, created, expires_at=expires, owner=owner)
+        with self._changing:
+            self._files.keep(upload)
+            try:
+                return self._job_store.add_file(record)
+            except BaseException:
+                if all(one.sha256 != upload.sha256 for one in self._job_store.files()):
+                    self._files.remove(upload.sha256)
+                raise
+
+    def bytes_of(self, owner: str) -> int:
+        """Bytes of this owner's files."""
+        return sum(record.bytes for record in self._job_store.files((owner,)))
+
+    def delete(self, id: str, owners: Owners = None) -> None:
+        """Forget a file; its bytes go with the last name they have. Raises UnknownName, BadInput while it is needed."""
+        with self._changing:
+            sha256 = self._job_store.file(id, owners).sha256
+            forget = partial(self._job_store.delete_file, id, owners)
+            if with_reserve(self._files.folder.parent, forget):  # to delete is how room is made
+                self._files.remove(sha256)
+
+    def delete_expired(self) -> None:
+        for id in self._job_store.expired():
+            try:
+                self.delete(id)
+            except (UnknownName, BadInput):  # deleted, or needed by a job, since
+                continue
+
 
 JOBS = "/v1/fine_tuning/jobs"
 _MOST_EVENTS, _SHOWN_JOBS = 1000, 100

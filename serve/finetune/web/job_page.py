@@ -9,7 +9,7 @@ from urllib.parse import quote
 from jinja2 import Environment
 
 from ....exporters.report.page import pages_of
-from ..jobs.records.reasons import ENDED, not_active, was_refused
+from ..jobs.records.job_types import FINAL, not_active, was_refused
 from ..judging.judging_metrics import SHARES
 from .curves import HEIGHT, WIDTH, JobCurve, finite, loss_curve, norm_curve, scale_curve, x_ticks
 
@@ -35,7 +35,7 @@ def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> s
             root=_ROOT,
             job=job,
             ours=ours,
-            ended=job.get("status") in ENDED,
+            ended=job.get("status") in FINAL,
             state=_state(job),
             reason=reason_of(job),
             plots=_plots(job, steps),
@@ -51,7 +51,7 @@ def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> s
 def render_jobs(jobs: Sequence[Facts]) -> str:
     """The page of the newest jobs, each with its state and how far it is."""
     rows = [(job, _state(job), reason_of(job), _progress(job)) for job in jobs]
-    running = any(job.get("status") not in ENDED for job in jobs)
+    running = any(job.get("status") not in FINAL for job in jobs)
     return _environment().get_template("jobs.html").render(root="./", rows=rows, running=running)
 
 
@@ -82,7 +82,7 @@ def reason_of(job: Facts) -> str:
 def _plots(job: Facts, steps: Sequence[Facts]) -> dict[str, Any]:
     chosen = job.get("hyperparameters") or {}
     known = [int(number) for step in steps if (number := finite(step.get("step"))) is not None]
-    planned = 0 if job.get("status") in ENDED else _progress(job).get("total_steps")
+    planned = 0 if job.get("status") in FINAL else _progress(job).get("total_steps")
     last = max([*known, int(finite(planned) or 0), 1])
     floor, clip = finite(chosen.get("scale_floor")), finite(chosen.get("clip_norm"))
     curves: dict[str, JobCurve | None] = {

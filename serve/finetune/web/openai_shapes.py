@@ -7,8 +7,16 @@ Fields that they do not have are in a job's ``halfeven`` object.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..jobs.records.job_types import CANCELLED, FAILED, SUCCEEDED, Evaluation, FileRecord, JobEvent, JobRow
-from ..jobs.records.reasons import NOTHING_LEARNT
+from ..jobs.records.job_types import (
+    CANCELLED,
+    FAILED,
+    NOTHING_LEARNT,
+    SUCCEEDED,
+    Evaluation,
+    FileRecord,
+    JobEvent,
+    JobRow,
+)
 
 T = TypeVar("T")
 _OURS = (

@@ -1,16 +1,20 @@
-"""The number of connections that may be open at once is bounded; an idle one is closed for a new one."""
+"""The number of connections that may be open at once is bounded, also by the descriptors that this process may have; an
+idle connection is closed for a new one.
+"""
 
+import resource
 from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
 from ....models.errors import BadSetting
-from .descriptors import descriptor_limit, descriptors_in_use
 
 _MOST = 1024  # without a setting
 # Descriptors at least. The event loop and the database open 16 after this is counted, 24 are for connections that are
 # being refused, 8 for the files of a model and the pipes of a child process.
 _KEPT = 48
 _LOOKED_AT = 16  # connections; so that each of many new connections costs a fixed time
+_SHOWN_IN = Path("/proc/self/fd")
 
 
 class OpenConnection(Protocol):
@@ -83,3 +87,27 @@ def connection_limit(setting: int | None, each: int = 1) -> int:
 def backlog_of(limit: int) -> int:
     """The number of connections that may wait in the kernel until they are accepted. These take no descriptor yet."""
     return max(min(limit, 2048), 128)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit to the hard one: the lower one is for programs that use select(2); this one does not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS takes no unlimited number
+            return
+
+
+def descriptor_limit() -> int | None:
+    """The number of descriptors that this process may have open; None: no limit."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def descriptors_in_use() -> int:
+    """The number of descriptors that are open now; 3 where the system does not show them."""
+    try:
+        return len(list(_SHOWN_IN.iterdir())) - 1  # one is that of the listing
+    except OSError:
+        return 3

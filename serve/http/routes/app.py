@@ -24,17 +24,15 @@ from ....models.machine.processor import this_processor
 from ....models.version import __version__
 from ...batching.interface import ControlledRoster, Roster, Served
 from ...endpoint.endpoint_process import EndpointProcess
-from ..caller import CallerLeft
+from ..caller import CallerLeft, json_answer
 from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
 from ..inference import Inference
-from ..json_body import json_answer
 from ..route_scopes import permit_of
-from .endpoints import add_endpoints
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
-from .predict import POST_ONLY, add_predict
+from .predict import POST_ONLY, add_endpoints, add_predict
 from .repository import add_repository
 from .v2 import add_v2
 

@@ -1,4 +1,5 @@
-"""The infer route's part of the OpenAPI document: it is answered in front of the application that knows the others.
+"""The OpenAPI document's parts that FastAPI does not know: the infer route, which is answered in front of the
+application, and the bodies that other routes read by themselves, with an example of each.
 
 Source: Open Inference Protocol V2, "Inference Request JSON Object" and "Inference Response JSON Object"; Triton's
 extensions for binary tensors, classification and schedule policy. ``deterministic`` and ``nan_as`` are ours.
@@ -9,17 +10,18 @@ from typing import Any
 
 from ....models.spec.datatypes import DATATYPES
 from ..codecs.infer_parameters import NAN_AS
-from .documented_bodies import add_bodies
 
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
+JSON, FORM = "application/json", "multipart/form-data"
 
 
 def _object(required: list[str], **properties: Schema) -> Schema:
-    return {"type": "object", "required": required, "properties": properties}
+    needed = {"required": required} if required else {}
+    return {"type": "object", **needed, "properties": properties}
 
 
 def _parameters(**known: Schema) -> Schema:
@@ -106,6 +108,57 @@ _INFER: Schema = {
 }
 
 
+_JOB = _object(
+    ["model", "training_file"],
+    model={**_TEXT, "description": "NAME, or NAME@VERSION"},
+    training_file={**_TEXT, "description": "the id of an uploaded file"},
+    validation_file={"type": ["string", "null"], "description": "held out; by default a part of the rows"},
+    hyperparameters={
+        "type": "object",
+        "description": "n_epochs, batch_size, learning_rate and the others of docs/finetune.md",
+    },
+    seed={"type": ["integer", "null"]},
+    suffix={"type": ["string", "null"], "description": "a name for the job"},
+    metadata={"type": ["object", "null"], "description": "texts by name, to find the job by"},
+)
+_SETTINGS_OF_LOAD = {**_TEXT, "description": "settings until the next load, as JSON in a text"}
+_LOAD = _object([], parameters=_object([], config=_SETTINGS_OF_LOAD))
+_FILE = {
+    **_TEXT,
+    "format": "binary",
+    "description": "safetensors, npz, Parquet, CSV, JSON lines or a tar of pictures; targets: `target:OUTPUT`",
+}
+_UPLOAD = _object(
+    ["purpose", "file"],
+    purpose={"enum": ["fine-tune"]},
+    file=_FILE,
+    **{
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {**_TEXT, "description": "then the file is deleted"},
+    },
+)
+_INSTANCES = {"instances": [[5.1, 3.5, 1.4, 0.2]]}
+_TENSORS = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [5.1, 3.5, 1.4, 0.2]}]}
+_A_JOB = {"model": "mymodel", "training_file": "file-…", "hyperparameters": {"n_epochs": 4}}
+_SHARE = {"version": 3, "percent": 5}
+# For each path the content types of its POST: the schema, None where the route has its own, and the example.
+_BODIES: dict[str, dict[str, tuple[Schema | None, Any]]] = {
+    "/v1/models/{m}:predict": {JSON: (None, _INSTANCES), FORM: (None, {"file": "@picture.png"})},
+    "/v1/models/{m}/versions/{v}:predict": {JSON: (None, _INSTANCES)},
+    "/v1/models/{m}:endpoint": {JSON: ({}, {"text": "what preprocess takes"})},
+    "/v2/models/{m}/infer": {JSON: (None, _TENSORS)},
+    "/v2/models/{m}/versions/{v}/infer": {JSON: (None, _TENSORS)},
+    "/v1/models/{m}/promote": {JSON: (None, {"version": 3})},
+    "/v1/models/{m}/canary": {JSON: (None, _SHARE)},
+    "/v1/models/{m}/shadow": {JSON: (None, _SHARE)},
+    "/v2/repository/index": {JSON: (_object([], ready=_FLAG), {"ready": True})},
+    "/v2/repository/models/{m}/load": {JSON: (_LOAD, {"parameters": {"config": '{"max_batch_size": 16}'}})},
+    "/v1/files": {FORM: (_UPLOAD, {"purpose": "fine-tune", "file": "@rows.npz"})},
+    "/v1/fine_tuning/jobs": {JSON: (_JOB, _A_JOB)},
+    "/v1/fine_tuning/jobs/validate": {JSON: (_JOB, _A_JOB)},
+}
+
+
 def with_infer(openapi: Callable[[], Schema]) -> Callable[[], Schema]:
     """The application's OpenAPI document with the route that is answered in front of it, and every body."""
 
@@ -121,3 +174,13 @@ def with_infer(openapi: Callable[[], Schema]) -> Callable[[], Schema]:
         return schema
 
     return document
+
+
+def add_bodies(paths: dict[str, Any]) -> None:
+    """Write the bodies into the document's operations, those that this server has."""
+    for path, bodies in _BODIES.items():
+        if path in paths:
+            content = paths[path]["post"].setdefault("requestBody", {}).setdefault("content", {})
+            for kind, (schema, example) in bodies.items():
+                entry = content.setdefault(kind, {})
+                entry |= {"example": example} | ({"schema": schema} if schema is not None else {})

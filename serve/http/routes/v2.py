@@ -8,9 +8,9 @@ from fastapi import FastAPI, Request, Response
 from ....models.errors import NotReady
 from ....models.version import __version__
 from ...batching.interface import Roster, Served
+from ..caller import json_answer
 from ..codecs.metadata import model_config, model_metadata, model_statistics, server_metadata
 from ..error_mapping import Unready, status_of, without_folders
-from ..json_body import json_answer
 from ..route_scopes import permit_of
 
 

@@ -22,7 +22,6 @@ def right_rows(now: WhatServes, watch: Stopwatch, trial: LiveTrial) -> Steps[boo
     enough of it, else where two rounds in a row agree. True if another size was taken."""
     limit, most = now.limit, now.loaded.spec.max_batch_size
     if limit == 0 or most == 1:
-        yield from watch.time(*[BatchToTime(now.engine, limit, now.taken)] * 2)
         return False
     worth = worth_of(now.engine)
     before = yield from trial.window()

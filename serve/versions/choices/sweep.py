@@ -13,7 +13,7 @@ from functools import partial
 
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
-from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, CpuSetup
+from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.machine.usable_cores import usable_cores
@@ -181,7 +181,7 @@ class Sweep:
         plain = packed.without(PACKED_CONVOLUTIONS)
         setups = [plain, packed]
         if what == SETUP:
-            setups = [one.only(self._now.possible) for one in setups]
+            setups = [one.only({*self._now.possible, SHARED_ROWS}) for one in setups]  # the rival tells
         elif PACKED_CONVOLUTIONS in self._now.possible:
             setups = [packed if PACKED_CONVOLUTIONS in self.way.setup.passes else plain]
         changed = False

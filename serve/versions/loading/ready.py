@@ -94,27 +94,19 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         chosen = anew(spec, samples, chosen, chosen.load, place)
     graphs = choose_graphs(spec, samples, chosen, place)
     original, beside = _original_beside(version, spec, samples, chosen, place)
+    reasons = [(reason or why) + beside, *found.damaged, *damaged, *graphs]
+    reasons += [*_placed(chosen.engine), *off_sentences(place.device)]
+    most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     return PreparedVersion(
         version=str(version.number),
         digest=version.sha256(chosen.file),
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=chosen.engine,
-        reason="; ".join(
-            [
-                (reason or why) + beside,
-                *found.damaged,
-                *damaged,
-                *graphs,
-                *_placed(chosen.engine),
-                *off_sentences(place.device),
-            ]
-        ),
+        reason="; ".join(reasons),
         original=original,
         ceiling=chosen.ceiling,
-        invariance=invariance_of(
-            spec, samples, chosen.engine, min(chosen.useful_rows or chosen.most_rows, chosen.most_rows), place
-        ),
+        invariance=invariance_of(spec, samples, chosen.engine, most, place),
         probe=[part[0] for part in batch_of(spec, samples, 1)],
         setup=chosen.engine.setup if place.device.type == "cpu" else None,
         forms=forms,

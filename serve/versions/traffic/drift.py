@@ -6,24 +6,21 @@ sample is like; after it every request is checked for a while. Several over the 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ....models.spec.spec import ModelSpec
-from ...batching.interface import NO_TERMS, Answer, Submit, Terms
+from ...batching.interface import Answer, Submit
 from .comparison import AnswerComparison, Scale
 from .rules import TrialRules
-from .shadow_comparator import ShadowComparator
+from .shadow_comparator import Copying, ShadowComparator
 from .split import Spread
 
 OnDrift = Callable[[dict[str, Any]], None]
 
 
-class Drift:
+class Drift(Copying):
     """Stands in front of a half's batcher. ``on_drift`` is called once, with the numbers, on ``judge``."""
 
     def __init__(
@@ -31,21 +28,18 @@ class Drift:
         on_drift: OnDrift,
     ) -> None:  # fmt: skip
         self.comparison = AnswerComparison(spec, scale)
-        self._foreground = foreground
         self._rules = rules
         self._spread = Spread(rules.parity_sample)
-        self._comparator = ShadowComparator(original, judge, self._compare)
+        super().__init__(foreground, ShadowComparator(original, judge, self._compare), self._suspects)
         self._recent: deque[bool] = deque(maxlen=rules.drift_of)
         self._suspicious = 0  # how many of the next requests are all checked
         self._lock = threading.Lock()
         self._on_drift: OnDrift | None = on_drift
         self.over = 0
 
-    def submit(self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS) -> Any:
-        future = self._foreground.submit(arrays, rows, terms)
-        if self._suspicious > 0 or self._spread.takes():
-            future.add_done_callback(partial(self._comparator.hear, arrays, rows))
-        return future
+    def _suspects(self) -> bool:
+        """True if the next request is to be checked."""
+        return self._suspicious > 0 or self._spread.takes()
 
     def _compare(self, half: Answer, original: Answer) -> None:
         worst = self.comparison.take(original.outputs, half.outputs)

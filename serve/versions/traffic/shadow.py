@@ -1,17 +1,12 @@
 """A share of the answered requests is answered by another version too, and the answers are compared."""
 
-import asyncio
-from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ...batching.interface import NO_TERMS, Answer, Submit, Terms
+from ...batching.interface import Answer, Submit
 from .comparison import AnswerComparison, Scale
 from .loaded_version import LoadedVersion
-from .shadow_comparator import ShadowComparator
+from .shadow_comparator import Copying, ShadowComparator
 from .split import Spread
 
 
@@ -33,7 +28,7 @@ class Shadow:
 
     def behind(self, front: Submit) -> Submit:
         """``front``, with a share of its answered requests copied to the shadow."""
-        return _Copying(front, self._comparator, Spread(self.percent / 100))
+        return Copying(front, self._comparator, Spread(self.percent / 100).takes)
 
     @property
     def dropped(self) -> int:
@@ -53,16 +48,3 @@ class Shadow:
             "failed": self._comparator.failed,
             "outputs": self.comparison.to_json(),
         }
-
-
-class _Copying:
-    def __init__(self, front: Submit, comparator: ShadowComparator, spread: Spread) -> None:
-        self._front, self._comparator, self._spread = front, comparator, spread
-
-    def submit(
-        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
-    ) -> asyncio.Future[Answer]:
-        future = self._front.submit(arrays, rows, terms)
-        if self._spread.takes():
-            future.add_done_callback(partial(self._comparator.hear, arrays, rows))
-        return future

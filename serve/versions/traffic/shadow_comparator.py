@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from ....models.errors import HalfevenError
-from ...batching.interface import Answer, Submit
+from ...batching.interface import NO_TERMS, Answer, Submit, Terms
 
 logger = logging.getLogger("halfeven.versions")
 MOST_PENDING = 16  # requests
@@ -82,3 +82,19 @@ class ShadowComparator:
             logger.exception("two answers could not be compared; a mistake of ours, please report it")
         finally:
             self._judged_so_far += 1
+
+
+class Copying:
+    """Stands in front of ``front``: those of its answered requests for which ``takes`` says so are put to the second
+    version of ``comparator`` too."""
+
+    def __init__(self, front: Submit, comparator: ShadowComparator, takes: Callable[[], bool]) -> None:
+        self._front, self._comparator, self._takes = front, comparator, takes
+
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
+        future = self._front.submit(arrays, rows, terms)
+        if self._takes():
+            future.add_done_callback(partial(self._comparator.hear, arrays, rows))
+        return future

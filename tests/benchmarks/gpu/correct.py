@@ -13,7 +13,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.program import on_device
 from halfeven.models.store.store import Store
-from halfeven.serve.selftest.comparing import answers_in_flight
+from halfeven.serve.selftest.nets import answers_in_flight
 from torch import nn
 from torch.export import ExportedProgram
 

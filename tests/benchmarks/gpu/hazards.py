@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.serve.selftest.comparing import answers_in_flight
+from halfeven.serve.selftest.nets import answers_in_flight
 from torch import Tensor
 
 from tests.benchmarks.gpu.nets import Net, Parts, nets

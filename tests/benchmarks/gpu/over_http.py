@@ -11,7 +11,7 @@ from halfeven.models.engines.load import load_half
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.bench.command import Plan, bench
-from halfeven.serve.selftest.comparing import answers_in_flight
+from halfeven.serve.selftest.nets import answers_in_flight
 
 from tests.benchmarks.gpu.phase import Phase
 from tests.benchmarks.server_process import free_port, process

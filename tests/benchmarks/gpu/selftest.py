@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.serve.selftest.nets import NAMES, captured_net
-from halfeven.serve.selftest.outcome import FAILED
+from halfeven.serve.selftest.plain_way import FAILED
 from halfeven.serve.selftest.selftest import CHECKS, run_checks
 
 from tests.benchmarks.gpu.phase import Phase

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.program import on_device, runnable
-from halfeven.serve.selftest.comparing import answers_in_flight
+from halfeven.serve.selftest.nets import answers_in_flight
 from torch import Tensor
 
 from tests.benchmarks import floors

@@ -6,7 +6,7 @@ import pytest
 import torch
 from halfeven.models.engines import torch_engine
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.serve.selftest.comparing import answers_in_flight
+from halfeven.serve.selftest.nets import answers_in_flight
 from torch import Tensor, nn
 
 from tests.models.engines.simulated_runs import WIDTH, differs, rows

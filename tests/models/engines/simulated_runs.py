@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from halfeven.models.engines import staging, torch_engine
 from halfeven.models.engines.engine import Engine
-from halfeven.serve.selftest.comparing import answers_in_flight
+from halfeven.serve.selftest.nets import answers_in_flight
 from torch import Tensor, nn
 
 from tests.simulated_gpu import SimulatedGpu

@@ -1,6 +1,6 @@
 """The names that format 1 had: files and keys are found under both, and no tensor's name is taken for a key."""
 
-from halfeven.models.store.older_names import in_present_words, name_in
+from halfeven.models.store.manifest import in_present_words, name_in
 
 
 def test_a_file_is_found_under_the_name_that_the_version_has() -> None:

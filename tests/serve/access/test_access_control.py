@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from halfeven.models.errors import Forbidden, KeyLimitReached, NotReady, Unauthenticated
 from halfeven.serve.access.access_control import LOOK_EVERY_S, NO_KEY, OPEN, AccessControl
-from halfeven.serve.access.key_file import KeyFile
-from halfeven.serve.access.keys import EVERY_MODEL
+from halfeven.serve.access.keys import EVERY_MODEL, KeyFile
 
 INFER, MANAGE = frozenset(("infer",)), frozenset(("manage",))
 

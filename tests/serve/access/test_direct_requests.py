@@ -6,9 +6,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from halfeven.models.errors import BadInput
-from halfeven.serve.access.direct_requests import answer_to
+from halfeven.serve.access.direct_requests import answer_to, ask
 from halfeven.serve.bench.benched_model import ask as ask_for_bench
-from halfeven.serve.cli.asking import ask
 
 
 class Redirecting(BaseHTTPRequestHandler):

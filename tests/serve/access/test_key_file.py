@@ -16,7 +16,7 @@ from halfeven.models.errors import (
     UnknownName,
 )
 from halfeven.serve.access import keys as keys_module
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ import pytest
 from halfeven.models.errors import EngineFailed
 from halfeven.models.store.store import Store
 from halfeven.serve.access.access_control import AccessControl
-from halfeven.serve.access.key_file import KeyFile
-from halfeven.serve.access.keys import SCOPES
+from halfeven.serve.access.keys import SCOPES, KeyFile
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
 from halfeven.serve.grpc.calls import CALLS

@@ -18,9 +18,8 @@ from halfeven.models.errors import (
     Unauthenticated,
     UnknownName,
 )
-from halfeven.serve.access.refusal_words import error_of_status
-from halfeven.serve.cli import asking
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access import direct_requests
+from halfeven.serve.access.direct_requests import ask, error_of_status
 from halfeven.serve.http.error_mapping import exit_code_of
 
 LOST = None
@@ -55,7 +54,7 @@ def url(replies: list[Reply], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    monkeypatch.setattr(asking, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(direct_requests, "_PAUSE_S", 0.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -11,7 +11,7 @@ from halfeven.models.errors import BadInput, BadSetting
 from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.client_key import VARIABLE, use_key_in
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.bench.benched_model import ask as ask_for_bench
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli.client import predict_file

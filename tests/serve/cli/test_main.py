@@ -131,7 +131,7 @@ def test_where_no_server_answers_every_command_ends_with_1(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("halfeven.serve.cli.asking._PAUSE_S", 0.0)
+    monkeypatch.setattr("halfeven.serve.access.direct_requests._PAUSE_S", 0.0)
     np.save(tmp_path / "x.npy", np.zeros((1, 4), np.float32))
     code, facts, _ = run(*words, *(() if words[0] == "bench" else ("--url", "http://127.0.0.1:9")))
     assert (code, facts["code"]) == (1, "not_ready")

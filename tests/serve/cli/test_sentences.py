@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from halfeven.serve.bench.callers import served_version
-from halfeven.serve.cli.demo_stage import await_port
+from halfeven.serve.cli.demo import await_port
 from halfeven.serve.cli.main import app
 from typer.testing import CliRunner
 

@@ -8,8 +8,10 @@ from typing import Any
 import halfeven as he
 import numpy as np
 import pytest
+from halfeven.models.errors import NotReady
 from halfeven.serve.access.client_key import VARIABLE
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
+from halfeven.serve.cli import server_commands
 from halfeven.serve.cli.main import app
 from torch import nn
 from typer.testing import CliRunner
@@ -37,6 +39,20 @@ def served(tmp_path: Path, plain_setup: None) -> Iterator[tuple[Path, str, str]]
     key, _ = KeyFile(file).add("me", ["manage", "infer", "train"])
     with he.serve(store, port=0, key_file=file) as server:
         yield store, server.url, key
+
+
+def test_a_server_that_is_not_ready_is_shown_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(url: str, *_: object, **__: object) -> tuple[dict[str, str], bytes]:
+        if url.endswith("/ready"):
+            raise NotReady("the server refused with 503: not ready: models are being made ready")
+        answers = {"index": [{"name": "net"}], "stats": {"model_stats": []}, "net": {"loaded": []}}
+        found = answers.get(url.rpartition("/")[2], {"name": "halfeven", "version": "0.1.0"})
+        return {}, json.dumps(found).encode()
+
+    monkeypatch.setattr(server_commands, "ask", ask)
+    code, facts, _ = ran("status")
+    assert code == 1 and not facts["ready"] and "being made ready" in facts["not_ready"]
+    assert "net: not loaded" in shown("status")
 
 
 def test_a_running_server_is_asked_and_ordered(

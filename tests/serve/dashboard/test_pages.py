@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 from halfeven.models.store.store import REFUSED, Store
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.http.page_headers import OWN_PAGE, POLICY
 from halfeven.serve.versions.orders import record
 from halfeven.serve.versions.roster import Roster

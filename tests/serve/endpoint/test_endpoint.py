@@ -29,11 +29,11 @@ from halfeven.models.errors import (
     Overloaded,
     TooLarge,
 )
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
 from halfeven.serve.http.caller import lend
 from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget
-from halfeven.serve.http.routes.endpoints import add_endpoints
+from halfeven.serve.http.routes.predict import add_endpoints
 from halfeven.serve.python_api.serving import _place_of
 from torch import nn
 

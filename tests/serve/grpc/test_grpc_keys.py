@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
 from halfeven.serve.access.certificates import Certificates
-from halfeven.serve.access.key_file import KeyFile
-from halfeven.serve.access.keys import EVERY_MODEL, SCOPES
+from halfeven.serve.access.keys import EVERY_MODEL, SCOPES, KeyFile
 from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.calls import CALLS, NOT_OFFERED
 from halfeven.serve.http.limits.bounds import ServerBounds

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from halfeven.serve.access.access_control import AccessControl
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.grpc import open_stream
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections, OpenConnection

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from halfeven.models.errors import BadRequest
-from halfeven.serve.grpc import message_parts
-from halfeven.serve.grpc.message_parts import FEW_BYTES, check_parts
-from halfeven.serve.grpc.messages import message
+from halfeven.serve.grpc import messages
+from halfeven.serve.grpc.messages import FEW_BYTES, check_parts, message
 
 REQUEST = message("ModelInferRequest")
 KIND = REQUEST.DESCRIPTOR
@@ -67,7 +66,7 @@ def test_very_many_parts_are_refused(data: bytes) -> None:
 def test_what_protobuf_reads_is_read_and_what_is_broken_ends_in_one_error(
     random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_parts, "FEW_BYTES", 0)
+    monkeypatch.setattr(messages, "FEW_BYTES", 0)
     refused = 0
     for _ in range(2_000):
         data = bytearray(drawn(random, 5))

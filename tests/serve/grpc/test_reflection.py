@@ -9,10 +9,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from halfeven.serve.access.access_control import AccessControl
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.grpc.calls import CALLS
+from halfeven.serve.grpc.health import _classes
 from halfeven.serve.grpc.messages import SERVICE, pool
-from halfeven.serve.grpc.reflection import _classes
 
 from tests.serve.grpc.conftest import Start
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from halfeven.models.errors import BadSetting
 from halfeven.serve.access.access_control import AccessControl
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.http.web_guard import WebGuard

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models import errors
-from halfeven.serve.finetune.jobs.choices.bad_hyperparameter import bad
+from halfeven.serve.finetune.jobs.choices.hyperparameter_table import bad
 from halfeven.serve.http.error_mapping import (
     NotOffered,
     SlowBody,

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from halfeven.models.store.store import Store
 from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
-from halfeven.serve.access.key_file import KeyFile
-from halfeven.serve.access.keys import EVERY_MODEL, SCOPES
+from halfeven.serve.access.keys import EVERY_MODEL, SCOPES, KeyFile
 from halfeven.serve.http.connection import hot_protocol
 from halfeven.serve.http.route_scopes import need_of, rule_of
 from halfeven.serve.http.routes.app import build_app

@@ -28,7 +28,7 @@ from halfeven.models.errors import (
     UnknownName,
 )
 from halfeven.models.store.store import LIVE, REFUSED
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access.direct_requests import ask
 from halfeven.serve.python_api import serving
 from torch import nn
 
@@ -211,7 +211,7 @@ def test_a_proof_of_another_model_is_raised(half: he.Half, tmp_path: Path) -> No
 
 
 def test_a_key_is_sent_with_every_kind_of_request(half: he.Half, tmp_path: Path) -> None:
-    from halfeven.serve.access.key_file import KeyFile
+    from halfeven.serve.access.keys import KeyFile
 
     half.save(tmp_path / "store")
     key, _ = KeyFile(tmp_path / "keys").add("me", ["manage", "infer"])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from halfeven.models.errors import HalfevenError, Overloaded
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access.direct_requests import ask
 
 TOLERANCE = 0.01  # a half errs by some 0.0005 here; the versions lie 0.1 and more apart
 

@@ -20,8 +20,8 @@ import pytest
 from halfeven.models.errors import BadSetting, NotReady, UnknownName
 from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.access.client_key import VARIABLE
-from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access.direct_requests import ask
+from halfeven.serve.access.keys import NAME_IN_STORE, KeyFile
 from halfeven.serve.finetune.client.job_command import exit_code, fine_tune, sentence_of
 from halfeven.serve.finetune.jobs.concluding import FINE_TUNING
 from safetensors.numpy import save_file

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from halfeven.models.errors import BadSetting, NotReady
 from halfeven.models.store.store import Store
-from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
+from halfeven.serve.access.keys import NAME_IN_STORE, KeyFile
 from halfeven.serve.server import alone_with
 
 from tests.patience import until

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from halfeven.models.store.store import Store
-from halfeven.serve.cli import asking
-from halfeven.serve.cli.asking import ask
+from halfeven.serve.access import direct_requests
+from halfeven.serve.access.direct_requests import ask
 
 from tests.model_folders import LINEAR
 from tests.serve.ray.callers import Callers, Expected
@@ -65,8 +65,10 @@ def test_every_request_is_answered_while_versions_roll_and_replicas_and_nodes_di
     converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = shutil.copytree(converted, tmp_path / "store")
-    sent, once = list[str](), asking.answer_to
-    monkeypatch.setattr(asking, "answer_to", lambda url, *more: (sent.append(url), once(url, *more))[1])
+    sent, once = list[str](), direct_requests.answer_to
+    monkeypatch.setattr(
+        direct_requests, "answer_to", lambda url, *more: (sent.append(url), once(url, *more))[1]
+    )
     options = {"store": str(mine), "cache": str(tmp_path / "copy"), "deployment": DEPLOYMENT}
     options["settings"] = {"expose_without_auth": True}
     began = time.monotonic()

@@ -27,10 +27,10 @@ from halfeven.models.engines.switched_off import (
 )
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.spec.value_range import ValueRange
-from halfeven.serve.selftest import check_onnx
+from halfeven.serve.selftest import check_fast_forms
 from halfeven.serve.selftest.check_out_of_memory import NO_DEVICE_HAS
 from halfeven.serve.selftest.nets import CPU, Net
-from halfeven.serve.selftest.outcome import FAILED, NOT_APPLICABLE, PASSED, Outcome
+from halfeven.serve.selftest.plain_way import FAILED, NOT_APPLICABLE, PASSED, Outcome
 from halfeven.serve.selftest.selftest import CHECKS, reasons_of, run_checks
 
 from tests.corpus import captured
@@ -71,7 +71,9 @@ def gpu() -> Iterator[SimulatedGpu]:
 @pytest.fixture
 def on_gpu(gpu: SimulatedGpu, nets: list[Net], half_file: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
     """Runs the checks of these names, or all, on a simulated device."""
-    monkeypatch.setattr(check_onnx, "write_onnx", lambda program, spec, path, _: shutil.copy(half_file, path))
+    monkeypatch.setattr(
+        check_fast_forms, "write_onnx", lambda program, spec, path, _: shutil.copy(half_file, path)
+    )
 
     def found(*names: str) -> dict[str, Outcome]:
         checks = {name: CHECKS[name] for name in names or CHECKS}

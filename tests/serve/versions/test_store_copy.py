@@ -14,7 +14,7 @@ from halfeven.models.store.manifest import digest_of
 from halfeven.models.store.store import Store
 from halfeven.serve.versions.orders import drifted, read_orders
 from halfeven.serve.versions.store_copy import StoreCopy
-from halfeven.serve.versions.store_writer import OwnStore
+from halfeven.serve.versions.store_writer import StoreWriter
 
 from tests.serve.versions.publishing import publish
 
@@ -35,7 +35,7 @@ def test_a_copy_follows_versions_alias_orders_drift_and_keys(source: Store, copy
     copy.follow()
     assert copy.store.live_number("net") == 1
     assert copy.store.version("net", 1).bytes("source/model.py") == b"# first"
-    writer = OwnStore(source)
+    writer = StoreWriter(source)
     writer.promote("net", publish(source, "second"))
     writer.order("net", "canary", 1, 10.0)
     writer.note_drift("net", 1, "cpu", "it drifted")
@@ -62,7 +62,7 @@ def test_a_copy_of_one_model_has_no_other_one_and_no_keys(source: Store, tmp_pat
 
 
 def test_a_version_takes_the_place_of_the_one_it_was_made_from_once(source: Store) -> None:
-    writer, second, third = OwnStore(source), publish(source, "second"), publish(source, "third")
+    writer, second, third = StoreWriter(source), publish(source, "second"), publish(source, "third")
     for _ in range(2):  # the first answer may have been lost
         writer.promote_over("net", 1, second, "operator")
         assert source.live_number("net") == second
@@ -82,7 +82,7 @@ def test_a_damaged_version_is_named_and_the_alias_stays_where_it_was(source: Sto
     number = publish(source, "second")
     damaged = source.root / f"models/net/{number}/original.pt2"
     damaged.write_text("sec0nd")
-    OwnStore(source).promote("net", number)
+    StoreWriter(source).promote("net", number)
     copy.follow()
     (fault,) = copy.faults()
     assert f"net@{number} cannot be copied" in fault and "models/net/2/original.pt2 is damaged" in fault
@@ -113,7 +113,7 @@ def test_a_version_without_manifest_is_still_being_written(source: Store, copy: 
 def test_what_was_deleted_is_deleted_and_a_source_that_is_away_deletes_nothing(
     source: Store, copy: StoreCopy
 ) -> None:
-    OwnStore(source).promote("net", publish(source, "second"))
+    StoreWriter(source).promote("net", publish(source, "second"))
     copy.follow()
     shutil.rmtree(source.root / "models/net/1")
     copy.follow()
@@ -152,7 +152,7 @@ def test_a_change_of_a_store_of_objects_is_written_back(
     fs, root = fsspec.core.url_to_fs(in_memory)
     fs.put(str(source.root / "models/net/2"), f"{root}/models/net/2", recursive=True)
     copy = StoreCopy(in_memory, tmp_path / "copy")
-    writer = OwnStore(copy.store)
+    writer = StoreWriter(copy.store)
     copy.change("net", lambda: writer.promote("net", 2))
     copy.change("net", lambda: writer.order("net", "canary", 1, 5.0))
     other = StoreCopy(in_memory, tmp_path / "other")
@@ -176,9 +176,9 @@ def test_a_change_that_cannot_be_written_back_is_undone_on_the_whole_node(
     with monkeypatch.context() as broken:
         broken.setattr(type(fs), "pipe_file", away)
         with pytest.raises(StoreUnusable, match="cannot be written: the bucket is away"):
-            copy.change("net", lambda: OwnStore(copy.store).promote("net", 2))
+            copy.change("net", lambda: StoreWriter(copy.store).promote("net", 2))
         assert copy.store.live_number("net") == 1 and set(copy.store.promotions("net")) == {1}
-    OwnStore(copy.store).promote("net", 2)  # by a writer that was killed before it wrote it back
+    StoreWriter(copy.store).promote("net", 2)  # by a writer that was killed before it wrote it back
     for one in (replica, copy):
         one.follow()
     assert copy.store.live_number("net") == 1

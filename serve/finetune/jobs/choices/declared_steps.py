@@ -4,8 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .....models.store.store import Version
-from .bad_hyperparameter import bad
-from .hyperparameter_table import ALL, HALF_LEVELS, NETS, NONE, QUARANTINE
+from .hyperparameter_table import ALL, HALF_LEVELS, NETS, NONE, QUARANTINE, bad
 
 OF_OPTIMIZERS = (
     "learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm", "optimizer", "learning_rates"

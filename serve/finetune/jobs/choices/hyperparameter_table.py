@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from .....models.folder.loss_names import IGNORED
+from .....models.errors import BadInput
+from .....models.folder.optimizer_names import IGNORED
 from ...training.loop.setting_names import ALL, HALF_LEVELS, MASK, NETS, NONE, PRECISIONS, REFUSE, SCHEDULES
 
 AUTO = "auto"
@@ -71,3 +73,21 @@ READ_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     setting: ("schedule", tuple(name for name, read in SCHEDULES.items() if setting in read))
     for setting in ("schedule_power", "schedule_period", "schedule_gamma")
 } | dict.fromkeys(("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"), ("trainable", (LORA,)))
+
+
+class BadHyperparameter(BadInput):
+    """A setting of a job is out of its range. ``param`` is its name, the message has the range."""
+
+    code = "bad_hyperparameter"
+    param: str | None = None
+
+
+def bad(name: str, fault: str) -> BadHyperparameter:
+    error = BadHyperparameter(f"hyperparameters: {name}: {fault}")
+    error.param = name
+    return error
+
+
+def shown(value: Any) -> str:
+    """A value in a message, cut to 80 characters."""
+    return repr(value)[:80]

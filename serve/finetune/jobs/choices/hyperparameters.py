@@ -27,9 +27,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .....models.folder.optimizer_names import DEFAULT, read_optimizer
-from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
-from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS
+from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE, growth_interval
+from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS, bad, shown
 from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
 from .setting_aliases import known_setting, with_own_names
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
@@ -122,7 +121,7 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
         found["warmup_ratio"] = 0.3 if found["schedule"] == ONE_CYCLE else min(0.05, 100 / steps)
     found["warmup_steps"] = round(found["warmup_ratio"] * steps)
     if found["growth_interval"] == AUTO:
-        found["growth_interval"] = min(2000, max(20, steps // 10))
+        found["growth_interval"] = growth_interval(steps)
     if found["checkpoint_every"] == AUTO:
         found["checkpoint_every"] = math.ceil(steps / 10)
     return found

@@ -7,7 +7,7 @@ import numpy as np
 
 from .....exporters.inputs.samples import TARGET, Samples
 from .....models.errors import BadSamples
-from .....models.folder.loss_names import (
+from .....models.folder.optimizer_names import (
     CLASS_LOSSES,
     LOSSES,
     LOSSES_OF_KIND,
@@ -18,7 +18,7 @@ from .....models.folder.loss_names import (
 from .....models.spec.spec import ModelSpec
 from ...data.datasets import named_rows
 from ...training.loop.setting_names import MASK
-from .bad_hyperparameter import bad, shown
+from .hyperparameter_table import bad, shown
 
 BALANCED = "balanced"
 LOSS, CLASS_WEIGHTS, LABEL_SMOOTHING, POS_WEIGHT = "loss", "class_weights", "label_smoothing", "pos_weight"

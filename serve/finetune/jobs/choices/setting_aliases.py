@@ -7,7 +7,7 @@ from typing import Any
 
 from .....models.folder.optimizer_names import DEFAULT, OPTIMIZERS
 from .....models.nearest_name import nearest_name
-from .bad_hyperparameter import bad, shown
+from .hyperparameter_table import bad, shown
 
 OPTIMIZER, PRECISION, LEVEL = "optimizer", "precision", "opt_level"
 NAMES: Mapping[str, tuple[str, ...]] = {  # of each setting, what else it is called

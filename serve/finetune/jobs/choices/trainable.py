@@ -9,8 +9,7 @@ from typing import Any
 from safetensors import safe_open
 
 from .....models.store.store import Version
-from .bad_hyperparameter import bad, shown
-from .hyperparameter_table import HALF_LEVELS, HEAD, LORA
+from .hyperparameter_table import HALF_LEVELS, HEAD, LORA, bad, shown
 
 TRAINABLE, LORA_TARGETS = "trainable", "lora_targets"
 MOST_PATTERNS, LONGEST_PATTERN = 64, 256

@@ -170,17 +170,47 @@ def entering(job: JobRow, to: str, now: int) -> dict[str, Any]:
 
 def step_of(job: str, checkpoint: str) -> int:
     """The step in a checkpoint's id. Raises UnknownName where that is no checkpoint of the job."""
-    stem, _, step = checkpoint.rpartition("-")
-    if stem != f"ftckpt-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(step):
-        raise UnknownName(
-            f"job {job} has no checkpoint '{checkpoint[:80]}'; 'after' is the id of the last one seen"
-        )
-    return int(step)
+    return _counted(job, "ftckpt", "checkpoint", checkpoint)
 
 
 def number_of(job: str, event: str) -> int:
     """The number in an event's id. Raises UnknownName where that is no event of the job."""
-    stem, _, number = event.rpartition("-")
-    if stem != f"ftevent-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(number):
-        raise UnknownName(f"job {job} has no event '{event[:80]}'; 'after' is the id of the last event seen")
+    return _counted(job, "ftevent", "event", event)
+
+
+def _counted(job: str, prefix: str, what: str, id: str) -> int:
+    stem, _, number = id.rpartition("-")
+    if stem != f"{prefix}-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(number):
+        raise UnknownName(f"job {job} has no {what} '{id[:80]}'; 'after' is the id of the last {what} seen")
     return int(number)
+
+
+DISK_FULL = "DISK_FULL"
+DISK_FULL_MESSAGE = "the disk of the store is full: delete versions or files there, then create the job again"
+NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT = "NO_JUDGING_SET", "NOTHING_LEARNT", "STALE_PARENT"
+REFUSED = frozenset({"PARITY_REFUSED", "PARITY_FAILED", "GATE_REFUSED", "METRIC_REGRESSED", STALE_PARENT})
+BAD_DATA = frozenset({"BAD_DATA", "BAD_INPUT", "BAD_SAMPLES", "DATASET_INVALID", "SPEC_MISMATCH"})
+
+
+def was_refused(job: Mapping[str, Any]) -> bool:
+    """True if the job's version was trained and then refused: by parity, by the gate, or because its parent is
+    stale."""
+    gate = (job.get("halfeven") or {}).get("gate") or {}
+    return job["status"] == "failed" and (gate.get("passed") is False or _code(job) in REFUSED)
+
+
+def not_active(job: Mapping[str, Any]) -> str | None:
+    """``held`` or ``not promoted``, of a job whose version was published and not made active: no set judged what was
+    learnt, or it is not better than the active version."""
+    promotion = (job.get("halfeven") or {}).get("promotion") or {}
+    left = job["status"] == "succeeded" and promotion.get("state") in ("held", "not promoted")
+    return promotion["state"] if left else None
+
+
+def had_bad_data(job: Mapping[str, Any]) -> bool:
+    """True if the caller's data do not fit the model."""
+    return job["status"] == "failed" and _code(job) in BAD_DATA
+
+
+def _code(job: Mapping[str, Any]) -> str | None:
+    return (job.get("error") or {}).get("code")

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from .batch_loop import BatchLoop
 from .learner import learner_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
-from .patience import audit, named_tensors
 from .ranks import ALONE, Ranks
 from .scaler_recorder import ScalerRecorder, overflow_of
-from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord
+from .setting_names import growth_interval
+from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord, audit, named_tensors
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
 
@@ -122,11 +122,6 @@ def grad_scaler(device: str, settings: Settings, steps: int) -> torch.amp.GradSc
     if scaler.is_enabled() != wanted:  # torch warns and switches itself off, and would train on unscaled
         raise RuntimeError(f"torch has no gradient scaler for '{device}' here: train on the CPU, or in bf16")
     return scaler
-
-
-def growth_interval(steps: int) -> int:
-    """Clean steps before the scale doubles: torch's 2000 would never come in a short job."""
-    return min(max(steps // 20, 50), 2000)
 
 
 def update(scaler: torch.amp.GradScaler, floor: float, *causes: str | None) -> None:

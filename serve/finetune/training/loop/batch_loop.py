@@ -3,20 +3,18 @@
 What a step is, is said by `amp.py` (one loss and one optimizer) and `step_loop.py` (several).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice, tee, zip_longest
 
 import torch
 from torch import Tensor, nn
 
-from .averaging import Average
 from .learner import Learner
 from .passes import Passes
-from .patience import finite_names, named_tensors
 from .ranks import ALONE, Ranks
 from .scale_collapse import Diagnosis, Trial, trial_under_autocast
-from .training_terms import Settings, StepRecord, Stopped
+from .training_terms import Settings, StepRecord, Stopped, finite_names, named_tensors
 
 
 class BatchLoop:
@@ -153,3 +151,49 @@ def evenly(rows: Tensor, size: int) -> Sequence[Tensor]:
     """
     count = -(-len(rows) // size)
     return rows.tensor_split(max(1, min(count, len(rows) // 2)) if size > 1 else count)
+
+
+class Average:
+    """The average of the parameters that learn and of the floating buffers among ``sound``; each keeps its dtype.
+
+    After step t the old average counts min(``decay``, (1+t)/(10+t)): the parent's weights soon count nothing.
+    Source of that limit: tf.train.ExponentialMovingAverage (``num_updates``).
+    """
+
+    def __init__(self, module: nn.Module, decay: float, sound: Collection[str]) -> None:
+        self._module, self._decay, self._sound = module, decay, sound
+        self.taken = 0
+        self.tensors: Mapping[str, Tensor] = {name: one.clone() for name, one in self._averaged().items()}
+
+    def take(self) -> None:
+        """Count the weights as they are now."""
+        self.taken += 1
+        keep = min(self._decay, (1 + self.taken) / (10 + self.taken))
+        with torch.no_grad():
+            for name, now in self._averaged().items():
+                if self.tensors[name].shape == now.shape:
+                    self.tensors[name].lerp_(now, 1 - keep)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The module has the average inside, and its own weights again afterwards."""
+        own = {name: one.clone() for name, one in self._averaged().items()}
+        self.put_in()
+        try:
+            yield
+        finally:
+            self._copy(own)
+
+    def put_in(self) -> None:
+        self._copy(self.tensors)
+
+    def _averaged(self) -> dict[str, Tensor]:
+        found = {name: one.detach() for name, one in self._module.named_parameters() if one.requires_grad}
+        buffers = self._module.named_buffers()
+        return found | {name: one for name, one in buffers if name in self._sound and one.is_floating_point()}
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, one in self._averaged().items():
+                if one.shape == tensors[name].shape:
+                    one.copy_(tensors[name])

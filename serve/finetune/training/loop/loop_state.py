@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from .batch_loop import BatchLoop
 from .learner import Learner
-from .patience import named_tensors
 from .seeding import numpy_state, set_generators, torch_generators
+from .training_terms import named_tensors
 
 Tensors = dict[str, Tensor]
 MODULE, OPTIMIZER, GENERATOR, AVERAGE = "module:", "optimizer:", "generator:", "average:"

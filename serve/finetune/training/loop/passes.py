@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from .bisection import culprits
 from .emulated_half import emulated_context
 from .ranks import ALONE, Ranks
 from .recurrent import recurrent_context
@@ -34,6 +33,7 @@ NO_GRADIENT = (
     "the loss does not depend on any parameter that learns, so there is no gradient. Does forward run under "
     "torch.no_grad or inference_mode, or detach what it computes? Take that out of the model's code, and convert again"
 )
+IsBad = Callable[[Tensor], bool]  # whether a pass over these rows alone makes the loss or a buffer not finite
 
 
 def whole(batch: Tensor) -> Sequence[Tensor]:
@@ -193,3 +193,26 @@ def restore(before: Snapshot) -> None:
     with torch.no_grad():
         for owner, name, buffer, values in before:
             owner._buffers[name] = buffer.copy_(values)
+
+
+def culprits(is_bad: IsBad, batch: Tensor, good: Tensor) -> Tensor:
+    """The rows of a batch that make the loss or a buffer not finite. Each suspect is passed together with good rows,
+    because BatchNorm cannot compute the variance of one row.
+
+    ``good``: rows known to be harmless; where there are none, two are looked for in the batch. Nothing is found where
+    that fails, or where only several rows together do harm. About log2(rows) passes for each culprit.
+    """
+    if len(batch) == 1:
+        return batch
+    if not len(good):
+        good = next((pair for pair in batch.split(2) if len(pair) == 2 and not is_bad(pair)), batch[:0])
+        batch = batch[~torch.isin(batch, good)]
+    return torch.sort(_among(is_bad, batch, good)).values if len(good) else batch[:0]
+
+
+def _among(is_bad: IsBad, suspects: Tensor, good: Tensor) -> Tensor:
+    if not len(suspects) or not is_bad(torch.cat([suspects, good])):
+        return suspects[:0]
+    if len(suspects) == 1:
+        return suspects
+    return torch.cat([_among(is_bad, half, good) for half in suspects.tensor_split(2)])

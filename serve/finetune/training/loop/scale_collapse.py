@@ -9,10 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from .bisection import culprits
 from .half_model import without_autocast
 from .overflow_search import all_finite
-from .passes import Passes, is_finite, restore, snapshot
+from .passes import Passes, culprits, is_finite, restore, snapshot
 from .seeding import generators_untouched
 from .training_terms import SMALLEST_SCALE
 

@@ -39,3 +39,9 @@ def chosen_precision(seconds: Mapping[str, float], among: Sequence[str] = EXACT_
     nothing could be timed. ``seconds``: of a step, by precision."""
     fastest = min(seconds.values(), default=0.0)
     return next((one for one in among if one in seconds and seconds[one] <= NEARLY * fastest), among[0])
+
+
+def growth_interval(steps: int) -> int:
+    """Clean steps before the scale doubles, in a training of so many steps: torch's 2000 would never come in a short
+    one."""
+    return min(2000, max(20, steps // 10))

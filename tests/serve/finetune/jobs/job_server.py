@@ -9,7 +9,7 @@ from typing import Any
 import openai
 from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import served_version
-from halfeven.serve.cli.demo_stage import await_port
+from halfeven.serve.cli.demo import await_port
 
 from tests.patience import PATIENCE_S, until
 from tests.server_process import serve_command, server_environment, settle

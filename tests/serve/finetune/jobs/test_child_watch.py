@@ -6,9 +6,8 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
-from halfeven.serve.finetune.jobs import child_watch
-from halfeven.serve.finetune.jobs.child_watch import lines_of
-from halfeven.serve.finetune.jobs.concluding import Paused
+from halfeven.serve.finetune.jobs import worker_process
+from halfeven.serve.finetune.jobs.worker_process import Paused, lines_of
 
 
 class Reporting:
@@ -47,7 +46,7 @@ def test_of_a_thousand_lines_in_a_moment_not_each_costs_a_look_at_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        child_watch, "LOOK_EVERY_S", 1e9
+        worker_process, "LOOK_EVERY_S", 1e9
     )  # the lines come in a moment, however busy the machine is
     assert watched(False) == ([{"step": step} for step in range(1000)], 2)
     assert watched(True)[0][-1] == "paused", "where no line comes the job is looked at"

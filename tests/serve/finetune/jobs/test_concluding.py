@@ -9,9 +9,10 @@ import pytest
 from halfeven.models.store.promotions import record_promotion
 from halfeven.models.store.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.finetune.jobs import concluding
-from halfeven.serve.finetune.jobs.concluding import Cancelled, Conclusion, JobFailed
+from halfeven.serve.finetune.jobs.concluding import Conclusion
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
+from halfeven.serve.finetune.jobs.worker_process import Cancelled, JobFailed
 from halfeven.serve.finetune.web.openai_shapes import job_body
 
 Gate = dict[str, Any]

@@ -15,8 +15,8 @@ from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.folder.package import read_folder
 from halfeven.models.store.manifest import sha256_of
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.finetune.jobs.choices.bad_hyperparameter import BadHyperparameter
 from halfeven.serve.finetune.jobs.choices.declared_steps import check_settings
+from halfeven.serve.finetune.jobs.choices.hyperparameter_table import BadHyperparameter
 from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters
 from halfeven.serve.finetune.training.loop.setting_names import STATE_FILE
 from PIL import Image

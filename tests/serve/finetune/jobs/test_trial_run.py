@@ -16,11 +16,11 @@ from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.finetune.client.dry_run import comparison_of
 from halfeven.serve.finetune.data.files import Files, Upload
-from halfeven.serve.finetune.jobs.concluding import JobFailed
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns, compared
+from halfeven.serve.finetune.jobs.worker_process import JobFailed
 from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST, NEARLY
 from rich.console import Console
 from safetensors.numpy import save_file

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.finetune.judging.joining import MOST_JOINED, MOST_JUDGING, evenly, with_joined
+from halfeven.serve.finetune.judging.judging_sets import MOST_JOINED, MOST_JUDGING, evenly, with_joined
 
 SPEC = ModelSpec(
     "net",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.adapters import Adapters, layers_of
+from halfeven.serve.finetune.training.trainee import Adapters, layers_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss

@@ -91,7 +91,7 @@ def test_wherever_a_write_is_killed_an_original_checkpoint_is_found(
         return call
 
     for place, name in (
-        (module, "sync"),
+        (module, "fsync"),
         (module, "save_file"),
         (Path, "mkdir"),
         (Path, "write_text"),

@@ -7,9 +7,8 @@ from halfeven.serve.finetune.training.loop.amp import Loop
 from halfeven.serve.finetune.training.loop.batch_loop import BatchLoop
 from halfeven.serve.finetune.training.loop.loop_state import copied
 from halfeven.serve.finetune.training.loop.passes import whole
-from halfeven.serve.finetune.training.loop.patience import named_tensors
 from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST, chosen_precision
-from halfeven.serve.finetune.training.loop.training_terms import Settings
+from halfeven.serve.finetune.training.loop.training_terms import Settings, named_tensors
 from halfeven.serve.finetune.training.precision_test import (
     GROWTH,
     MOST_TIMES,

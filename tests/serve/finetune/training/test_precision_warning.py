@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from halfeven.models.machine.kernel_costs import KINDS, Cost
-from halfeven.serve.finetune.training.precision_warning import slow_precision
+from halfeven.serve.finetune.training.first_steps import slow_precision
 from torch import nn
 
 FAST = Cost(1.0, 1.0)

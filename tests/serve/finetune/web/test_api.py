@@ -24,7 +24,7 @@ from halfeven.models.errors import BadInput
 from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.access.access_control import AccessControl
-from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.finetune.client.dry_run import dry_run
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission

@@ -11,7 +11,7 @@ from halfeven.serve.access.keys import Owners
 from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import CANCELLED, JobRequest
-from halfeven.serve.finetune.web.kept_files import KeptFiles
+from halfeven.serve.finetune.web.api import KeptFiles
 
 
 class Clock:

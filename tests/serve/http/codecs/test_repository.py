@@ -7,7 +7,7 @@ import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.metadata import model_config
-from halfeven.serve.http.codecs.repository import read_index, read_load, read_unload
+from halfeven.serve.http.routes.repository import read_index, read_load, read_unload
 
 X = TensorSpec("x", "FP32", (Dim(), Dim(4, 4)))
 CURRENT = model_config(

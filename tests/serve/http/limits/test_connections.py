@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 from halfeven.models.errors import BadSetting
 from halfeven.serve.http.limits import connections
-from halfeven.serve.http.limits.connections import Connections, connection_limit
-from halfeven.serve.http.limits.descriptors import (
+from halfeven.serve.http.limits.connections import (
+    Connections,
+    connection_limit,
     descriptor_limit,
     descriptors_in_use,
     raise_descriptor_limit,

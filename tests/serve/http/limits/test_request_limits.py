@@ -45,7 +45,7 @@ READERS = (
     "models/files/stored_json.py",
     "models/archive", "models/pictures",
     "exporters/onnx/reading", "exporters/importing", "exporters/inputs/samples.py", "serve/finetune/data",
-    "serve/access/key_file.py", "serve/http/codecs/multipart.py", "serve/http/codecs/numpy_files.py",
+    "serve/access/keys.py", "serve/http/codecs/multipart.py", "serve/http/codecs/numpy_files.py",
 )  # fmt: skip
 
 

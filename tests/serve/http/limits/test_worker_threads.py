@@ -5,7 +5,7 @@ import gc
 import weakref
 
 import pytest
-from halfeven.serve.http.limits.worker_threads import WorkerThreads
+from halfeven.serve.http.inference import WorkerThreads
 
 
 class Large:
@@ -42,5 +42,5 @@ def test_what_a_refused_request_held_is_free_when_it_is_refused() -> None:
 def test_there_are_half_as_many_threads_as_cores_and_never_more_than_cores(
     cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfeven.serve.http.limits.worker_threads.usable_cores", lambda: cores)
+    monkeypatch.setattr("halfeven.serve.http.inference.usable_cores", lambda: cores)
     assert WorkerThreads()._threads == threads

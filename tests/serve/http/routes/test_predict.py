@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import Overloaded
 from halfeven.models.spec.spec import ModelSpec
-from halfeven.serve.http.limits.worker_threads import WorkerThreads
+from halfeven.serve.http.inference import WorkerThreads
 from halfeven.serve.http.routes import predict as predict_routes
 from halfeven.serve.http.routes.app import build_app
 from PIL import Image

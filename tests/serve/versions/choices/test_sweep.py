@@ -219,7 +219,7 @@ class Bench:
         best = max(worth(way, rows) for way in ways(self.world.processor) for rows in (8, 16, 32))
         return worth(self.loaded.way, self.rows) / best
 
-    def turns_to(self, share: float) -> int:
+    def windows_before(self, share: float) -> int:
         """The turns of live traffic after which so much of the best was served, and from then on."""
         return next((turn for turn, reached in reversed(self.rates) if reached < share), 0)
 
@@ -315,7 +315,7 @@ def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_so_many
     one.busy, one.beside = True, lambda way: 1 + chance.random() / 10
     one.run_until(60.0)
     assert one.share_of_best() >= 0.9, (one.loaded.way, one.rows)
-    assert one.turns_to(0.9) <= MOST_TURNS
+    assert one.windows_before(0.9) <= MOST_TURNS
     assert one.budget.spent_s <= 15.0 + 0.02 * one.world.now + 1.0
     for (
         run,

@@ -20,7 +20,7 @@ from halfeven.models.folder.package import Precision
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
-from halfeven.serve.http.routes.history import history_of
+from halfeven.serve.http.routes.versions import history_of
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.ready import proven_halves
 from torch import nn

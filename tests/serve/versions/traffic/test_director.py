@@ -15,14 +15,14 @@ from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.director import Director
 from halfeven.serve.versions.orders import events, read_orders
 from halfeven.serve.versions.roster import Roster
-from halfeven.serve.versions.store_writer import OwnStore
+from halfeven.serve.versions.store_writer import StoreWriter
 from halfeven.serve.versions.traffic.served import ServedModel
 
 from tests.patience import PATIENCE_S, until
 from tests.serve.versions.traffic.conftest import Versions, attached, publish, spec
 
 
-class Writer(OwnStore):
+class Writer(StoreWriter):
     """``meanwhile`` is called before a version is promoted; ``full``: the disk, when the alias is to be put back."""
 
     def __init__(self, store: Store) -> None:

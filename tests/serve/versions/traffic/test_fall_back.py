@@ -18,7 +18,7 @@ from halfeven.serve.batching.place import Place
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.orders import drifted, events, pardon
 from halfeven.serve.versions.roster import Roster
-from halfeven.serve.versions.store_writer import OwnStore
+from halfeven.serve.versions.store_writer import StoreWriter
 from halfeven.serve.versions.traffic.automatic_decisions import AutomaticDecisions
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
@@ -215,7 +215,7 @@ def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: 
     """Version 2 failed its trial; version 3 is what the store names by then."""
     bad, good = (SimpleNamespace(name="net", number=n, version=store.version("net", n)) for n in (2, 1))
     store.promote(store.version("net", 3))
-    AutomaticDecisions(OwnStore(store), "cpu").rolled_back(
+    AutomaticDecisions(StoreWriter(store), "cpu").rolled_back(
         cast(LoadedVersion, bad), cast(LoadedVersion, good), "it failed", {}
     )
     assert store.live_number("net") == 3

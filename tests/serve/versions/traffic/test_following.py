@@ -15,14 +15,14 @@ from halfeven.serve.versions.following import Following
 from halfeven.serve.versions.orders import TrafficOrder, events, read_orders
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_copy import StoreCopy
-from halfeven.serve.versions.store_writer import OwnStore
+from halfeven.serve.versions.store_writer import StoreWriter
 from halfeven.serve.versions.traffic.served import ServedModel
 
 from tests.patience import until
 from tests.serve.versions.traffic.conftest import Versions
 
 
-class Writer(OwnStore):
+class Writer(StoreWriter):
     """As one replica sees the one writer: its copy follows each order. ``away``: the writer does not answer."""
 
     def __init__(self, store: Store, copy: StoreCopy) -> None:
@@ -178,7 +178,7 @@ def test_a_canary_stays_ended_where_it_failed_although_the_writer_is_away(
 
 
 def test_a_canary_that_was_ordered_meanwhile_is_not_ended_by_the_fault_of_another(store: Store) -> None:
-    writer = OwnStore(store)
+    writer = StoreWriter(store)
     writer.order("net", "canary", 2, 10.0)
     writer.end_canary("net", 3)
     assert read_orders(store, "net").canary == TrafficOrder(2, 10.0)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, optimizers, passes
+from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, passes
+from halfeven.serve.finetune.training.loop.setting_names import growth_interval
 from halfeven.serve.finetune.training.loop.training_terms import (
     GRADIENT_OVERFLOW,
     NON_FINITE_BUFFER,
@@ -363,7 +364,7 @@ def test_parts_of_a_batch_need_the_memory_of_one() -> None:
 def test_biases_and_norms_do_not_decay() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LayerNorm([4, 4]), nn.Linear(4, 3))
     net[3].weight.requires_grad_(False)
-    decaying, spared = optimizers.parameter_groups(net, 0.1)
+    decaying, spared = learner.parameter_groups(net, 0.1)
     assert [one is net[0].weight for one in decaying["params"]] == [True] and decaying["weight_decay"] == 0.1
     assert len(spared["params"]) == 6 and spared["weight_decay"] == 0.0
     assert not any(one is net[3].weight for one in spared["params"]), "frozen"
@@ -379,7 +380,7 @@ def test_tables_of_positions_and_scales_do_not_decay_and_rows_and_columns_of_lay
             self.one, self.point = nn.Linear(4, 1), nn.Conv2d(4, 1, 1)
 
     own = Own()
-    decaying, _ = optimizers.parameter_groups(own, 0.1)
+    decaying, _ = learner.parameter_groups(own, 0.1)
     names = {id(one): name for name, one in own.named_parameters()}
     found = {names[id(one)] for one in decaying["params"]}
     assert found == {"composed", "tokens.weight", "one.weight", "point.weight"}
@@ -517,7 +518,7 @@ def test_batches_are_even_and_never_leave_one_row_alone(rows: int, size: int) ->
 
 
 def test_the_scale_grows_in_short_jobs_too() -> None:
-    assert [amp.growth_interval(steps) for steps in (10, 2_000, 10_000, 10**6)] == [50, 100, 500, 2000]
+    assert [growth_interval(steps) for steps in (10, 2_000, 10_000, 10**6)] == [20, 200, 1000, 2000]
     problem = Problem()
     records = problem.run(replace(FINITE, n_epochs=4, growth_interval=10, init_scale=4.0))
     assert [record.scale for record in records[:21:10]] == [4.0, 8.0, 16.0]

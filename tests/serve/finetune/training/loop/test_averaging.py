@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop.averaging import Average
+from halfeven.serve.finetune.training.loop.batch_loop import Average
 from safetensors.torch import load_file
 from torch import nn
 

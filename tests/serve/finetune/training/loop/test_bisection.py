@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop.bisection import culprits
+from halfeven.serve.finetune.training.loop.passes import culprits
 from torch import Tensor
 
 

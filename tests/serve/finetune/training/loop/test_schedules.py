@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop.schedules import scheduler_of, warm_up_steps
+from halfeven.serve.finetune.training.loop.learner import scheduler_of, warm_up_steps
 from halfeven.serve.finetune.training.loop.setting_names import SCHEDULES
 from halfeven.serve.finetune.training.loop.training_terms import Settings
 from torch import nn
