@@ -48,7 +48,9 @@ OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answer
 MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
 SHARE = 1.0  # of the operations of all questions of a proof; a conversion needs about fifteen times as many
 SMALL = 1 << 33  # operations that are always granted
-_MOVES = (Trait.MOVES, Trait.SEES_SIZES)  # a fault there is one of the node before
+# A result of these is one of their inputs, exactly: a half errs there as much as in the node before, and no more.
+_COMPUTE_NOTHING = (Trait.MOVES, Trait.SELECTS, Trait.SEES_SIZES)
+_TAKEN = "getitem"  # one of the results of its input, in a captured program
 SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's result
 RUNS = 2  # of the whole graph for each node: four faults, of which each runs half of it
 FLIPPED = 0.01  # of the elements
@@ -63,21 +65,27 @@ IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fau
 
 @np.errstate(all="ignore")  # what is planted may overflow
 def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
-    """Plant faults at a seeded choice of nodes. Where the first few samples notice too little, more of them are asked
-    before the proof is called blind."""
+    """Plant faults at a seeded choice of nodes, on the first few samples. Of the faults that these do not show some are
+    asked on more of them: the most of a proof that looks blind, or else those that come closest to the limit."""
     plan = _Planting(run, original, dtype)
     chosen = plan.chosen()
     rows, all_rows = plan.rows(ROWS), plan.rows(ALL_ROWS)
     found = plan.planted(chosen, rows)
     alike = _samples_alike(run)
     power = Power(tuple(found.values()), rows, plan.is_constant, alike)
-    blind = [node for node in power.planted if node.is_blind]
-    if blind and not power.is_shown and all_rows > rows:
-        some = {node.node for node in _spread(blind, NODES_AGAIN)}
-        found |= plan.planted([node for node in chosen if node.name in some], all_rows)
-        asked = tuple(node for node in found.values() if not node.is_blind or node.node in some)
-        power = Power(asked, all_rows, plan.is_constant, alike)
-    return power
+    missed = [node for node in power.planted if node.why]
+    if not missed or all_rows <= rows:
+        return power
+    if power.is_shown:
+        some = sorted(missed, key=lambda node: -node.response)[:NODES_AGAIN]
+    else:
+        some = _spread([node for node in missed if node.is_blind] or missed, NODES_AGAIN)
+    again = {node.node for node in some}
+    found |= plan.planted([node for node in chosen if node.name in again], all_rows)
+    asked = tuple(
+        node for node in found.values() if power.is_shown or not node.is_blind or node.node in again
+    )
+    return Power(asked, all_rows, plan.is_constant, alike)
 
 
 @dataclass(slots=True)
@@ -108,8 +116,12 @@ class _Planting:
             self.original.watched(
                 question.inputs, lambda name, result, _: computed.add(name) if _size(result) else None
             )
+        ops = {node.name: node.op for node in self.original.nodes()}
         nodes = [
-            node for node in self.original.nodes() if node.name in computed and not has(node.op, *_MOVES)
+            node
+            for node in self.original.nodes()
+            if node.name in computed
+            and not has(ops[node.inputs[0]] if node.op == _TAKEN else node.op, *_COMPUTE_NOTHING)
         ]
         questions = (*self.run.small, *self.run.bulk, *self.run.adversarial, *self.run.perturbed)
         budget = max(SMALL, SHARE * sum(len(one.samples) for one in questions) * self.run.row_operations)
@@ -219,11 +231,12 @@ class _Node:
 
 def _fine_faults(result: np.ndarray, u: float) -> Iterator[np.ndarray]:
     """The result with an error of one size, whose sign is drawn for each index of axis 1, and of the last axis: rounded
-    weights err so, by the channel."""
-    axes = list(dict.fromkeys((min(1, result.ndim - 1), result.ndim - 1)))
-    shapes = [
-        [size if axis in (place, -1) else 1 for place, size in enumerate(result.shape)] for axis in axes
-    ]
+    weights err so, by the channel. Last for each element: where all keys of an attention err alike, its softmax takes
+    the error out."""
+    last = result.ndim - 1
+    kept = [{min(1, last)}, {last}, set(range(result.ndim))]
+    several = [one for place, one in enumerate(kept) if one not in kept[:place]]
+    shapes = [[size if axis in axes else 1 for axis, size in enumerate(result.shape)] for axes in several]
     for shape, drawn in zip(shapes, raw_draws(result.size, *map(math.prod, shapes)), strict=True):
         signs = (drawn % 2).reshape(shape).astype(np.float32) * 2 - 1
         yield _held(result + signs * SIZE * u * _size(result), result)

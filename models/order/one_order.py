@@ -153,6 +153,23 @@ def one_order(bounds: OrderBounds = DEFAULT_BOUNDS) -> Iterator[Order]:
             _under_way.reset(token)
 
 
+def count_memory(more: int, what: str) -> None:
+    """Raises OutOfMemory, which names ``what``, where the order under way has less than ``more`` bytes left: some
+    libraries end the process where memory is lacking, so their need is counted beforehand."""
+    order = _under_way.get()
+    if order is not None and private_bytes() + more > order.memory_bytes:
+        raise order.out_of_memory(what)
+
+
+def private_bytes() -> int:
+    """The bytes that RLIMIT_DATA counts in this process; 0 on a system other than Linux."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
 def bound_child(process: int, limit: int) -> None:
     """Make a child process the first that is killed where memory runs out, and limit its private memory to so many
     bytes (0: no limit), from outside, so that none of its code has to. Without effect where the system is not Linux."""

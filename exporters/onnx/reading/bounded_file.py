@@ -24,10 +24,13 @@ from onnx import (
 from ....models.errors import BadFolder, TooLarge
 from ....models.files.guarded_reading import guarded
 from ....models.files.opened_file import opened_named
+from ....models.order.one_order import count_memory
 from .graph import bodies
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
 MAX_BYTES = 2**34  # with its external data: a conversion has a model in memory six times
+# Trees are lists of small numbers: bytes in memory for each of the file, read and then loaded by ONNX Runtime, as seen.
+_TREES_READ, _TREES_LOADED = 6, 12
 MAX_NODES = 200_000
 MAX_DEPTH = 16  # of bodies in bodies
 MAX_RANK = 64  # numpy's
@@ -53,7 +56,10 @@ def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
     try:
         with opened_named(path) as opened:
             _bound(path.name, os.fstat(opened.handle.fileno()).st_size, min(max_bytes, MAX_GRAPH_BYTES))
-            model = ModelProto.FromString(opened.read())
+            file = opened.read()
+            if b"TreeEnsemble" in file:
+                count_memory(_TREES_READ * len(file), f"reading the trees of {path.name}")
+            model = ModelProto.FromString(file)
     except OSError as error:
         raise BadFolder(f"{path} cannot be read: {error.strerror}; expected an ONNX file") from error
     except DecodeError as error:
@@ -62,6 +68,8 @@ def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
     _bound_ranks(path, model)
+    trees = sum(node.ByteSize() for node in model.graph.node if node.op_type.startswith("TreeEnsemble"))
+    count_memory(_TREES_LOADED * trees, f"loading the trees of {path.name}")
     _free_negative_sizes(model)
     _give_tables_as_tensors(model.graph)
     _drop_repeated_outputs(model.graph)

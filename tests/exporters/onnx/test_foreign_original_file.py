@@ -10,6 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from halfeven.exporters.onnx.reading.bounded_file import read_graph
+from halfeven.models.errors import OutOfMemory
+from halfeven.models.order.one_order import OrderBounds, one_order, private_bytes
 from halfeven.models.store.store import Store
 from onnx import ModelProto, TensorProto, helper
 
@@ -174,3 +177,29 @@ def test_fp64_is_named_where_it_is_why_nothing_is_half(tmp_path: Path) -> None:
     weights = {"w": normal(np.random.default_rng(), 16, 8).astype(np.float64)}
     model = parsed("g (double[n,16] x) => (double[n,8] y) { y = MatMul(x, w) }", weights)
     assert "its numbers are FP64 ('x')" in original(tmp_path, model)[1]
+
+
+def test_the_memory_that_trees_need_is_counted_before_they_are_loaded(tmp_path: Path) -> None:
+    """Protobuf and ONNX Runtime end the process where memory is lacking."""
+    stumps = 20_000
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml",
+        nodes_nodeids=[0, 1, 2] * stumps, nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * stumps, nodes_featureids=[0] * 3 * stumps,
+        nodes_treeids=np.repeat(np.arange(stumps), 3).tolist(),
+        nodes_truenodeids=[1, 0, 0] * stumps, nodes_falsenodeids=[2, 0, 0] * stumps, nodes_values=[0.5] * 3 * stumps,
+        target_treeids=np.repeat(np.arange(stumps), 2).tolist(), target_nodeids=[1, 2] * stumps,
+        target_ids=[0] * 2 * stumps, target_weights=[0.25, -0.25] * stumps,
+    )  # fmt: skip
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 1]) for name in "xy"]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3)], ir_version=8)
+    onnx.save(model, tmp_path / "trees.onnx")
+    size = (tmp_path / "trees.onnx").stat().st_size
+    with one_order(OrderBounds(memory_bytes=private_bytes() + 64 * size)):
+        assert read_graph(tmp_path / "trees.onnx").graph.node
+    for share, words in ((5, "reading the trees of trees.onnx"), (11, "loading the trees")):
+        with (
+            one_order(OrderBounds(memory_bytes=private_bytes() + share * size)),
+            pytest.raises(OutOfMemory, match=words),
+        ):
+            read_graph(tmp_path / "trees.onnx")

@@ -160,6 +160,45 @@ def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest
     assert end == "unseen" or 8 < found.seen_at_u <= 2048, summary
 
 
+def test_a_fault_that_all_keys_share_is_not_the_only_one_that_is_planted() -> None:
+    """A softmax takes out what all keys of a head have in common, so signs by head or by channel show nothing there."""
+
+    def attends(self: Any, x: Tensor) -> Tensor:
+        query, key = (part(x).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.query, self.key))
+        return torch.softmax(query @ (key * 1.5).transpose(-1, -2) / 3, -1) @ query
+
+    def tokens(rows: int) -> Tensor:
+        return torch.randn(rows, 6, 16)
+
+    power = power_of(subject_of(net(attends, query=linear(16, 16), key=linear(16, 16)), tokens))
+    assert FINE in next(one for one in power.planted if one.node == "mul").noticed, power.to_json()
+
+
+def test_faults_are_planted_where_something_is_computed() -> None:
+    """Not where a result is one of the inputs as it was: a half errs there as in the node before."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        one, other = torch.relu(self.last(x)).clamp(max=3.0).chunk(2, -1)
+        values, _ = torch.std_mean(x, -1, keepdim=True)
+        return torch.maximum(one * 2, other) + values
+
+    power = power_of(subject_of(net(forward, last=linear(32, 32)), usual(32)))
+    assert [one.op for one in power.planted] == ["linear", "getitem", "mul", "add"], power.to_json()
+
+
+def test_a_fault_that_the_first_samples_miss_is_asked_on_all() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return torch.tanh(3 * self.last(x)) * x[:, :1] + x[:, 1:]
+
+    def make(rows: int) -> Tensor:
+        x = torch.randn(rows, 33)
+        x[:, 0] = torch.where(torch.arange(rows) < rows // 2, 0.02, 1.0)
+        return x
+
+    power = power_of(subject_of(net(forward, last=linear(33, 32)), make))
+    assert power.noticed(FINE) == 1 and power.samples == 16, power.to_json()
+
+
 def sees(self: Any, x: Tensor) -> Tensor:
     return torch.softmax(self.last(torch.tanh(x)), -1)
 
