@@ -52,7 +52,10 @@ def __getattr__(name: str) -> Any:
         return import_module("halfeven.serve")  # the package itself can be called
     if name not in _PLACES:
         raise AttributeError(f"module 'halfeven' has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    from halfeven.models.errors import packages_asked_for
+
+    with packages_asked_for():
+        return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,8 @@ The first sentence of each class says what it means, the others what to do: docs
 Every message says what was wrong, what was expected, what came, and what to do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from .nearest_name import nearest_name
 
@@ -124,6 +125,18 @@ class BadSetting(BadInput):
     all."""
 
     code = "bad_setting"
+
+
+@contextmanager
+def packages_asked_for() -> Iterator[None]:
+    """Raises BadSetting, which says what to install, where the block imports a package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadSetting(
+            f"this needs the package '{error.name}', which is not installed: the installation for ONNX files alone "
+            "lacks it (docs/export.md); install all of halfeven: pip install . in its folder"
+        ) from error
 
 
 class CannotConvert(HalfevenError):

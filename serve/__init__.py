@@ -9,8 +9,10 @@ class _Callable(ModuleType):
     """`python_api.serving.serve` has the name of this package, and both are attributes of ``halfeven``."""
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        from .python_api.serving import serve
+        from ..models.errors import packages_asked_for
 
+        with packages_asked_for():
+            from .python_api.serving import serve
         return serve(*given, **named)
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files.half_file import EQUAL, write_half
 from halfeven.models.store.manifest import sha256_of
+from torch import nn
 
 from tests.exporters.half_files.onnx_net import samples, written
 from tests.house_sources import Name, sources
@@ -48,13 +50,23 @@ for words in commands:
     except SystemExit as ended:
         codes.append(ended.code)
 import halfeven as he
+from halfeven.models.errors import BadSetting
 from halfeven.drop_in import convert_float_to_float16
 import onnx
 
-net, rows, half = paths
+net, rows, half, program = paths
 digest = he.fp16(net, half, rows).facts["digest"]
+said = []
+for call in (
+    lambda: he.fp16(program, half), lambda: he.convert(net), lambda: he.load("store", "net"), lambda: he.Half,
+    lambda: he.serve(half),
+):
+    try:
+        call()
+    except BadSetting as error:
+        said.append(str(error))
 nodes = len(convert_float_to_float16(onnx.load(net)).graph.node)
-print(json.dumps([codes, digest, nodes, sorted(REFUSED & set(sys.modules))]))
+print(json.dumps([codes, digest, nodes, said, sorted(REFUSED & set(sys.modules))]))
 """
 
 
@@ -109,6 +121,8 @@ def test_a_file_is_converted_and_compared_without_torch_and_the_half_is_the_same
     """Also: what does need torch says so in one sentence."""
     rows, net = samples(tmp_path / "x.npz"), written(tmp_path / "net.onnx")
     half, again, lock = tmp_path / "net.fp16.onnx", tmp_path / "again.onnx", tmp_path / "halfeven.lock"
+    program = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(nn.Linear(4, 4).eval(), (torch.ones(1, 4),)), program)
     np.save(tmp_path / "index.npy", np.random.default_rng().standard_normal((64, 4)).astype(np.float32))
     words = [
         ["fp16", net, "-o", half, "--samples", rows],
@@ -120,14 +134,17 @@ def test_a_file_is_converted_and_compared_without_torch_and_the_half_is_the_same
         ["demo"],
     ]
     commands = [[str(word) for word in one] for one in words]
-    asked = map(json.dumps, (sorted(REFUSED), commands, [str(net), str(rows), str(again)]))
+    asked = map(json.dumps, (sorted(REFUSED), commands, [str(net), str(rows), str(again), str(program)]))
     done = subprocess.run([sys.executable, "-c", CHILD, *asked], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    codes, digest, nodes, loaded = json.loads(done.stdout.splitlines()[-1])
+    codes, digest, nodes, said, loaded = json.loads(done.stdout.splitlines()[-1])
     assert codes == [0] * (len(words) - 1) + [2], done.stderr
     assert (
         "this needs the package 'torch', which is not installed" in done.stderr
         and "pip install" in done.stderr
+    )
+    assert len(said) == 5 and all("this needs the package" in one and "pip install" in one for one in said), (
+        said
     )
     here = tmp_path / "here.onnx"
     assert write_half(net, here, Options(samples=rows))["verdict"] == EQUAL

@@ -95,11 +95,11 @@ def measure(name: str, weight: np.ndarray | float, half: str) -> Entry:
 def in_range(original: np.ndarray, half: np.ndarray) -> np.ndarray:
     """``half``, which is ``original`` rounded, with half's smallest number where a number became 0, and its largest
     where a number became infinite."""
-    limits, sign = ml_dtypes.finfo(half.dtype), np.sign(original)
+    limits = ml_dtypes.finfo(half.dtype)
     vanished, overflowed = (half == 0) & (original != 0), np.isinf(half) & np.isfinite(original)
     smallest = float(limits.smallest_normal) * float(limits.eps)
-    half = np.where(vanished, (sign * smallest).astype(half.dtype), half)
-    return np.where(overflowed, (sign * float(limits.max)).astype(half.dtype), half)
+    half = np.where(vanished, np.copysign(np.float32(smallest), original).astype(half.dtype), half)
+    return np.where(overflowed, np.copysign(np.float32(limits.max), original).astype(half.dtype), half)
 
 
 def _norm(array: np.ndarray) -> float:

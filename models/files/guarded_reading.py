@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ..errors import HalfevenError, Unforeseen
+from ..errors import HalfevenError, Unforeseen, packages_asked_for
 
 logger = logging.getLogger("halfeven.reading")
 P = ParamSpec("P")
@@ -27,7 +27,8 @@ def reading(path: Path | str, what: str) -> Iterator[None]:
     """Around what reads the file at ``path``, which should be ``what``. Raises Unforeseen, and what the block raises of
     `errors.py` or of the system."""
     try:
-        yield
+        with packages_asked_for():  # the file is not at fault for a package that is not installed
+            yield
     except HalfevenError:
         raise
     except Exception as error:

@@ -88,9 +88,9 @@ def hardware() -> Processor:
 
 def _instructions(flags: set[str]) -> str:
     """The instructions that torch's own kernels use, by its rule (``aten/src/ATen/native/DispatchStub.cpp``)."""
-    asked = os.environ.get("ATEN_CPU_CAPABILITY", "").upper()
-    if asked in ("AVX512", "AVX2", "DEFAULT"):
-        return asked
+    asked = os.environ.get("ATEN_CPU_CAPABILITY")
+    if asked in ("avx512", "avx2", "default"):  # torch ignores any other word, ``AVX2`` too
+        return asked.upper()
     if {"avx512vl", "avx512bw", "avx512dq", "fma"} <= flags:
         return "AVX512"
     return "AVX2" if {"avx2", "fma"} <= flags else "DEFAULT"

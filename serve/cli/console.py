@@ -20,7 +20,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from typer.core import TyperCommand, TyperGroup
 
-from ...models.errors import BadSetting, HalfevenError
+from ...models.errors import BadSetting, HalfevenError, packages_asked_for
 from ...models.order.one_order import one_order
 from ..access.client_key import VARIABLE, use_key, use_key_in
 from ..http.error_mapping import exit_code_of
@@ -136,17 +136,11 @@ def _finish_order(work: Callable[[], Ended], as_json: bool) -> None:
 def finish(work: Callable[[], Ended], as_json: bool) -> None:
     """Do a command's work and end the process as it says. The one place that ends a command."""
     try:
-        facts, shown, code = work()
+        with packages_asked_for():
+            facts, shown, code = work()
     except KeyboardInterrupt:
         errors.print("interrupted; nothing half-written is left behind")
         raise typer.Exit(1) from None
-    except ModuleNotFoundError as error:
-        lacking = BadSetting(
-            f"this needs the package '{error.name}', which is not installed: the installation for ONNX files alone "
-            "lacks it (docs/export.md); install all of halfeven: pip install . in its folder"
-        )
-        _print_error(lacking, as_json)
-        raise typer.Exit(exit_code_of(lacking)) from error
     except (HalfevenError, OSError) as error:
         _print_error(error, as_json)
         raise typer.Exit(exit_code_of(error)) from None

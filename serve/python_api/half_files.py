@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...exporters.conversion.convert import Options
 from ...exporters.half_files.half_file import EQUAL, Verdict, write_half
 from ...exporters.report.page import table
-from ...models.errors import ParityRefused
+from ...models.errors import ParityRefused, packages_asked_for
 from ..cli.console import DEFAULT_STORE, notify
 from ..cli.prove_command import prove_against
 from .arrays_given import Given, rows_in
@@ -50,6 +50,7 @@ class HalfFile:
     __repr__ = __str__
 
 
+@packages_asked_for()
 def fp16(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -107,6 +108,7 @@ class Proof:
     __repr__ = __str__
 
 
+@packages_asked_for()
 def prove(
     model: "Half | str",
     *,

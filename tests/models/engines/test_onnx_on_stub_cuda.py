@@ -51,10 +51,10 @@ print(json.dumps(found))
 """
 SELFTEST = """
 import shutil
-from halfeven.serve.selftest import check_onnx
-check_onnx.write_onnx = lambda program, spec, path, _: shutil.copy(sys.argv[1], path)
+from halfeven.serve.selftest import check_fast_forms
+check_fast_forms.write_onnx = lambda program, spec, path, _: shutil.copy(sys.argv[1], path)
 net = SimpleNamespace(name="cubic", loops=False, spec=None, half=lambda device: None)
-outcome = check_onnx.check(device, [net])
+outcome = check_fast_forms.onnx_placement(device, [net])
 print(json.dumps([outcome.status, outcome.evidence, outcome.off]))
 """
 RUN = """

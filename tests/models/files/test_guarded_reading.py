@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from halfeven.models.errors import BadFolder, Unforeseen
+from halfeven.models.errors import BadFolder, BadSetting, Unforeseen
 from halfeven.models.files.guarded_reading import guarded, reading
 
 
@@ -56,3 +56,8 @@ def test_a_command_prints_no_traceback_unless_it_was_asked_to(
     assert "Traceback" not in said()
     monkeypatch.setenv("HALFEVEN_LOG_LEVEL", "debug")
     assert "Traceback" in said()
+
+
+def test_a_file_is_not_at_fault_for_a_package_that_is_not_installed() -> None:
+    with pytest.raises(BadSetting, match="needs the package 'torch'.*pip install"):
+        read(Path("net.pt2"), ModuleNotFoundError("No module named 'torch'", name="torch"))

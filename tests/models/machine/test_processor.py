@@ -81,7 +81,7 @@ def test_a_restricted_onednn_is_another_processor(monkeypatch: pytest.MonkeyPatc
     assert str(hardware.__wrapped__()).endswith(", oneDNN up to AVX2")
 
 
-@pytest.mark.parametrize("asked", [None, "avx2", "default"])
+@pytest.mark.parametrize("asked", [None, "avx2", "AVX2", "default"])
 def test_the_instructions_are_those_that_torch_uses(asked: str | None) -> None:
     """Found without torch: the proof of an ONNX file is the same where torch is not installed."""
     code = (
