@@ -279,8 +279,8 @@ def _fed(model: ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
     fed = dict(inputs)
     for name in half & inputs.keys():
         with np.errstate(over="ignore"):
-            fed[name] = inputs[name].astype(np.float16)
-        if np.isinf(fed[name]).sum() > np.isinf(inputs[name]).sum():
+            fed[name] = np.asarray(inputs[name]).astype(np.float16)
+        if np.isinf(fed[name]).sum() > np.isinf(np.asarray(inputs[name])).sum():
             raise BadSamples(
                 f"input '{name}' has numbers beyond 65504, which FP16 does not hold: expected samples that it does, or "
                 "keep_io_types=True"

@@ -25,7 +25,7 @@ from ....models.errors import BadFolder, TooLarge
 from ....models.files.guarded_reading import guarded
 from ....models.files.opened_file import opened_named
 from ....models.order.one_order import count_memory
-from .graph import bodies
+from .graph import bodies, walk
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
 MAX_BYTES = 2**34  # with its external data: a conversion has a model in memory six times
@@ -68,7 +68,8 @@ def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
     _bound_ranks(path, model)
-    trees = sum(node.ByteSize() for node in model.graph.node if node.op_type.startswith("TreeEnsemble"))
+    nodes = (node for graph in (model.graph, *model.functions) for node in walk(graph))
+    trees = sum(node.ByteSize() for node in nodes if node.op_type.startswith("TreeEnsemble"))
     count_memory(_TREES_LOADED * trees, f"loading the trees of {path.name}")
     _free_negative_sizes(model)
     _give_tables_as_tensors(model.graph)
