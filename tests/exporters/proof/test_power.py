@@ -218,7 +218,7 @@ def test_a_run_goes_on_from_a_changed_node_as_the_original_graph_does(pure: bool
     answers = original.watched(inputs, lambda name, result, rest: None)
     seen = list[str]()
 
-    def visit(name: str, result: Tensor, rest: Rest) -> None:
+    def visit(name: str, result: np.ndarray, rest: Rest) -> None:
         seen.append(name)
         for _ in range(2):
             np.testing.assert_array_equal(rest(result)["y0"], answers["y0"])
