@@ -59,5 +59,5 @@ def test_a_command_prints_no_traceback_unless_it_was_asked_to(
 
 
 def test_a_file_is_not_at_fault_for_a_package_that_is_not_installed() -> None:
-    with pytest.raises(BadSetting, match="needs the package 'torch'.*pip install"):
+    with pytest.raises(BadSetting, match=r"needs the package 'torch'.*pip install"):
         read(Path("net.pt2"), ModuleNotFoundError("No module named 'torch'", name="torch"))
