@@ -130,7 +130,8 @@ def _place_of(url: str) -> str:
         raise refused from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise refused
-    return parts._replace(path=urllib.parse.quote(parts.path, safe="/%")).geturl()
+    host = parts.netloc.rpartition("@")[2]  # urllib would look for a host with the user's name before it
+    return parts._replace(netloc=host, path=urllib.parse.quote(parts.path, safe="/%")).geturl()
 
 
 def _job_path(id: str) -> str:
