@@ -156,9 +156,9 @@ def test_a_version_with_the_torch_form_alone_gets_an_onnx_form_that_is_proven(
 def test_an_onnx_form_that_is_not_equal_is_not_exported(
     version: Callable[[str], Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from halfeven.exporters.torch.onnx_form import export
+    from halfeven.exporters.torch.onnx_form import export as onnx_export
 
-    real = export.write_onnx
+    real = onnx_export.write_onnx
 
     def spoilt(program: object, spec: object, path: Path, about: object) -> None:
         real(program, spec, path, about)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_an_onnx_form_that_is_not_equal_is_not_exported(
             weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 2, weight.name))
             onnx.save(model, path)
 
-    monkeypatch.setattr(export, "write_onnx", spoilt)
+    monkeypatch.setattr(onnx_export, "write_onnx", spoilt)
     with pytest.raises(ParityRefused, match="the ONNX form of alone@1 is not equal"):
         export(version("alone"), "tensorrt", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
