@@ -67,7 +67,7 @@ test: $(READY)
 check: $(READY)
 	$(MAKE) --no-print-directory -j 2 -O lint resolves peers browser
 	@nice -n 10 $(MAKE) --no-print-directory types kernels > $(VENV)/beside.txt 2>&1 & beside=$$!; \
-	  trap 'kill $$beside 2> /dev/null' EXIT; \
+	  trap 'kill $$beside 2> /dev/null' EXIT; trap 'exit 130' INT TERM; \
 	  $(MAKE) --no-print-directory test-all; tests=$$?; \
 	  wait $$beside || { cat $(VENV)/beside.txt; exit 1; }; exit $$tests
 

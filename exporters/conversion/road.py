@@ -7,7 +7,7 @@ Kinds of model differ in how their forms are made: a captured program (`torch/fo
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...models.errors import CannotConvert, OrderEnded
@@ -80,7 +80,7 @@ class _Conversion:
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]
         if why := why_noise_proves_nothing(reports, subject.spec.parity, maker.operations_by_name()):
-            self._remove_halves(forms)
+            self._remove_halves_but(())
             maker.serve_original(why)
             forms = self._proven(planning, reference_run)
         errors = [form.error for form in forms.values() if form.error]
@@ -201,15 +201,15 @@ class _Conversion:
         return self.subject.further(passed)
 
     def _drop_refused(self, forms: Mapping[str, Form], status: str) -> None:
-        """Delete the files of refused forms, so that they cannot be loaded."""
-        self._remove_halves(name for name, form in forms.items() if status == REFUSED or not form.passed)
+        """Delete the halves of refused forms and of earlier plans, so that they cannot be loaded."""
+        passed = [form for form in forms.values() if form.passed and status != REFUSED]
+        self._remove_halves_but([form.facts["file"] for form in passed])
 
-    def _remove_halves(self, forms: Iterable[str]) -> None:
-        for name in forms:
-            if name == "torch":
-                (self.draft.folder / "half.pt2").unlink(missing_ok=True)
-            if name == "onnx":
-                remove_onnx(self.draft.folder / "half.onnx")
+    def _remove_halves_but(self, proven: Sequence[str]) -> None:
+        if "half.pt2" not in proven:
+            (self.draft.folder / "half.pt2").unlink(missing_ok=True)
+        if "half.onnx" not in proven:
+            remove_onnx(self.draft.folder / "half.onnx")
 
 
 def _misses(form: Form) -> bool:

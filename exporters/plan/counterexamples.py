@@ -24,8 +24,9 @@ WORST = 4  # sets of samples that join those that are asked, after one search
 # product' errs by 4.5u in one of 16 proofs.
 SHARE = 0.9
 # So many rows are enough for a half none of whose nodes is suspected of leaving half's range, if it errs on them by no
-# more than `CALM` of what is allowed: an error of rounding alone grows slowly with more rows.
-CALM_ROWS, CALM = 1024, 0.5
+# more than `CALM` of what is allowed: an error of rounding alone grows slowly with more rows. An output that does not
+# err at all in most rows is saturated, and may err much in the few in which it is not.
+CALM_ROWS, CALM, ERRING = 1024, 0.5, 0.5
 
 Ask = Callable[[Iterable[Batch]], Iterator[Trial]]  # lets one half answer, in order
 
@@ -85,8 +86,9 @@ class Counterexamples:
             return False
         trials = list(ask(batches))
         self.tried = max(self.tried, rows)
-        worst = max((excess(report) for _, report in self._reports(trials)), default=0.0)
-        return worst <= CALM and self._order_report(trials) is None
+        reports = [report for _, report in self._reports(trials)]
+        worst = max((excess(report) for report in reports), default=0.0)
+        return worst <= CALM and _every_output_errs(reports) and self._order_report(trials) is None
 
     def _drawing_on(self) -> Iterator[Batch]:
         for batch in self._drawing:
@@ -165,6 +167,15 @@ class Counterexamples:
         questions = self._questions
         self._ranked = list(self.join([questions[place] for place in sorted(worst)]))
         return True
+
+
+def _every_output_errs(reports: Sequence[ParityReport]) -> bool:
+    """True where each output of numbers errs in at least `ERRING` of the rows, as rounding does."""
+    errors: dict[str, list[float]] = {}
+    for output in chain.from_iterable(report.outputs for report in reports):
+        if output.scale:
+            errors.setdefault(output.name, []).extend(output.per_sample_error_u)
+    return all(sum(error > 0 for error in of_rows) >= ERRING * len(of_rows) for of_rows in errors.values())
 
 
 def _first(rows: int, trials: Iterable[Trial]) -> Iterator[Trial]:

@@ -190,7 +190,7 @@ class Store:
         """`numbers` of a model that has some. Raises UnknownName, whose message has the store and its models."""
         if numbers := self.numbers(name):
             return numbers
-        raise UnknownName.of_model(name, self.names(), f"no model '{{}}' in the store {self.root}")
+        raise UnknownName.of_model(name, self.names(), f"no model '{{}}' in the store {self.root.absolute()}")
 
     def version(self, name: str, number: int) -> Version:
         """Raises UnknownName where there is none, DamagedFile where its manifest cannot be read."""

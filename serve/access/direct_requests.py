@@ -196,12 +196,17 @@ def _no_answer(url: str, error: Exception) -> NotReady:
     return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
 
 
+def sent_on(answer: ServerAnswer) -> BadInput:
+    """The error for a caller whose request was answered with a redirect."""
+    place = answer.headers.get("location", "another address")
+    return BadInput(
+        f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
+    )
+
+
 def _refusal(answer: ServerAnswer) -> HalfevenError:
     if answer.status < 400:
-        place = answer.headers.get("location", "another address")
-        return BadInput(
-            f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
-        )
+        return sent_on(answer)
     if answer.of_a_proxy:
         return NotReady(f"the server refused with {answer.status}: {words_of(answer.body)}")
     return error_of_status(answer.status, answer.body, retry_after=answer.headers.get("retry-after", ""))

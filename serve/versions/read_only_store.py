@@ -154,6 +154,6 @@ class StateWriter(StoreWriter):
 def needs_the_store(root: Path) -> str:
     """The sentence that says why an order is refused, and what to do."""
     return (
-        f"this server only reads the store {root}; do it where the store may be written (`halfeven promote`, "
-        "`rollback`, `finetune`, `convert` with --store), and this server follows"
+        f"this server only reads the store {root.absolute()}; do it where the store may be written (`halfeven "
+        "promote`, `rollback`, `finetune`, `convert` with --store), and this server follows"
     )

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from ....models.errors import BadInput, CannotServe, NotReady
 from ....models.files.opened_file import opened_named
 from ...access.client_key import key_headers
-from ...access.direct_requests import answer_to, error_of_status
+from ...access.direct_requests import answer_to, error_of_status, sent_on
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -113,6 +113,8 @@ class Remote:
             raise NotReady(
                 f"no server answers at {self.url}{path} ({what}); is `halfeven serve` running there?"
             ) from None
+        if 300 <= answer.status < 400:
+            raise sent_on(answer)
         return _read(answer.status, answer.body)
 
 
@@ -130,7 +132,8 @@ def _place_of(url: str) -> str:
         raise refused from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise refused
-    return parts._replace(path=urllib.parse.quote(parts.path, safe="/%")).geturl()
+    host = parts.netloc.rpartition("@")[2]  # urllib would look for a host with the user's name before it
+    return parts._replace(netloc=host, path=urllib.parse.quote(parts.path, safe="/%")).geturl()
 
 
 def _job_path(id: str) -> str:

@@ -180,6 +180,7 @@ class Remeasuring(threading.Thread):
 
     def _sweep(self, one: Watched) -> Steps[None]:
         one.worked_s, one.batches = 0.0, 0
+        leaves_out = bool(one.decided.ways or one.decided.keys)
         try:
             sweep = Sweep(
                 one.loaded,
@@ -203,9 +204,8 @@ class Remeasuring(threading.Thread):
             if changed:
                 one.rounds = 0
                 return
-            left_out = bool(one.decided.ways or one.decided.keys)
             one.decided.clear()
-            if sweep.crowded or left_out:
+            if sweep.crowded or leaves_out:
                 one.due_s = self._machine.clock() + AGAIN_S
             else:
                 self._confirm(one, sweep)

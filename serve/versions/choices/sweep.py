@@ -264,9 +264,10 @@ class Sweep:
         else by runs between live batches."""
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
+        crowding = self.machine.crowding()
         gain = mean((yield from round_gains(active, rival, sizes[:1], self._watch, is_first=True)))
         if gain < _HOPELESS:
-            return Verdict(rounds=1, gain=gain), new
+            return Verdict(rounds=1, gain=gain, crowded=crowding.disturbance() > CROWDED), new
         before = yield from self._trial.window()
         if before.is_enough:
             crowding = self.machine.crowding()

@@ -1,12 +1,19 @@
 """When a model folder is converted again, and when it is not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from halfeven.exporters.conversion.convert import Conversion, Options, convert
+from halfeven.exporters.conversion.road import travel
+from halfeven.exporters.onnx.forms import foreign_subject
+from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.store.store import Store
 
+from tests.conversions import samples_of
+from tests.corpus import captured
 from tests.model_folders import LINEAR, write_folder
 
 
@@ -40,6 +47,18 @@ def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_p
     again = converted(folder, tmp_path / "store")
     assert not again.unchanged and Store(tmp_path / "store").numbers("net") == [1, 2]
     assert Store(tmp_path / "store").live_number("net") == again.version.number
+
+
+@pytest.mark.slow
+def test_the_halves_that_missed_are_deleted_where_fp32_serves(tmp_path: Path) -> None:
+    """No half of this model passes; what looks for `half.onnx` in a version must find none."""
+    model = captured("sigmoid tail")
+    spec = replace(model.spec, name="tail")
+    write_onnx(model.program, spec, tmp_path / "tail.onnx", {})
+    folder = ModelFolder(tmp_path, "tail.onnx", (), None, None, spec, Precision())
+    subject, maker = foreign_subject(folder, samples_of("sigmoid tail", 32, seed=1), {}, True, lambda _: None)
+    version = travel(subject, maker, Store(tmp_path / "store"), lambda _: None)
+    assert version.json("precision.json")["kept"] and not list(version.folder.glob("half*"))
 
 
 def test_data_that_a_model_reads_beside_its_code_is_part_of_the_folder(tmp_path: Path) -> None:

@@ -89,6 +89,12 @@ def test_fewer_rows_are_enough_for_a_half_that_errs_little() -> None:
         assert not found.search(half) and found.tried == rows and len(found.unseen) == rows
 
 
+def test_an_output_that_does_not_err_in_most_rows_is_asked_all_of_them() -> None:
+    for exact_rows, enough in [(CALM_ROWS // 2 - 1, True), (CALM_ROWS // 2 + 1, False), (CALM_ROWS, False)]:
+        found = unseen(*[One(0.0)] * exact_rows, *[One(0.1)] * (CALM_ROWS - exact_rows))
+        assert found.errs_little(half) == enough
+
+
 def test_the_worst_are_asked_from_now_on_and_those_within_the_limit_are_not() -> None:
     beyond = [One(1.0 + step) for step in range(1, WORST + 3)]
     found = unseen(One(0.5), One(0.99), *beyond, One(1.01))

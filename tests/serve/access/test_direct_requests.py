@@ -8,6 +8,7 @@ import pytest
 from halfeven.models.errors import BadInput
 from halfeven.serve.access.direct_requests import answer_to, ask
 from halfeven.serve.bench.benched_model import ask as ask_for_bench
+from halfeven.serve.finetune.client.remote import Remote
 
 
 class Redirecting(BaseHTTPRequestHandler):
@@ -48,7 +49,10 @@ def test_no_redirect_is_followed_with_the_key(
         ask(f"{url}/v2/models/net", None)
     with pytest.raises(BadInput, match="answers 302"):
         ask_for_bench(f"{url}/v2/models/net", {"Authorization": "Bearer hek_secret"})
-    assert asked == ["/v2/models/net Bearer hek_secret"] * 2
+    with pytest.raises(BadInput, match="sends on to /elsewhere"):
+        Remote(url).job("x")
+    job = "/v1/fine_tuning/jobs/x Bearer hek_secret"
+    assert asked == [*["/v2/models/net Bearer hek_secret"] * 2, job]
 
 
 def test_a_server_on_this_machine_is_asked_without_the_proxy_of_the_environment(

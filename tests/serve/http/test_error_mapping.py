@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models import errors
+from halfeven.models.store.store import Store
 from halfeven.serve.finetune.jobs.choices.hyperparameter_table import bad
 from halfeven.serve.http.error_mapping import (
     NotOffered,
@@ -128,6 +129,15 @@ def test_a_sentence_of_another_protocol_names_the_models_that_its_reader_may_see
     said = message_of(error, lambda model: model == "double")
     assert said == "Request for unknown model: 'doubel' is not found: it has ['double']"
     assert message_of(error) == "Request for unknown model: 'doubel' is not found"
+
+
+def test_a_store_that_was_named_from_the_servers_folder_is_not_told_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.UnknownName) as refused:
+        Store(Path("data/production/models")).rollback("net")
+    assert message_of(refused.value) == "no model 'net' in the store models"
 
 
 def test_a_full_disk_says_how_much_is_free_only_where_it_is_known_of_which_disk(tmp_path: Path) -> None:

@@ -329,6 +329,11 @@ def test_a_url_that_is_none_is_refused_by_name(url: str) -> None:
         Remote(url)
 
 
+def test_a_user_in_the_url_is_not_taken_for_a_part_of_the_host() -> None:
+    with speaking(Script(states=[(200, {"id": "x"})])) as url:
+        assert Remote(url.replace("//", "//user:word@")).job("x") == {"id": "x"}
+
+
 def test_something_else_at_that_address_is_not_taken_for_a_job() -> None:
     with (
         speaking(Script(states=[(200, b"<html>hello</html>")])) as url,

@@ -51,6 +51,7 @@ class Stage:
     fault: Exception | None = None
     busy: bool = False
     crowded: bool = False
+    slower: set[str] = field(default_factory=set)  # what a sweep that changes nothing finds clearly slower
 
     def after(self, seconds: float, serve: float = 0.0, each_s: float = 0.02) -> int:
         """How many sweeps began in so many seconds, in which batches ran for ``serve`` seconds."""
@@ -94,7 +95,7 @@ def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
             if made.fault is not None:
                 raise made.fault
             changed = made.changes.pop(0) if made.changes else False
-            self.decided.keys |= {"threads"} if changed else set()
+            self.decided.keys |= {"threads"} if changed else made.slower
             return changed
 
     monkeypatch.setattr(remeasuring, "Sweep", Swept)
@@ -121,6 +122,15 @@ def test_each_sweep_that_confirms_the_choice_doubles_the_time_to_the_next(
     assert stage.after(30, serve=10) == 1
     kept = kept_setup(version, "torch", "fp32", CPU)
     assert kept is not None and kept.rounds == 6 and kept.seconds == {1: 0.006, 8: 0.02}
+
+
+def test_a_sweep_that_tried_everything_confirms_also_where_a_form_was_clearly_slower(
+    stage: Stage, version: Version
+) -> None:
+    stage.slower = {"onnx fp32"}
+    assert stage.after(FIRST_S - 10, serve=FIRST_S) == 1
+    kept = kept_setup(version, "torch", "fp32", CPU)
+    assert kept is not None and kept.rounds == 2
 
 
 def test_a_disturbed_sweep_confirms_nothing_and_is_made_again_soon(stage: Stage, version: Version) -> None:

@@ -508,6 +508,15 @@ def test_on_a_crowded_machine_threads_that_lose_a_little_stay(version: Version) 
     assert alone.loaded.way.threads == 1, "where nobody else computes, the measurement counts"
 
 
+def test_on_a_crowded_machine_not_even_a_hopeless_rival_is_decided(version: Version) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, crowded=0.5)
+    one.run()
+    assert not one.decided.ways | one.decided.keys
+    alone = bench(version, AVX512, PLAIN_ONE)
+    alone.run()
+    assert "torch fp16" in alone.decided.keys
+
+
 def test_a_half_needs_the_margin_of_a_load_and_goes_only_clearly_below_it(version: Version) -> None:
     def world(factor: float) -> Processor:
         return Processor("half", {"torch bf16": factor, WITHOUT_LOCK: 1.2}, 1)

@@ -196,7 +196,7 @@ def test_a_store_keeps_a_result_for_each_of_its_newest_environments(
 ) -> None:
     device = torch.device("cpu")
     for number in range(selftest_record.MOST_KEPT + 2):
-        monkeypatch.setattr(environment, "_onnxruntime", lambda number=number: str(number))
+        monkeypatch.setattr(environment, "_version", lambda *names, number=number: str(number))
         for _ in range(2):
             keep_record(tmp_path, device, dict.fromkeys(FEATURES, WHY))
     kept = [record.environment["onnxruntime"] for record in records_of(tmp_path)]

@@ -78,7 +78,7 @@ def test_a_device_is_proven_once_for_its_driver_and_libraries_and_its_report_say
     for change in (
         lambda: monkeypatch.setattr(environment, "_driver", lambda: "580.95"),
         lambda: monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91500),
-        lambda: monkeypatch.setattr(environment, "_onnxruntime", lambda: "1.99"),
+        lambda: monkeypatch.setattr(environment, "_version", lambda *names: "1.99"),
     ):
         change()
         before = len(proven)

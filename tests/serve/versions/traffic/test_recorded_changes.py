@@ -30,7 +30,7 @@ def test_a_version_that_becomes_active_by_the_store_is_told_with_its_precision_a
     assert numbers.keys() == {"version", "precision", "form", "device"} and last["model"] == "net"
     said = [one for one in caplog.records if getattr(one, "event", "") == "activated"]
     assert [one.getMessage().split(" is active")[0] for one in said] == ["net@1", "net@2"]
-    assert "before it net@1 was" in said[1].getMessage()
+    assert ", in place of net@1" in said[1].getMessage()
 
 
 def test_a_start_that_changes_nothing_is_no_event(store: Store, versions: Versions) -> None:
