@@ -55,8 +55,9 @@ class Planted:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """``planted``: in the graph's order; ``samples``: on so many of the judged ones. ``answers_alike``: to every sample
-    the same answer is given, as far as the gate can tell; ``samples_alike``: all samples are the same."""
+    """``planted``: in the graph's order; ``samples``: on so many of the judged ones; where it is shown, most nodes
+    were asked on the first few of them alone. ``answers_alike``: to every sample the same answer is given, as far as
+    the gate can tell; ``samples_alike``: all samples are the same."""
 
     planted: tuple[Planted, ...]
     samples: int
