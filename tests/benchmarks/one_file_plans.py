@@ -19,7 +19,7 @@ import onnx
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.half_files.half_file import proof_folder, verdict_of, write_half
 from halfeven.exporters.torch.onnx_form.export import write_onnx
-from halfeven.models.errors import HalfevenError
+from halfeven.models.errors import ExportFailed, HalfevenError
 from halfeven.models.store.store import Store
 from halfeven.models.zoo import zoo_folder
 
@@ -71,7 +71,7 @@ def differing(source: Path, folder: Path, options: Options) -> list[str]:
 
 
 def sources(road: str, name: str, folder: Path) -> tuple[Path, Options] | None:
-    """A model as a file or folder with its options; None where it is not here."""
+    """A model as a file or folder with its options; None where it is not here, or cannot be written as ONNX."""
     rows = folder / "rows.npz"
     if road == "zoo":
         return zoo_folder(name), Options()
@@ -81,7 +81,10 @@ def sources(road: str, name: str, folder: Path) -> tuple[Path, Options] | None:
             np.savez(rows, allow_pickle=False, **SAMPLES[name](np.random.default_rng(7), 32))
         return (path, Options(samples=rows if name in SAMPLES else None)) if path.exists() else None
     original, source = captured(name), folder / "model.onnx"
-    write_onnx(original.program, original.spec, source, {})
+    try:
+        write_onnx(original.program, original.spec, source, {})
+    except ExportFailed:
+        return None
     np.savez(rows, **{key: tensor.numpy() for key, tensor in fresh(name, ROWS, SEED).items()})  # type: ignore[arg-type]
     return source, Options(samples=rows)
 
