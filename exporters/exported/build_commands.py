@@ -101,7 +101,7 @@ BY_ENGINE: dict[str, Callable[[ModelSpec, Shapes], Commands]] = {
 def _answer_rows(spec: ModelSpec, call: str) -> str:
     """The rest of a program: the rows of the file in batches, and the answers as a file."""
     step = max(spec.max_batch_size, 1)
-    rows = f"start : start + {step}" if spec.batched else "start"
+    rows = f"start : start + {step}" if spec.batched else "start, ..."  # an array also of a scalar input
     join = "concatenate" if spec.batched else "stack"
     fed = f"{{name: array[{rows}] for name, array in inputs.items()}}"
     return f"""

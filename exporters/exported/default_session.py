@@ -31,7 +31,7 @@ given = dict(np.load(inputs))
 names = [output.name for output in session.get_outputs()]
 found = []
 for start in range(0, min(map(len, given.values())), rows or 1):
-    part = slice(start, start + rows) if rows else start
+    part = slice(start, start + rows) if rows else (start, ...)  # an array also of a scalar input
     found.append(session.run(names, {name: array[part] for name, array in given.items()}))
 join = np.concatenate if rows else np.stack
 np.savez(answers, **{name: join([one[place] for one in found]) for place, name in enumerate(names)})

@@ -16,7 +16,7 @@ from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
 from halfeven.models.store.manifest import LIVE, write_manifest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.benchmarks.one_file_plans import by_convert, digests
 from tests.exporters.half_files.onnx_net import answers, samples, written
@@ -47,6 +47,18 @@ def test_convert_gives_the_same_plan_verdict_and_graph(half: Path, tmp_path: Pat
     assert by_convert(half.with_name("net.onnx"), tmp_path, rows) == {"verdict": "equal"} | digests(
         proof_folder(half)
     )
+
+
+def test_a_model_without_a_batch_axis_takes_a_scalar(tmp_path: Path) -> None:
+    """Of a row of scalars one is a number to NumPy, and no array."""
+    weight = numpy_helper.from_array(np.random.normal(size=(16, 8)).astype(np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Mul", ["h", "by"], ["y"])]
+    sizes = {"x": [16], "by": [], "y": [8]}
+    x, by, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items())
+    graph = helper.make_graph(nodes, "scaled", [x, by], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "scaled.onnx")
+    assert write_half(tmp_path / "scaled.onnx", tmp_path / "half.onnx", Options())["verdict"] == EQUAL
 
 
 def test_new_samples_that_leave_the_range_of_half_are_refused(tmp_path: Path) -> None:
