@@ -217,7 +217,7 @@ class _Run:
         self._start_worker()
 
     def _record(self) -> None:
-        """For the next run. Of a test that is gone the time stays until the cache is cleared."""
+        """Write the times for the next run. The time of a test that is gone stays until the cache is cleared."""
         if self._cache is not None:
             took = {**self._recorded, **{name: round(seconds, 2) for name, seconds in self._took.items()}}
             self._cache.set(RECORD, {name: each for name, each in took.items() if each >= WORTH})

@@ -118,7 +118,7 @@ def test_the_small_installation_has_the_bounds_of_the_whole_one() -> None:
 
 @pytest.mark.slow
 def test_a_file_is_converted_and_compared_without_torch_and_the_half_is_the_same(tmp_path: Path) -> None:
-    """Also: what does need torch says so in one sentence."""
+    """A command that needs torch says so in one sentence, too."""
     rows, net = samples(tmp_path / "x.npz"), written(tmp_path / "net.onnx")
     half, again, lock = tmp_path / "net.fp16.onnx", tmp_path / "again.onnx", tmp_path / "halfeven.lock"
     program = tmp_path / "net.pt2"

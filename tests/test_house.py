@@ -47,7 +47,7 @@ def _written(text: str, package: Name) -> list[tuple[Name, list[str]]]:
 
 
 def imports(modules: dict[Name, Path]) -> dict[Name, set[Name]]:
-    """Who imports whom. ``from .a import b`` means the file ``a/b.py`` where there is one, else ``a``."""
+    """The imports of each module. ``from .a import b`` means the file ``a/b.py`` where there is one, else ``a``."""
     edges: dict[Name, set[Name]] = {}
     for name, file in modules.items():
         package = name if file.name == "__init__.py" else name[:-1]

@@ -70,7 +70,7 @@ def place(folder: Path) -> Path:
 
 @pytest.fixture
 def prepared(place: Path) -> Path:
-    """The same after a child: further ones like it are forked."""
+    """The folder of `place` after a first child: further children like it are forked."""
     (place / f"{NAME}.py").write_text("")
     started(place).communicate(b"", timeout=PATIENCE_S)
     (place / f"{NAME}.py").write_text(CHILD)
@@ -93,7 +93,7 @@ def seen_from_inside(place: Path, **more: Any) -> dict[str, Any]:
 
 
 def forks() -> int:
-    """How many processes fork."""
+    """The number of processes that fork."""
     return sum(parent is not None for parent in preloaded._parents.values())
 
 

@@ -190,7 +190,7 @@ DISK_BYTES = 8 << 20
 
 
 def can_mount() -> bool:
-    """Whether this user may mount a file system."""
+    """True if this user may mount a file system."""
     return (
         os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
     )

@@ -54,7 +54,7 @@ class Server:
         self.pid = zygote.ask(start={**asked, "environment": settings})
 
     def alive(self) -> bool:
-        """Whether it runs; a process that has ended and was not waited for does not."""
+        """True if the process runs; a process that has ended and was not waited for does not."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         except OSError:
@@ -111,7 +111,7 @@ class Server:
 
 
 def moments(step_s: float = 0.02) -> Iterator[None]:
-    """For loops that wait for something, for at most ``SECONDS``."""
+    """Moments for a loop that waits for something, one every ``step_s`` seconds, for at most ``SECONDS``."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         yield

@@ -66,7 +66,7 @@ def near_prototypes(rows: int) -> Tensor:
 
 
 class LongHead(nn.Module):
-    """What the samples do not move is read by many more layers."""
+    """A net in which many more layers read a part that the samples do not move."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,7 +92,7 @@ def flipped_kernels(module: nn.Module) -> None:
 
 
 def stale_weights(module: nn.Module) -> None:
-    """Those of one training step before: one layer, 1 % off."""
+    """Weights of one training step before: one layer, 1 % off."""
     layer = part(module, nn.Linear)
     assert isinstance(layer, nn.Linear)
     layer.weight.data *= 1.0 + 0.01 * torch.randn_like(layer.weight)
@@ -105,7 +105,7 @@ def missing_bias(module: nn.Module) -> None:
 
 
 def quantised_weights(module: nn.Module) -> None:
-    """To 8 bits, one scale for each tensor."""
+    """Weights that are rounded to 8 bits, with one scale for each tensor."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             step = layer.weight.data.abs().max() / 127

@@ -36,7 +36,7 @@ FORM = "onnx"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a conversion left behind; ``status`` is the error's sentence where it left nothing."""
+    """The results of a conversion; ``status`` is the error's sentence where the conversion left nothing."""
 
     status: str
     facts: Mapping[str, Any]

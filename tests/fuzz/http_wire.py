@@ -50,7 +50,7 @@ class HttpWire:
 
 
 def _quietly(compute: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
-    """Without numpy's warnings of large numbers: the models of these tests are numpy functions."""
+    """The function without numpy's warnings of large numbers: the models of these tests are numpy functions."""
 
     def run(*arrays: np.ndarray) -> list[np.ndarray]:
         with np.errstate(all="ignore"):

@@ -58,7 +58,7 @@ def loop(folder: Path) -> Path:
 
 
 def quantised(folder: Path) -> Path:
-    """As ONNX Runtime's own tool quantises."""
+    """A file that ONNX Runtime's own tool has quantised."""
     random = np.random.default_rng(5)
     weights = {name: normal(random, *shape, scale=0.1) for name, shape in
                (("w1", (64, 128)), ("w2", (128, 64)), ("w3", (64, 8)))}  # fmt: skip

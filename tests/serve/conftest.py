@@ -59,7 +59,7 @@ class FakeEngine(Engine):
 
 @dataclass(eq=False)
 class FakeServed:
-    """Its own batcher. ``holding``: futures are kept in ``held`` instead of being answered."""
+    """A served model that is its own batcher. ``holding``: futures are kept in ``held`` instead of being answered."""
 
     spec: ModelSpec
     compute: Callable[..., list[np.ndarray]]

@@ -85,7 +85,7 @@ class Allocator:
             return block
 
     def begin(self, stream: int, pool: object) -> None:
-        """From now on what the stream allocates is of the pool."""
+        """Take what the stream allocates from now on from the pool."""
         if pool in self._uses and not self._uses[pool]:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED (simulated)")
         self._underway[stream] = pool
@@ -102,7 +102,7 @@ class Allocator:
             del self._underway[stream]
 
     def end_of_the_host(self, pool: object) -> None:
-        """Only a graph ends this, where CUDA gave one: torch has no other way."""
+        """End the host's side of a recording. Only a graph does so, where CUDA gave one: torch has no other way."""
         self._of_the_host.remove(pool)
 
     def release(self, pool: object) -> None:

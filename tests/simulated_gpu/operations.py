@@ -248,7 +248,7 @@ def _meta(tree: Any) -> Any:
 
 
 def _makes(func: Any) -> bool:
-    """Whether it makes a tensor from no other."""
+    """True if the operator makes a tensor from no other."""
     return not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
 
 

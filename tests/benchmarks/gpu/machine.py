@@ -1,4 +1,4 @@
-"""What the machine is, and its ceilings: matrix products, copies, and what a call from Python costs."""
+"""The machine and its ceilings: matrix products, copies, and the cost of a call from Python."""
 
 import os
 import platform

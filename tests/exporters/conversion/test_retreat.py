@@ -164,5 +164,5 @@ def test_all_that_can_be_given_is_given_before_a_near_miss_is_refused(
 
 
 def test_where_no_other_plan_is_looked_for_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at O3 without a search: what was asked is proven or refused."""
+    """A fixed plan, as O3 without a search has it, is proven or refused as it was asked for."""
     assert shares_asked(monkeypatch, lambda share: 4.2, fixed=True) == [*SHARES, RETREATS[0]]

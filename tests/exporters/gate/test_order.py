@@ -52,7 +52,7 @@ def sigmoid(logits: Answer) -> Answer:
 
 
 def spread_evenly(rows: int = 200) -> Answer:
-    """From 0 to 1, in no order."""
+    """Numbers from 0 to 1 at equal distances, in random order."""
     return np.random.default_rng().permutation(rows) / (rows - 1)
 
 

@@ -49,7 +49,8 @@ def ties_with(found: Original, judging: Callable[[], Iterable[Mapping[str, np.nd
 
 
 def tolerated(choose: Callable[[Tensor], Tensor], x: Tensor, near: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Where the answer to ``near`` may stand for the answer to ``x``, and where it is another."""
+    """Two masks: the places where the answer to ``near`` may stand for the answer to ``x``, and those where it is
+    another."""
     found = captured(choose, x)
     (reference,), (candidate,) = found.run(x), found.run(near)
     tied = ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()})

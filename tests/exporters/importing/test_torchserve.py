@@ -37,7 +37,7 @@ class Runs:
 
 
 class Net(nn.Module):
-    """As the module of `MODEL_FILE`, with its names."""
+    """The module of `MODEL_FILE`, with its names."""
 
     def __init__(self) -> None:
         super().__init__()

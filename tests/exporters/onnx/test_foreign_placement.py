@@ -90,7 +90,7 @@ def test_half_that_goes_to_fp32_and_back_is_read_before_it_goes(tmp_path: Path) 
 
 
 def test_what_reaches_an_fp32_reader_unrounded_stays_unrounded(tmp_path: Path, monkeypatch) -> None:
-    """In half the concatenation would cost fewer bytes, and the slice behind it would be rounded."""
+    """The concatenation would cost fewer bytes in half, and the slice behind it would be rounded."""
     body = (
         "h = MatMul(x, w) k = MatMul(h, w) p = Softmax(x) c = Concat<axis=1>(h, k, p) s = Slice(c, from, to, axes)"
         " e = Exp(s) f = Gather<axis=1>(e, picks) y = Mul(f, thousand)"

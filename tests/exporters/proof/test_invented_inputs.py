@@ -86,7 +86,7 @@ def net(names: list[str], random: np.random.Generator, path: Path) -> tuple[Path
 
 
 def onnx_width(text: str, weights: Mapping[str, np.ndarray], x: np.ndarray) -> int:
-    """How many features the layers get."""
+    """The number of features that the layers get."""
     import onnxruntime
 
     head, _, _ = text.partition(" a = MatMul")

@@ -35,7 +35,7 @@ def needs(*groups: Iterable[str]) -> Callable[[frozenset[str]], bool]:
 
 
 def holds(found: Found, judge: Judge, candidates: list[str]) -> None:
-    """What every result promises, asked of the judge again."""
+    """Ask the judge again for the promises of every result."""
     assert set(found.kept) <= set(candidates) and len(set(found.kept)) == len(found.kept)
     assert judge(frozenset(found.kept)).passed and found.after == judge(frozenset(found.kept))
     assert found.before == judge(frozenset())
@@ -281,7 +281,7 @@ def test_few_suspects_are_minimised_before_any_unseen_sample_is_asked() -> None:
 
 
 def test_needed_nodes_far_behind_in_the_measured_order_do_not_keep_what_stands_before_them() -> None:
-    """As a logarithm that costs nothing by itself."""
+    """A logarithm is such a node: it costs nothing by itself."""
     needed = {"n0", "n3", "n170", "n195"}
     sizes = list[int]()
 

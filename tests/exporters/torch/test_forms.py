@@ -1,4 +1,4 @@
-"""What a version has where one of its forms cannot be made."""
+"""The files of a version where one of its forms cannot be made."""
 
 from dataclasses import replace
 from pathlib import Path

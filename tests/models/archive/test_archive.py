@@ -398,7 +398,7 @@ def test_a_file_that_is_missing_or_something_else_is_refused(tmp_path: Path, can
 
 
 class Nothing(nn.Module):
-    """As an adapter of rank 0 has."""
+    """A parameter without elements, as an adapter of rank 0 has."""
 
     def __init__(self) -> None:
         super().__init__()

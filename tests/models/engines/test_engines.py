@@ -71,7 +71,7 @@ def engine(request: pytest.FixtureRequest, net: Original, onnx_file: Path) -> En
 def test_onnx_runtime_without_a_number_of_threads_is_given_that_of_the_usable_cores(
     onnx_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own default is the number of the machine's cores."""
+    """The default of ONNX Runtime itself is the number of the machine's cores."""
     monkeypatch.setattr("halfeven.models.engines.onnx_engine.usable_cores", lambda: 3)
     for setup, threads in ((PLAIN, 3), (CpuSetup(2), 2)):
         session = OnnxEngine(onnx_file, "fp32", CPU, setup)._session

@@ -1,4 +1,4 @@
-"""What kernels cost in half is asked as they are used, in times of FP32."""
+"""The cost of kernels in half is asked as they are used, in times of FP32."""
 
 import itertools
 import warnings

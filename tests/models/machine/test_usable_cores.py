@@ -1,4 +1,4 @@
-"""How many cores there are, by given control groups and affinities; nothing else in the product counts them."""
+"""The number of cores, by given control groups and affinities; nothing else in the product counts them."""
 
 import ast
 import os
@@ -226,7 +226,7 @@ def test_no_other_file_of_the_product_counts_cores() -> None:
 
 
 def test_no_pool_takes_its_size_from_the_machine() -> None:
-    """Without a number, these take one for each core, whatever the quota is."""
+    """Pools without a number take one thread or process for each core, whatever the quota is."""
     pools = list(calls("ThreadPoolExecutor", "ProcessPoolExecutor", "Pool", "ThreadPool"))
     assert pools
     assert [where for where, call, named in pools if not call.args and "max_workers" not in named] == []

@@ -1,4 +1,4 @@
-"""What the tests of the batcher play with: a fake engine, a clock moved by hand, a batcher on a device of its own.
+"""The parts of the batcher's tests: a fake engine, a clock moved by hand, a batcher on a device of its own.
 
 Every interleaving is made by hooks (hold, release, gates), none by sleeping.
 """

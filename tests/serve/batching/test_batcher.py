@@ -1,4 +1,4 @@
-"""What the batcher promises its callers. Every interleaving here is made by hooks, none by sleeping."""
+"""The promises of the batcher to its callers. Every interleaving here is made by hooks, none by sleeping."""
 
 import asyncio
 from typing import Any

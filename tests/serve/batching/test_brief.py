@@ -59,7 +59,7 @@ async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batche
 
 
 class Calls:
-    """In the place of `BriefPolling`: records the calls of the batcher."""
+    """A stand-in for `BriefPolling` that records the calls of the batcher."""
 
     def __init__(self) -> None:
         self.made: list[str] = []

@@ -73,7 +73,7 @@ class _LaunchedInBackground(_Launched):
 
 
 class InBackground(Ahead):
-    """Its batches can be waited for on another thread."""
+    """An engine whose batches can be waited for on another thread."""
 
     def launch(self, parts: Any) -> _Launched:
         return _LaunchedInBackground(self, super().launch(parts).parts)

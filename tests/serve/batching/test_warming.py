@@ -1,4 +1,4 @@
-"""What is run before anybody is served, and what is found out by it."""
+"""The runs before anybody is served, and the facts that they find."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Both kinds of load against a server that does exactly as it is told."""
+"""The two kinds of load against a server that does exactly as it is told."""
 
 import asyncio
 import time
@@ -118,7 +118,7 @@ async def test_arrivals_are_poisson_at_the_rate_that_was_asked_for() -> None:
 
 
 async def stalled(load: Callable[[Target, Record], Load]) -> dict[str, Any]:
-    """What a load says of a server that answers nothing at all for half a second."""
+    """The report of a load about a server that answers nothing at all for half a second."""
     async with running() as (server, target):
         record = record_of(0.8)
         server.open.clear()

@@ -1,4 +1,4 @@
-"""What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
+"""The output of a command is the text itself: nothing in it is read as markup, and no line of it is broken."""
 
 import errno
 import io

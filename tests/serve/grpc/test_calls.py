@@ -394,7 +394,7 @@ def test_a_server_that_ends_answers_what_is_under_way_and_takes_nothing_new() ->
 
 
 def live(address: str) -> bool:
-    """Whether a new connection is answered."""
+    """True if a new connection is answered."""
     with grpc.insecure_channel(address) as channel:
         try:
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(

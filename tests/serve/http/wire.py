@@ -35,7 +35,7 @@ class Wire:
             await asyncio.sleep(0)
 
     def after(self, seconds: float) -> None:
-        """So much later. Timers fire one by one, each at its time."""
+        """Move the clock on by ``seconds``. Timers fire one by one, each at its time."""
         end = self.now + seconds
         while due := [timer for timer in self.timers if timer.when() <= end]:
             timer = min(due, key=lambda one: one.when())

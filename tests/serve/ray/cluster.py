@@ -33,7 +33,7 @@ class TwoNodes:
         self._run()
 
     def address(self) -> str:
-        """Of the cluster, for another process."""
+        """The address of the cluster, for another process."""
         return str(self._cluster.address)
 
     def replicas(self) -> int:

@@ -196,7 +196,7 @@ def test_a_batch_that_keeps_its_memory_is_found(on_gpu: Found, monkeypatch: pyte
 def test_an_engine_that_a_batch_without_memory_stops_switches_the_device_off(
     on_gpu: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its slot is not free again: soon no batch is taken."""
+    """The slot of that batch does not become free again: soon no batch is taken."""
     plant(monkeypatch, Staging._abandon, "self.release(slot)", "pass")
     outcome = on_gpu(OUT)[OUT]
     assert (

@@ -51,7 +51,7 @@ def true_half(model: Original, precision: Precision, *tensors: Tensor) -> tuple[
 
 
 def apart(one: Tensor, other: Tensor) -> float:
-    """In u of the largest value."""
+    """The largest difference, in u of the largest value."""
     return float((one - other).abs().max() / (U * other.abs().max()))
 
 
@@ -70,7 +70,7 @@ def test_it_gives_what_true_half_kernels_give(name: str, level: str) -> None:
 
 
 def test_a_second_run_remembers_nothing_of_the_first() -> None:
-    """What is read in half and given back as it is, too."""
+    """A value that is read in half and given back as it is does not change that."""
     model = original(
         net(lambda self, x: (self.linear(x), x), linear=nn.Linear(4, 4)), {"x": torch.randn(8, 4)}
     )

@@ -1,4 +1,4 @@
-"""Over corpus and zoo on fake CUDA tensors: the half program computes what live autocast does there, on the device.
+"""The half program computes what live autocast does on the device, over corpus and zoo on fake CUDA tensors.
 
 Names, datatypes and devices of operations, without a device and without values (`tests/fake_cuda.py`).
 """

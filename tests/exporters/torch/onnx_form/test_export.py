@@ -342,7 +342,7 @@ def test_a_file_is_self_contained_and_plain(name: str, tmp_path: Path) -> None:
 def test_large_weights_stand_beside_the_file_and_are_found_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they do above protobuf's limit of 2 GiB, lowered here."""
+    """Weights stand beside the file above protobuf's limit of 2 GiB, which is lowered here."""
     model = captured_net("mlp")
     written(model, tmp_path / "plain.onnx")
     monkeypatch.setattr(onnx_form, "SELF_CONTAINED_BELOW", 64)

@@ -54,7 +54,7 @@ class Runner(JobRunner):
         return self.job_store.create_job(JobRequest(model, "net", 1, "file-1", hyperparameters, 3))[0]
 
     def again(self, job: JobRow) -> None:
-        """As the next server does it."""
+        """Run the job once more, as the next server does."""
         self.job_store.move(job.id, "queued")
         self.go(job)
 

@@ -46,7 +46,7 @@ def started(folder: Path, script: str) -> Child:
 
 
 def whole_lines(child: Child) -> list[object]:
-    """Its lines until they end, without the looks between them."""
+    """The lines of a child until they end, without the looks between them."""
     found, looks = [], 0
     for line in child.lines(every_s=0.1):
         looks += line is None

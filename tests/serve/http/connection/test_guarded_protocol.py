@@ -56,7 +56,7 @@ def wires(bounds: ServerBounds | None = None, roster: FakeRoster | None = None) 
 
 
 def held_back() -> FakeRoster:
-    """Its model answers when `release` says so."""
+    """A roster whose model answers when `release` says so."""
     roster = make_roster()
     roster.models["double"].holding = True
     return roster

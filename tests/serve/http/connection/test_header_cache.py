@@ -108,7 +108,7 @@ def answers(written: bytes) -> list[bytes]:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What the parser was given."""
+    """The bytes that the parser was given."""
     seen: list[bytes] = []
     read = GuardedProtocol.data_received
 

@@ -52,7 +52,7 @@ class Busy:
 
 @contextmanager
 def room_for(count: int) -> Iterator[None]:
-    """This process may open so many descriptors more."""
+    """A limit under which this process may open ``count`` descriptors more."""
     free = [os.dup(0) for _ in range(count + 1)]
     for descriptor in free:
         os.close(descriptor)

@@ -107,7 +107,8 @@ def test_a_thread_that_goes_on_for_a_request_that_has_ended_takes_nothing() -> N
 
 
 def used_by(steps: Callable[[Lease], Awaitable[Any]], limit: int) -> tuple[Any, int, int]:
-    """What the steps gave or raised, what the lease then held, and what was left in the budget when it was closed."""
+    """The result or the error of the steps, what the lease then held, and what was left in the budget when it was
+    closed."""
 
     async def run() -> tuple[Any, int, int]:
         budget = MemoryBudget(limit)

@@ -1,4 +1,4 @@
-"""What serves replaces a wrong choice on every processor: threads, passes, form and useful rows, by given facts."""
+"""A serving version replaces a wrong choice on every processor: threads, passes, form and useful rows, by given facts."""
 
 import json
 import random
@@ -377,7 +377,7 @@ def test_a_way_that_loses_beside_the_callers_programs_is_tried_by_them_and_not_t
 
 
 def test_a_form_is_tried_in_batches_of_its_own_size(version: Version) -> None:
-    """In batches of one row, which are right for the form that serves, the half would be slower."""
+    """The half would be slower in batches of one row, which are right for the form that serves."""
 
     class Sizes(Processor):
         def seconds(self, way: Way, rows: int) -> float:

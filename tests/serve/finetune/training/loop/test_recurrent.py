@@ -107,7 +107,7 @@ def test_every_recurrent_layer_trains_under_autocast_on_this_processor(
 def test_a_processor_that_answers_in_half_and_does_not_train_in_it_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As oneDNN with AVX512-FP16: the kernel of the answer exists, that of training does not."""
+    """oneDNN with AVX512-FP16 is so: the kernel of the answer exists, that of training does not."""
     monkeypatch.setattr(recurrent, "_known", {})
 
     def kernel(x: Tensor) -> tuple[Tensor]:
