@@ -236,7 +236,7 @@ class _Sender:
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: Any, nodeid: str, location: Any
     ) -> None:
-        # Its text, because the warning itself, or what it is about, may not be one to send.
+        # The warning's text is sent, because the warning itself, or what it is about, may not be one to send.
         text = f"{warning_message.category.__name__}: {warning_message.message}"
         recorded = warnings.WarningMessage(text, Warning, warning_message.filename, warning_message.lineno)
         content = {"warning_message": recorded, "when": when, "nodeid": nodeid, "location": location}

@@ -1,4 +1,4 @@
-"""Results that take long to make, kept between processes and runs until the source that makes them, or torch, changes."""
+"""Results that take long to make, kept between processes and runs until the source that makes them or torch change."""
 
 import fcntl
 import hashlib

@@ -83,7 +83,7 @@ class _Parent:
 
     @classmethod
     def started(cls, environment: Mapping[str, str]) -> "_Parent":
-        """One that is a fresh interpreter itself."""
+        """A process that is a fresh interpreter itself."""
         ours, theirs = _pair()
         parent = cls(ours, _read(environment))
         with theirs:

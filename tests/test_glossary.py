@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "exporters", "serve", "tests", "docker", "docs")
-# In no name, comment, message or page.
+# Words that stand in no name, comment, message or page.
 RETIRED = {
     *(
         "acquit",

@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 NAMED_FILE = re.compile(r"`([a-z0-9_/]+\.py)`")
-# What `halfeven diff` writes, a user's own file, and a file of MLflow.
+# Files of others: one that `halfeven diff` writes, a user's own file, and a file of MLflow.
 NOT_OURS = {"node.py", "layers.py", "mlflow/store/tracking/file_store.py"}
 
 

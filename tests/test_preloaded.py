@@ -80,7 +80,7 @@ def prepared(place: Path) -> Path:
 def started(place: Path, *arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
     pipe = subprocess.PIPE
     command = [sys.executable, "-PB", "-m", NAME, *arguments]
-    # Without one given, C's own environment is passed on, where readline has written sizes of the terminal.
+    # C's own environment is passed on where none is given, and readline has written sizes of the terminal there.
     more["env"] = {**more.get("env", os.environ), "PYTHONPATH": str(place)}
     return preloaded.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **more)
 

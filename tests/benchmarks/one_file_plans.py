@@ -40,7 +40,7 @@ def by_convert(source: Path, folder: Path, options: Options) -> Seen:
 
 
 def by_fp16(source: Path, folder: Path, options: Options) -> Seen:
-    """The verdict and, of an equal half, the digests of plan, proof and half that ``halfeven fp16`` makes of a model."""
+    """The verdict and, of an equal half, the digests of plan, proof and half that ``halfeven fp16`` makes."""
     target = folder / "one.onnx"
     verdict = write_half(source, target, options)["verdict"]
     return {"verdict": verdict} | (digests(proof_folder(target)) if verdict == "equal" else {})

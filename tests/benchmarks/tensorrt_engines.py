@@ -49,7 +49,7 @@ class Row:
 
 
 def row_of(road: str, name: str) -> Row | None:
-    """None where no ONNX half is proven."""
+    """The row of a model; None where no ONNX half is proven."""
     with tempfile.TemporaryDirectory() as scratch:
         version = converted(road, name, Path(scratch))
         form = version.manifest["forms"].get("onnx", {"passed": False})

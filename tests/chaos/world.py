@@ -58,7 +58,7 @@ class World:
         return self.asked[-1]
 
     def lost(self) -> str:
-        """A sentence: how many of all requests went without an answer because their server was killed meanwhile."""
+        """A sentence with the number of requests that got no answer because their server was killed meanwhile."""
         lost, answered = sum(one.lost for one in self.asked), sum(one.statuses.total() for one in self.asked)
         return f"{lost} of {lost + answered} requests were lost with their connection"
 
@@ -83,7 +83,7 @@ class World:
                 found.append(f"the job {id} was acknowledged, and is answered with {status}")
         return found
 
-    # What callers and operators do. Each may end with OSError or HTTPException where the server is killed meanwhile.
+    # Acts of callers and operators. Each may end with OSError or HTTPException where the server is killed meanwhile.
 
     def promote(self) -> int:
         number = self.chance.choice(self.store.numbers("net"))

@@ -62,7 +62,7 @@ def infer_body(inputs: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": ["inputs"], "properties": parts}
 
 
-# With inputs that are good for `simple`, so that what stands behind them is reached, and with others.
+# Bodies with inputs that are good for `simple`, so that the code behind the inputs is reached, and with others.
 GOOD_INPUTS = {"enum": [[COUNTING, ONES]]}
 ANY_INPUTS = {"type": "array", "items": TENSOR, "minItems": 1, "maxItems": 3}
 INFER = {"anyOf": [infer_body(GOOD_INPUTS), infer_body(ANY_INPUTS)]}

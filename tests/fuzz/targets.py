@@ -78,7 +78,7 @@ def try_out(target: Target, data: bytes) -> bool:
 
 
 def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
-    """All of them. Files are read from ``folder``; ``store`` has a converted model ``net``."""
+    """All targets. Files are read from ``folder``; ``store`` has a converted model ``net``."""
     file, spec, pictures = folder / "input", seeds.SPEC, seeds.PICTURES
     lease = MemoryBudget(1 << 30).lease
 

@@ -88,7 +88,7 @@ MADE: dict[str, Callable[[Path], Path]] = {
     "made: ai.onnx.ml": ai_onnx_ml,
     "made: transformers folder": transformers_folder,
 }
-# What a package ships: the package, and the file in it.
+# The files that a package ships, by package and by their place in it.
 SHIPPED = {
     "magika": "magika/models/standard_v3_3/model.onnx",
     "silero: If, state": "silero_vad/data/silero_vad.onnx",
@@ -141,7 +141,7 @@ SHIPPED = {
 }
 
 
-# What is cut off a shipped file before it is converted: text.
+# The functions that write a shipped file without its text inputs, which halfeven does not take.
 CUT: dict[str, Callable[[Path], Path]] = {"music: voice of a song": without_text}
 # Inputs of files that answer nothing to generated ones, or whose package has a preprocessing of its own.
 SAMPLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] = {

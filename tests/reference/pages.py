@@ -233,7 +233,7 @@ def _setting_default(value: object) -> str:
     )
 
 
-# Of a running server
+# The pages that are made of a running server
 
 
 class Running:

@@ -37,7 +37,7 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, block: Block, operations: "Operations") -> "DeviceTensor":
-        # Of the meta device for torch's C++ side: torch without CUDA cannot guard a CUDA device, as slicing does.
+        # A meta tensor for torch's C++ side: torch without CUDA cannot guard a CUDA device, as slicing does.
         return torch.Tensor._make_subclass(cls, _meta(inner), False)
 
     def __init__(self, inner: Tensor, block: Block, operations: "Operations") -> None:

@@ -100,7 +100,7 @@ def on_the_device(phase: Phase, net: Net, rows: int, way: str, run: Way, given: 
 
 
 def _served(phase: Phase, net: Net, rows: int, _: Tensor) -> None:
-    """Through the engine, copies in and out included, as requests of one row each."""
+    """The time of a batch through the engine, copies in and out included, as requests of one row each."""
     engine, parts = net.engine(phase.device), net.parts(rows)
     with phase.peak_mib() as peak:
         engine.warm_up(parts)

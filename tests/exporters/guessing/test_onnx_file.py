@@ -264,7 +264,7 @@ def test_a_size_with_which_an_output_loses_an_axis_is_too_small(tmp_path: Path) 
 
 
 def test_pictures_of_which_no_size_is_stated_have_the_channels_and_sizes_that_run(tmp_path: Path) -> None:
-    """Optimum exports pictures so: [batch, num_channels, height, width]."""
+    """Optimum names the axes of pictures so: [batch, num_channels, height, width]."""
     text = """g (float[n,num_channels,height,width] x) => (float[n,4] y) {
         c = Conv<kernel_shape=[16,16],strides=[16,16]>(x, k) f = Reshape(c, flat) a = Add(f, e) y = MatMul(a, w) }"""
     random = np.random.default_rng()

@@ -140,7 +140,7 @@ class Block(nn.Module):
     "forward",
     [
         "return torch.special.bessel_j0(hidden)",
-        # as the LSTM of packed rows
+        # the LSTM of packed rows has half kernels for one row alone, too
         "return torch.special.bessel_j0(hidden if len(hidden) == 1 else hidden.float()).to(hidden.dtype)",
     ],
     ids=["any-rows", "one-row"],

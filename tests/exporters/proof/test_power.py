@@ -94,7 +94,7 @@ def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
     below = {
         one for one in power.planted if one.why == UNEXPLAINED and one.response < 1
     }  # of the limit itself
-    # Of the two nodes of 'tied' that are not damped, one is noticed; the other errs by half the limit.
+    # One of the two nodes of 'tied' that are not damped is noticed; the other errs by half the limit.
     assert power.is_shown and power.share >= 0.5, power.to_json()
     assert {one.why for one in power.planted if one not in below} <= EXPLAINED, power.to_json()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 AMPLE = Budget(evaluations=100_000, operations=1 << 60)
-# Of 40 nodes: none, all, the first 1, 2, 4, 8, 16, 32 (64), five between the last two
+# The trials for 40 nodes: none, all, the first 1, 2, 4, 8, 16, 32 (64), five between the last two
 WHATEVER_THE_BUDGET = 2 + 7 + 5
 PASS, FAIL = Score(True, 0.5, ""), Score(False, math.inf, "overflow")
 

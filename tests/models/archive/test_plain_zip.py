@@ -224,7 +224,7 @@ def test_any_byte_of_an_archive_that_is_changed_or_cut_is_noticed(
 
 
 def test_an_archive_with_64_bit_sizes_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zipfile writes an archive of more than two gigabytes so."""
+    """zipfile writes an archive of more than two gigabytes in this form."""
     members = contents(saved)
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 30)
     data = rewritten(members)

@@ -189,7 +189,7 @@ def test_the_child_that_captures_is_told_whoever_asks_for_it(
     assert _run_child("telling", tmp_path, tmp_path)["OMP_NUM_THREADS"] == "2"
 
 
-# In the source.
+# The source of the product: no other file counts cores.
 
 COUNTS_CORES = {
     "cpu_count", "process_cpu_count", "sched_getaffinity", "SC_NPROCESSORS_ONLN", "SC_NPROCESSORS_CONF"

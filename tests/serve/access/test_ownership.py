@@ -96,7 +96,7 @@ class Watched:
         return {owned.model, owned.key_id, owned.file, owned.job.removeprefix("ftjob-")}
 
     def state_of(self, owned: Owned) -> Any:
-        """All that the key has, as it is stored and served."""
+        """The objects of the key, as they are stored and served."""
         model = self.store.root / "models" / owned.model
         files = {
             str(path.relative_to(model)): path.read_bytes()

@@ -1,4 +1,4 @@
-"""Out of memory with two batches in flight: each is tried alone before fewer rows are."""
+"""The memory runs out with two batches in flight: each is tried alone before fewer rows are."""
 
 import random
 import time
@@ -30,7 +30,7 @@ class Item:
 
 
 class Tight(Fake):
-    """Has memory for so many rows in all that is under way; what is launched takes it until it is waited for."""
+    """An engine with memory for so many rows under way; a launched batch takes memory until it is waited for."""
 
     in_flight = 2
 

@@ -1,4 +1,4 @@
-"""All of it at once: whatever the mates, whoever leaves, whatever becomes active in between.
+"""The promises of the batcher, all at once: whatever the mates, whoever leaves, whatever becomes active in between.
 
 Each accepted request gets its own right answer exactly once, or its own error, or its caller has gone.
 """

@@ -131,7 +131,7 @@ async def stalled(load: Callable[[Target, Record], Load]) -> dict[str, Any]:
 async def test_a_stall_is_felt_by_everybody_who_was_due_in_it_though_he_could_not_be_sent() -> None:
     found = await stalled(lambda target, record: OpenLoop(target, record, 20.0, 200.0, record.begin, most=1))
     slow = [at for at in found["timeline"] if at["p50"] > 100]
-    # With one connection, all but the first were sent after the stall: from then on they took no time at all.
+    # All requests but the first were sent after the stall, as there is one connection: they took no time at all.
     assert found["latency_ms"]["max"] > 400
     assert sum(at["count"] for at in slow) > 200 * 0.4 / 2
     assert found["ok"] == found["sent"]

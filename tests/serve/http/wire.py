@@ -44,7 +44,7 @@ class Wire:
             timer._run()
         self.now = end
 
-    # As the loop.
+    # The methods of a loop.
 
     def time(self) -> float:
         return self.now
@@ -66,7 +66,7 @@ class Wire:
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
         self.timers.remove(timer)
 
-    # As the transport.
+    # The methods of a transport.
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default

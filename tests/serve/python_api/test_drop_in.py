@@ -65,7 +65,7 @@ def test_fp16_writes_the_file_and_says_what_was_found(net: Path, tmp_path: Path)
     assert made.proof is not None and (made.proof / "parity.json").is_file() and "passed" in str(made)
 
 
-# What the tests of onnxconverter_common ask: test_float16.py, test_auto_mixed_precision.py and …_model_path.py.
+# The cases of onnxconverter_common's own tests: test_float16.py, test_auto_mixed_precision.py and …_model_path.py.
 
 
 def test_inputs_and_outputs_become_half_unless_they_are_kept(net: Path) -> None:
@@ -180,7 +180,7 @@ def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) ->
     assert (tmp_path / "weights.data").stat().st_size <= 2 * 4096  # of one half, not of two
 
 
-# What the tests of ModelOpt's AutoCast ask: test_autocast.py, test_nodeclassifier.py, test_referencerunner.py.
+# The cases of ModelOpt AutoCast's own tests: test_autocast.py, test_nodeclassifier.py, test_referencerunner.py.
 
 
 DENSE = """g (float[1,5] X) => (float[1,3] Y) { h = Gemm(X, w, b) a = Add(h, c) Y = Relu(a) }"""

@@ -1,4 +1,4 @@
-"""Faults under CUDA autocast are found in a program that is not run; operators that autocast has in FP32 are not named."""
+"""Faults under CUDA autocast are found in a program that is not run; operators that it has in FP32 are not named."""
 
 import torch
 from halfeven.exporters.torch.autocast.half_faults import (

@@ -9,10 +9,11 @@ from torch._ops import OpOverload
 
 KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 
-# On a list by their plain name, registered by torch under the overload that they call: the same happens below.
+# Overloads that are on a list by their plain name, and whose callee torch registers: the cast happens there.
 CALLS_A_LISTED_ONE = ("vec", "padding")
 BELOW_A_LISTED_ONE = {"_cudnn_rnn"}  # which lstm, gru and rnn call; only a CUDA build has it
-# Not registered either. With an out_dtype the caller has said what he wants; nothing of the product uses them.
+# Overloads that torch does not register either. With an out_dtype the caller has said what he wants; nothing of the
+# product uses them.
 OTHERS = {
     "cuda": {"addmm.dtype", "baddbmm.dtype", "bmm.dtype", "mm.dtype"},
     "cpu": {"addmm.dtype", "baddbmm.dtype", "bmm.dtype", "mm.dtype"},

@@ -413,7 +413,7 @@ def test_weights_are_cut_when_the_file_is_written_and_not_at_every_call(tmp_path
     constants = {tensor.name for tensor in file.graph.initializer}
     assert [node for node in file.graph.node if node.input and set(node.input) <= constants] == []
     stored = sum(np.prod(tensor.dims) for tensor in file.graph.initializer if tensor.data_type == FLOAT)
-    # And not beside the original.
+    # The cut weights are not stored beside the whole ones.
     assert stored <= 1.1 * sum(weight.numel() for weight in Gated().parameters()) + 64
     x = torch.randn(3, 5, 4)
     assert np.allclose(answers(tmp_path / "m.onnx", x)[0], model.run(x)[0].numpy(), atol=1e-6)

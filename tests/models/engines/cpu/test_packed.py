@@ -121,7 +121,7 @@ def test_a_linear_layer_takes_its_activation_along(activation: nn.Module, left: 
 
 
 class Wide(nn.Module):
-    """Everything that is packed, one behind the other."""
+    """A net of everything that is packed, one layer behind the other."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ print(json.dumps(line), flush=True)
 sys.stdin.read()
 """
 
-# Its fork, a worker of the operator's code, keeps the report pipe open.
+# A child whose fork, a worker of the operator's code, keeps the report pipe open.
 FORKING = """
 import os, signal
 if os.fork() == 0:

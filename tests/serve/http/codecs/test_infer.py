@@ -43,7 +43,7 @@ def body_of(data: Any = None, **changes: Any) -> bytes:
     return json.dumps({"inputs": [entry], **more}).encode()
 
 
-# What hypothesis draws: any numpy array of any datatype, zero-size and non-finite ones too.
+# The arrays that hypothesis draws: any numpy array of any datatype, zero-size and non-finite ones too.
 NAMES = [name for name in DATATYPES if name != "BF16"]
 ARRAYS = st.sampled_from(NAMES).flatmap(
     lambda name: st.tuples(

@@ -347,7 +347,7 @@ def test_the_last_answer_of_a_connection_that_closes_is_waited_for_and_not_for_e
     on_a_wire(steps)
 
 
-# How many.
+# The number of connections.
 
 
 def test_one_connection_too_many_is_refused_while_the_others_are_busy() -> None:

@@ -73,7 +73,7 @@ class Line:
     def end(self) -> None:
         self.protocol.connection_lost(None)
 
-    # As the transport.
+    # The methods of a transport.
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default

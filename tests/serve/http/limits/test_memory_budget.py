@@ -65,7 +65,7 @@ def test_a_random_walk_never_passes_the_limit_and_gives_all_back() -> None:
                     refused += 1
                     continue
                 assert before + FREE_BYTES <= lease.held <= before + 2 * FREE_BYTES
-            # What of it was free is used up: counted as if it stayed.
+            # The free bytes of the lease that were used meanwhile are counted as if they stayed.
             held[lease] = max(held[lease], min(held[lease] + 2 * FREE_BYTES, FREE_BYTES))
         else:
             for _ in range(draw.randrange(1, 3)):
@@ -208,7 +208,7 @@ def test_the_memory_is_what_the_tightest_control_group_allows(
     assert usable_memory(groups) == (whole if limit is None else limit) > 0
 
 
-# In the server.
+# The budget in the server.
 
 ROWS = 8
 BINARY = json.dumps(

@@ -9,7 +9,7 @@ from halfeven.serve.http.inference import WorkerThreads
 
 
 class Large:
-    """Stands for a body that is being unpacked."""
+    """A stand-in for a body that is being unpacked."""
 
 
 def test_what_a_refused_request_held_is_free_when_it_is_refused() -> None:

@@ -168,7 +168,7 @@ class Timing:
 
 
 def named(name: str, form: str = "torch") -> Any:
-    """Stands for an engine."""
+    """A stand-in for an engine."""
     return SimpleNamespace(name=name, form=form)
 
 

@@ -1,4 +1,4 @@
-"""A serving version replaces a wrong choice on every processor: threads, passes, form and useful rows, by given facts."""
+"""Serving versions replace wrong choices on every processor: threads, passes, form, useful rows, by given facts."""
 
 import json
 import random
@@ -52,7 +52,7 @@ PLAIN_ONE = Way("torch", "fp32", CpuSetup(1))
 
 @dataclass(eq=False)
 class Loaded:
-    """Stands for a loaded version: engines are exchanged at once, and closed where nothing needs them."""
+    """A stand-in for a loaded version: engines are exchanged at once, and closed where nothing needs them."""
 
     version: Version
     prepared: PreparedVersion

@@ -1,4 +1,4 @@
-"""The findings of the gate on a device are kept for it, its driver and libraries, shown, and reused at the next start."""
+"""The gate's findings on a device are kept for it, its driver and libraries, shown, and reused at the next start."""
 
 import json
 from collections.abc import Iterator

@@ -128,7 +128,7 @@ def test_an_error_of_the_callers_own_is_left_to_be_raised() -> None:
 def test_a_kind_of_call_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
     monkeypatch.setattr(recurrent, "_known", {})
-    # It runs in FP32 alone: not every processor has the call in half.
+    # The layer runs in FP32 alone: not every processor has the call in half.
     monkeypatch.setattr(recurrent, "_runs", lambda _, call, half: tried.append(call) if half else True)
     layer = nn.LSTM(3, 6)
     with torch.autocast("cpu", torch.bfloat16), recurrent.RecurrentInFp32(torch.bfloat16):
