@@ -36,7 +36,7 @@ class _NotStraight(Exception):
 
 
 def without_the_lock(module: GraphModule) -> Callable[..., _Outputs]:
-    """The same program as a function that releases Python's lock while it runs; the module itself where that is
+    """The program ``module`` as a function that releases Python's lock while it runs; the module itself where that is
     impossible. The function has the module's weights and nothing else of it."""
     try:
         written = _Writing(module)
