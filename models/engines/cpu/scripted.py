@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 _Outputs = tuple[Tensor, ...]
 _TENSOR = torch._C.TensorType.get()
-# Of integers that are sizes; each on two of them.
+# The operations on two integers that are sizes.
 _ON_SIZES: dict[Any, str] = {
     operator.add: "aten::add",
     operator.sub: "aten::sub",
