@@ -65,7 +65,7 @@ def expected_seconds(item: pytest.Item, recorded: Mapping[str, float]) -> float:
 
 
 class Deal:
-    """Which test each worker runs next. A test is its place in the list of all.
+    """The deal of tests to workers: each asks for its next one. A test is its place in the list of all.
 
     ``groups``: the group of each test. ``whole``: the groups that no worker takes a part of. ``seconds``: what each
     test takes, about.

@@ -103,7 +103,7 @@ def test_a_time_limit_ends_a_conversion_and_decides_nothing(
     assert Store(tmp_path / "store").names() == []
 
 
-# Searches that did not try everything, and nodes that are not half.
+# The words about what was not tried, and about what is not half.
 
 
 def published(tmp_path: Path, *keep: str, level: str = "O1") -> Version:

@@ -108,7 +108,7 @@ def test_sets_are_equal_or_the_thing_that_one_side_finds_is_named(change: Change
 
 
 def test_near_ties_with_the_least_have_a_limit() -> None:
-    """One of 200 things may be a near tie with the least."""
+    """One of 200 things may be a near tie with the least score."""
     answers = [found() for _ in range(8)]
     for lost, passed in ((1, True), (2, False)):
         trials = [

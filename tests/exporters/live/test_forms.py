@@ -140,7 +140,7 @@ class Block(nn.Module):
     "forward",
     [
         "return torch.special.bessel_j0(hidden)",
-        # the LSTM of packed rows has half kernels for one row alone, too
+        # no half kernel for one row alone, as with the LSTM of packed rows
         "return torch.special.bessel_j0(hidden if len(hidden) == 1 else hidden.float()).to(hidden.dtype)",
     ],
     ids=["any-rows", "one-row"],

@@ -55,7 +55,7 @@ def test_operators_of_ai_onnx_ml_are_served_in_fp32_with_their_probabilities_as_
 
 @pytest.mark.parametrize("between", ["c = Cast<to=1>(z) h = MatMul(c, w1)", "h = MatMul(z, w1)"])
 def test_a_net_beside_an_operator_of_ai_onnx_ml_is_half(between: str, tmp_path: Path) -> None:
-    """scikit-learn's converter writes a multilayer perceptron behind a scaler in this form. Without the Cast no rule of ONNX says
+    """scikit-learn's converter writes a multilayer perceptron behind a scaler so. Without the Cast no rule of ONNX says
     the type of the product's input."""
     random = np.random.default_rng(3)
     text = f"""g (float[n,16] x) => (float[n,3] y) {{

@@ -116,7 +116,7 @@ LOUD, QUIET = One(0.0, size=8.0), One(4.0, size=1e-3)
 
 
 def test_an_error_is_held_against_the_largest_answer_of_its_own_set() -> None:
-    """A proof on as many samples would hold the error so: larger answers of other sets excuse nothing."""
+    """A proof on as many samples does the same: larger answers of other sets give an error no more room."""
     assert not unseen(LOUD, QUIET, LOUD, QUIET, rows=2).search(half)
     found = unseen(LOUD, LOUD, One(0.0, size=1e-3), QUIET, LOUD, LOUD, rows=2)
     assert found.search(half)

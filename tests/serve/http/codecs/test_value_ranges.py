@@ -39,7 +39,7 @@ def v2_json(spec: ModelSpec, ids: np.ndarray) -> None:
 
 
 def v2_binary(spec: ModelSpec, ids: np.ndarray) -> None:
-    """The answer to the second of two equal requests: the header is remembered, the numbers are not."""
+    """Read two requests with one header: the header is remembered, the numbers are not."""
     entry = {
         "name": "ids",
         "datatype": "INT64",
