@@ -91,7 +91,7 @@ def refused_on_unseen(name: str) -> list[str]:
 
 
 def _report(maker: ProgramForms, reference_run: ReferenceRun) -> ParityReport | None:
-    """True half kernels and the emulation; nothing where nothing is half."""
+    """The report on true half kernels and on the emulation; None where nothing is half."""
     if not maker.half.half_nodes:
         return None
     storage, emulation = maker.storage(), maker.settled.half()

@@ -64,7 +64,7 @@ def on_fake_cuda(program: ExportedProgram, inputs: Sequence[Tensor], autocast: b
 
 
 class OperationLog(TorchDispatchMode):
-    """Notes what the operations inside it do, in ``stream``."""
+    """A mode that notes what the operations inside it do, in ``stream``."""
 
     supports_higher_order_operators = True
 

@@ -80,7 +80,7 @@ def at_import(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def reached(starts: tuple[str, ...]) -> tuple[set[Name], list[str]]:
-    """Our modules that are imported with these, and what they import of the refused packages."""
+    """The modules of halfeven that are imported with ``starts``, and the refused packages that they import."""
     modules, seen, found = sources(ROOT), set[Name](), list[str]()
     waiting: list[Name] = [tuple(start.split(".")) for start in starts]
     while waiting:

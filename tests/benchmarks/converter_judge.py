@@ -195,7 +195,7 @@ def size_of(model: ModelProto, weights: Arrays) -> Size:
 
 
 def _serves(node: NodeProto, constant: set[str]) -> bool:
-    """False, and its results are constant too, where it reads constants alone."""
+    """True if a node works while the file serves; the results of a node that reads constants alone become constants."""
     if all(name in constant or not name for name in node.input) and node.op_type not in ("If", "Loop"):
         constant |= set(node.output)
         return False

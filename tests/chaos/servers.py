@@ -81,7 +81,7 @@ class Server:
     def call(
         self, method: str, path: str, body: bytes | str = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Raises OSError or HTTPException where there is no whole answer."""
+        """The status and the body of an answer. Raises OSError or HTTPException where there is no whole answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         try:
             connection.request(method, path, body, headers or {"content-type": "application/json"})
@@ -98,7 +98,7 @@ class Server:
             os.kill(self.pid, number)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        """End it and wait for its end; gives its exit code, -9 where the signal ended it."""
+        """End the process and wait for its end; gives its exit code, -9 where the signal ended it."""
         if self.ended is None:
             self.send(number)
             self.ended = self._zygote.ask(wait=self.pid)

@@ -100,7 +100,7 @@ def usual(*shape: int) -> Callable[[int], Tensor]:
 
 
 def blind_nets() -> dict[str, tuple[nn.Module, Callable[[int], Tensor]]]:
-    """Twenty, each with what makes its samples."""
+    """Twenty nets, each with the function that makes its samples."""
     found: dict[str, tuple[nn.Module, Callable[[int], Tensor]]] = {
         name: (Blind(end), usual(32)) for name, end in ENDS.items()
     }

@@ -37,7 +37,7 @@ DIGEST = "0123456789abcdef" * 4
 
 @pytest.fixture
 def whole_heap() -> None:
-    """Switches `small_heap` off, for a test that checks that the memory of a closed engine is freed."""
+    """Switch `small_heap` off, for a test that checks that the memory of a closed engine is freed."""
 
 
 @pytest.fixture(autouse=True)

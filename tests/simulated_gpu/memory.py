@@ -63,7 +63,7 @@ class Allocator:
         return cached + sum(self._pooled.values())
 
     def take(self, nbytes: int, stream: int) -> Block:
-        """Raises torch.OutOfMemoryError."""
+        """A block of memory for the stream. Raises torch.OutOfMemoryError."""
         with self._queues.changed:
             self.count += 1
             size = -(-max(nbytes, 1) // _ROUND) * _ROUND
@@ -110,7 +110,7 @@ class Allocator:
         assert self._uses[pool] >= 0, "a pool is released more often than it is used"
 
     def empty_cache(self) -> None:
-        """Waits for the device, as cudaFree does."""
+        """Give free memory back; the host waits for the device, as cudaFree does."""
         with self._queues.changed:
             if self._underway:
                 raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED (simulated)")

@@ -104,7 +104,7 @@ class WorkQueues:
         self.captured[stream] = work
 
     def end_capture(self, stream: int) -> None:
-        """Raises where something happened meanwhile that no graph can hold."""
+        """End a capture. Raises where something happened meanwhile that no graph can hold."""
         self.check()
         del self.captured[stream]
         if stream in self._invalid:

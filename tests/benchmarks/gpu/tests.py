@@ -20,7 +20,7 @@ NOTED_EVERY = 20  # tests
 
 
 class Notes:
-    """Notes each test as it ends, and what could not be collected."""
+    """A plugin that notes each test as it ends, and what could not be collected."""
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase

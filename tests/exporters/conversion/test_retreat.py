@@ -29,7 +29,7 @@ SPEC = ModelSpec(
 
 
 class Maker:
-    """Plans as asked, unless ``fixed``: then the first plan is the only one."""
+    """A maker that plans as asked, unless ``fixed``: then the first plan is the only one."""
 
     def __init__(self, fixed: bool = False) -> None:
         self.asked, self.fixed = list[float](), fixed
@@ -40,8 +40,8 @@ class Maker:
 
 
 def form(error_u: float, search: str, override: Mapping[str, float] | None = None) -> Form:
-    """Judged with one element that errs by so much; ``search``: the outcome for its plan. ``override``: of its
-    diagnosis; without one there is no diagnosis."""
+    """A form judged with one element that errs by so much; ``search``: the outcome for its plan. ``override``: that of
+    its diagnosis; without one there is no diagnosis."""
     original = np.ones((8, 50), np.float32)
     half = original.copy()
     half[3, 3] += error_u * U

@@ -58,7 +58,7 @@ def elements(
 
 
 def by_hand(data: Array, indices: Array, updates: Array, axis: int) -> Array:
-    """Added up in FP64 and rounded at the end."""
+    """The sums, added up in FP64 and rounded at the end."""
     places = [indices if each == axis else place for each, place in enumerate(np.indices(indices.shape))]
     sums = data.astype(np.float64)
     np.add.at(sums, tuple(places), updates.astype(np.float64))

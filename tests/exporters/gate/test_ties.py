@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 def scores(rows: int = ROWS, *inner: int) -> Tensor:
-    """Well apart: a permutation of 1, 2, … in every line, so that S is the width."""
+    """Scores that are well apart: a permutation of 1, 2, … in every line, so that S is the width."""
     shape = inner or (WIDTH,)
     return (torch.rand(rows, *shape).argsort(-1) + 1).float()
 

@@ -29,7 +29,7 @@ def model(text: str, low: float = LEAST, scale: float = 1.0, **more: object) -> 
 
 
 def inputs(text: str, rows: int = 16) -> dict[str, np.ndarray]:
-    """Row 0 is masked altogether, row 1 not at all."""
+    """Inputs of which row 0 is masked altogether, row 1 not at all."""
     random = np.random.default_rng()
     hidden = random.random((rows, 6, 6)) < 0.4
     hidden[0], hidden[1] = True, False

@@ -30,7 +30,7 @@ def judged_by(passes: Callable[[frozenset[str]], bool], asked: list[frozenset[st
 
 
 def needs(*groups: Iterable[str]) -> Callable[[frozenset[str]], bool]:
-    """Passes where each group of alternatives has one of its nodes kept."""
+    """A rule that passes where each group of alternatives has one of its nodes kept."""
     return lambda kept: all(kept & set(group) for group in groups)
 
 

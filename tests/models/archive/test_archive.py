@@ -56,7 +56,7 @@ def saved(program: ExportedProgram, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """Stays absent, unless something from an archive runs."""
+    """A file that stays absent, unless something from an archive runs."""
     return tmp_path / "canary"
 
 

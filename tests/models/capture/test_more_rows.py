@@ -34,7 +34,7 @@ class Recurrent(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Rows see each other."""
+    """A net in which rows see each other."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x, 0)

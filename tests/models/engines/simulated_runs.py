@@ -19,7 +19,7 @@ Parts = list[list[np.ndarray]]
 
 
 class Net(nn.Module):
-    """Writes over its input; gives floats, integers and a tensor that is not contiguous."""
+    """A net that writes over its input; it gives floats, integers and a tensor that is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()

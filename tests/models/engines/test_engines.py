@@ -269,7 +269,7 @@ def test_a_version_with_a_damaged_file_is_not_loaded(file: str, form: str, versi
 
 
 def swapped_after_the_check(path: Path, other: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once its digest has been taken, another file stands under this name."""
+    """Put another file in the place of ``path`` as soon as the digest of ``path`` has been taken."""
     digest, checked = hashlib.file_digest, path.stat().st_ino
 
     def taken(file: Any, kind: str) -> Any:
@@ -351,7 +351,7 @@ class Transposed(nn.Module):
 
 
 class Ops(TorchDispatchMode):
-    """Remembers what ran."""
+    """A mode that remembers the operators that ran."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -172,7 +172,7 @@ def test_what_forward_raises_is_told_with_its_line(code: str, tmp_path: Path) ->
 
 
 class Nested(nn.Module):
-    """Notes the dtypes in which its arguments come."""
+    """A module that notes the dtypes in which its arguments come."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -212,7 +212,7 @@ def name_of(node: ast.AST) -> str:
 
 
 def calls(*names: str) -> Iterator[tuple[str, ast.Call, set[str | None]]]:
-    """Each call of one of these in the product, with where it is and its keywords."""
+    """Each call of a function of these names in the product, with its place and its keywords."""
     for file, node in product():
         if isinstance(node, ast.Call) and name_of(node.func) in names:
             where = f"{file.relative_to(ROOT)}:{node.lineno}"

@@ -140,7 +140,7 @@ async def looked(device: DeviceThread) -> None:
 
 
 class CountingBell(Bell):
-    """Tells a thread that sleeps from one that was rung and has not got up yet. The test's own thread rings it."""
+    """A bell that tells a sleeping thread from a rung one that has not got up yet. The test's own thread rings it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -204,7 +204,7 @@ async def test_what_the_device_thread_ends_just_then_is_answered_on_the_event_lo
             answered.set()
 
         def running_here(one: Any) -> bool:
-            """Between the decision to run here and the device's refusal the first batch ends."""
+            """The first batch ends between the decision to run here and the device's refusal."""
             assert engine.gate is not None
             engine.gate.set()
             assert answered.wait(PATIENCE_S)

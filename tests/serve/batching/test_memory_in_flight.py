@@ -103,7 +103,7 @@ def test_rows_that_do_not_fit_alone_either_are_halved_as_before(tmp_path: Path) 
 
 
 class TightAtTheWait(Fake):
-    """Notices only when a batch is waited for that there was too little memory for all that was under way."""
+    """An engine that notices too little memory for all that is under way only when a batch is waited for."""
 
     in_flight = 2
 

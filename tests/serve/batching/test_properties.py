@@ -43,7 +43,7 @@ STEPS = st.lists(
 
 
 class Launching(Fake):
-    """Computes when it is waited for; never more than two at a time."""
+    """An engine that computes when it is waited for; never more than two batches at a time."""
 
     in_flight = 2
     computing = 0

@@ -18,7 +18,7 @@ from halfeven.serve.batching.warming import warm
 
 
 class Cold(Engine):
-    """Remembers its warm-ups; has memory for so many rows."""
+    """An engine that remembers its warm-ups, with memory for so many rows."""
 
     form, precision, device = "torch", "fp16", "cpu"
 

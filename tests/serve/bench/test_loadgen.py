@@ -20,7 +20,7 @@ REQUEST = b"POST /infer HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
 
 
 def async_test(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run on uvloop, as the command does."""
+    """Run a test on uvloop, as the command does."""
 
     @wraps(test)
     def run(**arguments: Any) -> None:
@@ -31,7 +31,7 @@ def async_test(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
 
 
 class Server:
-    """Counts requests; ``answer(number)`` gives the bytes for each, or None to hang up. It may stall."""
+    """A server that counts requests; ``answer(number)`` gives the bytes for each, or None to hang up. It may stall."""
 
     def __init__(self, answer: Callable[[int], bytes | None]) -> None:
         self.answer = answer

@@ -312,7 +312,7 @@ def test_an_order_goes_on_when_its_caller_leaves_and_keeps_its_place_until_it_en
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds; an error of gRPC counts as not yet."""
+    """Wait until ``holds`` is true; an error of gRPC counts as not yet."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:

@@ -10,8 +10,8 @@ from uvicorn.server import ServerState
 
 
 class Wire:
-    """Use it inside a running loop. What the server writes is kept in ``written``; ``unsent`` is what the caller has
-    not taken of it."""
+    """A connection without a socket, for use inside a running loop. What the server writes is kept in ``written``;
+    ``unsent`` is what the caller has not taken of it."""
 
     def __init__(self, app: Any, root_path: str = "") -> None:
         self.now, self.timers = 1000.0, list[asyncio.TimerHandle]()

@@ -15,7 +15,7 @@ ORDERS = ("address", "kill_replica", "kill_node", "add_node", "redeploy", "repli
 
 
 class TwoNodes:
-    """One processor each. The first one has Ray's own services and stays."""
+    """Two nodes of one processor each. The first one has Ray's own services and stays."""
 
     def __init__(self, port: int, options: dict[str, Any]) -> None:
         import ray

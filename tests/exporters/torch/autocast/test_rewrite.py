@@ -204,7 +204,7 @@ def test_tied_and_transposed_weights_are_rounded_once(tmp_path: Path) -> None:
 
 def test_two_weights_whose_paths_differ_in_a_dot_do_not_become_one() -> None:
     def both(x: Tensor, weight: Tensor) -> Tensor:
-        """Read in half by the product, in FP32 by the sum."""
+        """A weight that is read in half by the product, in FP32 by the sum."""
         return F.linear(x, weight) + (x[:, None, :] * weight).sum(-1)
 
     inner = nn.Module()

@@ -61,7 +61,7 @@ def nested(arrays: Arrays) -> pyarrow.Table:
 
 
 def fixed(arrays: Arrays) -> pyarrow.Table:
-    """Lists of a fixed size, flat."""
+    """A table whose arrays are flat lists of a fixed size."""
     return pyarrow.table(
         {
             name: pyarrow.FixedSizeListArray.from_arrays(array.ravel(), array[0].size)

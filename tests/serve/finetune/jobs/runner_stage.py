@@ -16,7 +16,7 @@ from halfeven.serve.finetune.jobs.training_request import NEEDED
 
 
 class Runner(JobRunner):
-    """Trains and converts by what the test says; the rest is the runner's own."""
+    """A runner that trains and converts by what the test says; the rest is the runner's own."""
 
     def __init__(self, root: Path) -> None:
         self.store, self.job_store = Store(root), JobStore(root / "halfeven.db")

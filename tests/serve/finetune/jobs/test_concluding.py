@@ -20,7 +20,7 @@ PASSED: Gate = {"passed": True, "against": 1, "not_judged": None}
 
 
 class Roster:
-    """Serves what the alias says; ``serving`` where there is none."""
+    """A roster that serves what the alias says; ``serving`` where there is none."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.serving = store, "1"

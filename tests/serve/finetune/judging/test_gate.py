@@ -22,7 +22,7 @@ VALUES = ModelSpec(
 
 
 def of(targets: np.ndarray, right: int) -> dict[str, np.ndarray]:
-    """Predictions of which the first ``right`` are right."""
+    """Predictions, of which the first ``right`` are right."""
     rows = np.arange(len(targets))
     return {"y": np.where(rows < right, targets, (targets + 1) % 3)}
 

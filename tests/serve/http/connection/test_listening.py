@@ -32,7 +32,7 @@ LOOPS = pytest.mark.parametrize(
 
 
 class Greeting(asyncio.Protocol):
-    """Answers what comes with ``200``; it stays open."""
+    """A connection that answers what comes with ``200`` and stays open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)

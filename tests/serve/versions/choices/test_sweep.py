@@ -180,7 +180,7 @@ class Bench:
         self.world.now += pause
 
     def serve(self, pause: float) -> None:
-        """Live batches as large as batches are now, for as long as the pause, at least one."""
+        """Serve live batches as large as batches are now, for as long as the pause, at least one."""
         end = self.world.now + pause
         while True:
             seconds = self.live_s() * self.beside(self.loaded.way)
@@ -203,7 +203,7 @@ class Bench:
         return self.rows / self.live_s()
 
     def run_until(self, end_s: float) -> None:
-        """Sweeps until then, or until one changes nothing; a trial that is under way is ended."""
+        """Sweep until ``end_s``, or until a sweep changes nothing; a trial that is under way is ended."""
         self.rates = [(0, self.share_of_best())]
         changed = True
         while changed and self.world.now < end_s:

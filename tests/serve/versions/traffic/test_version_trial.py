@@ -23,7 +23,7 @@ Future = asyncio.Future[Answer]
 
 @dataclass(eq=False)
 class Queue:
-    """Answers at once with ``value``, or fails with ``fault``, or refuses; ``holds`` keeps the futures."""
+    """A queue that answers at once with ``value``, or fails with ``fault``, or refuses; ``holds`` keeps the futures."""
 
     number: int
     value: float = 1.0
