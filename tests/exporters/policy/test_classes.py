@@ -100,7 +100,7 @@ def test_both_back_ends_give_a_class_the_same_rule(found: OpClass, level: str) -
 
 
 def test_a_rule_of_an_onnx_operator_is_that_of_its_namesake_in_torch() -> None:
-    """Else a module and its own file differ, as torch's exporter writes the one as the other."""
+    """A module and its own file would differ otherwise, as torch's exporter writes the one as the other."""
     faults = []
     for name in {onnx_name for found in CLASSES for onnx_name in found.onnx} - OTHER_MEANING:
         for namesake in {name.lower(), re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()}:

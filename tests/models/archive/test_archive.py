@@ -212,7 +212,7 @@ def test_a_pickled_weight_cannot_hide_under_a_name_that_is_skipped(
 def test_a_member_that_is_there_twice_is_refused(
     first: bool, saved: Path, tmp_path: Path, canary: Path
 ) -> None:
-    """zipfile reads the last of two, torch's reader the first: one would be checked and the other loaded."""
+    """zipfile reads the last of two members, torch's reader the first: one would be checked and the other loaded."""
     path = tmp_path / "crafted.pt2"
     with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zipfile warns of what is wanted here

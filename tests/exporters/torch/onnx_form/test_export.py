@@ -147,7 +147,7 @@ def test_the_half_is_half_where_the_program_is_and_answers_as_it_does(
 
 
 def test_a_tiny_addend_and_a_factor_near_one_survive(tmp_path: Path) -> None:
-    """torch.onnx's default optimiser deletes both."""
+    """torch.onnx's default optimiser deletes a tiny addend and a factor near one."""
     model = original(Made(lambda x: (1.0 / (x + 1e-8), x * (1.0 + 1e-6))), {"x": torch.rand(8, 4)})
     written(model, tmp_path / "original.onnx")
     zeros, big = answers(tmp_path / "original.onnx", torch.zeros(2, 4))[0], torch.full((2, 4), 2.0**20)

@@ -302,7 +302,7 @@ def test_another_life_than_openai_has_is_refused_with_its_bounds(
 
 
 def test_uploads_that_begin_at_once_reserve_what_they_declared(tmp_path: Path, content: bytes) -> None:
-    """Each one fits alone, and all of them together do not: the quota is taken before a byte is waited for."""
+    """Each upload fits alone, and all of them together do not: the quota is taken before a byte is waited for."""
     body = form(content)
     files = Files(tmp_path / "files", LIMIT, most_bytes=3 * len(body))
     headers = sized(len(body))

@@ -149,7 +149,7 @@ def test_another_head_is_parsed_and_then_known_itself(parsed: list[bytes]) -> No
 
 @pytest.mark.parametrize("path", [INFER, "/v2/models/nobody/infer", "/v1/nothing"])
 def test_a_request_inside_the_body_of_another_is_no_request(path: str) -> None:
-    """Else who decides on a body would ask in the caller's name."""
+    """A person who decides on a body would ask in the caller's name otherwise."""
     outer = message(good(2), path)
     cut = len(outer) - len(good(2))
     found = sent(good(1), good(1), outer[:cut], outer[cut:])

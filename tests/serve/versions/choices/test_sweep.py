@@ -490,7 +490,7 @@ def test_disturbed_runs_do_not_hide_the_better_way(version: Version) -> None:
 
 
 def test_on_a_crowded_machine_threads_that_lose_a_little_stay(version: Version) -> None:
-    """Beside a program that has the other cores four threads are slower than one, for as long as it runs."""
+    """Four threads are slower than one beside a program that has the other cores, for as long as that program runs."""
 
     class Beside(Processor):
         def seconds(self, way: Way, rows: int) -> float:
