@@ -1,4 +1,5 @@
-"""The magnitudes of a tensor, gathered chunk by chunk, and the limits of a half."""
+"""The magnitudes of a tensor, gathered chunk by chunk, the limits of a half, and the profile of a graph: the magnitudes
+of each node's result."""
 
 import math
 from collections.abc import Mapping

@@ -23,7 +23,9 @@ from ..judging.judging_metrics import classifies
 from ..training.loop.setting_names import MOST_SHARE, most_quarantined
 from .tables import kind_of, read_table
 
-LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # 1.8e19
+# 1.8e19. A number whose square is infinite in FP32 makes any variance infinite: BatchNorm's running statistics for
+# good, and LayerNorm's output zero. Neither the loss nor a gradient need show it.
+LARGEST = float(np.sqrt(np.finfo(np.float32).max))
 
 
 def row_faults(

@@ -1,4 +1,5 @@
-"""The table of what a job may set: ranges, words and defaults. docs/finetune.md has the same table."""
+"""The table of what a job may set: ranges, words and defaults; and the error of a setting that it does not allow.
+docs/finetune.md has the same table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
