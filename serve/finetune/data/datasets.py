@@ -15,7 +15,12 @@ import numpy as np
 from ....exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_samples, read_tensors
 from ....models.errors import BadInput, BadSamples
 from ....models.files.guarded_reading import guarded
-from ....models.folder.optimizer_names import CLASS_LOSSES, IGNORED, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
+from ....models.folder.loss_and_optimizer_names import (
+    CLASS_LOSSES,
+    IGNORED,
+    LOSSES_OF_KIND,
+    NLL_OF_PROBABILITIES,
+)
 from ....models.spec.datatypes import DATATYPES, name_of
 from ....models.spec.spec import Dim, ModelSpec, TensorSpec
 from ....models.spec.value_range import ValueRange

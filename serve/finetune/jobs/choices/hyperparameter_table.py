@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .....models.errors import BadInput
-from .....models.folder.optimizer_names import IGNORED
+from .....models.folder.loss_and_optimizer_names import IGNORED
 from ...training.loop.setting_names import ALL, HALF_LEVELS, MASK, NETS, NONE, PRECISIONS, REFUSE, SCHEDULES
 
 AUTO = "auto"
