@@ -11,8 +11,8 @@ from ..models.errors import BadRequest, CannotConvert, EngineFailed, NotRun, Ord
 # The errors that a model raises for an input that it cannot be run with, for example one longer than its table of
 # positions. The last three are torch's.
 REFUSALS = (CannotConvert, EngineFailed, BadRequest, NotRun, IndexError, RuntimeError, ValueError)
-# Of an output's largest number. Among other rows a product may be added up in another order; within a file in half
-# precision that shows a hundred times as much.
+# The share of an output's largest number by which a row's answer may differ among other rows, where a product may be
+# added up in another order; within a file in half precision that shows a hundred times as much.
 SAME_AMONG_OTHERS, SAME_AMONG_OTHERS_IN_HALF = 1e-4, 1e-2
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]

@@ -39,7 +39,7 @@ def set_up(level: str = "warning", form: Literal["text", "json"] = "text", acces
     handler.setFormatter(JsonLines() if form == "json" else Sentences())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     requests.setLevel(logging.INFO if access else logging.CRITICAL)
-    # Which version answers is news at the default level too.
+    # A change of the version that answers is news at the default level too.
     logging.getLogger("halfeven.versions").setLevel(logging.INFO if level == "warning" else logging.NOTSET)
 
 

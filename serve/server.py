@@ -104,7 +104,8 @@ def build(
 
 
 def _build_read_only(settings: Settings, linked: LinkedStore) -> tuple[InferFront, Roster]:
-    """The same over a store that is only read: nothing is trained, and nothing moves its alias."""
+    """The front door and the roster of a server over a store that is only read: nothing is trained, and no alias
+    moves."""
     logger.warning("the store %s is only read; state is kept in %s", linked.source.root, linked.store.root)
     lock = alone_with(linked.store)
     writer, place = StateWriter(linked), place_of(settings)

@@ -53,7 +53,7 @@ def judge_engine(run: ReferenceRun, dtype: str, engine: OtherEngine) -> ParityRe
 
 
 def _said_of_engine(report: ParityReport) -> ParityReport:
-    """The same verdict; its sentences give no advice about a half of ours."""
+    """The report with the same verdict, whose sentences give no advice: that is about halves that halfeven makes."""
 
     def said(one: Judged) -> Judged:
         return replace(one, failures=tuple(map(without_advice, one.failures)))

@@ -21,7 +21,8 @@ MIN_SLICE_PEAK = 2.0**-20  # of S: a smaller slice is dust that no half can hold
 # be lost: with fewer decibels than these nothing of it is left.
 FAINT_U = 4.0
 LOST_DB = 10.0
-# Of a slice of FP32 against itself (`noise.py`): with fewer FP32 cannot hold the slice to 30 dB with any certainty.
+# The least SQNR of a slice of FP32 against itself (`noise.py`): with less, FP32 cannot hold the slice to 30 dB with any
+# certainty.
 TOLD_APART_DB = 40.0
 
 

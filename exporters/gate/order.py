@@ -77,7 +77,7 @@ def _runs(pairs: Sequence[Pair]) -> list[Run]:
     return list(runs)
 
 
-# What is ranked.
+# The lists that are ranked.
 
 
 def _columns(run: Run, others: Sequence[Run], kind: str) -> Iterator[_List]:
@@ -168,7 +168,7 @@ def _rows_for(lists: int) -> int:
     return int((1 + np.sqrt(1 + 8 * MAX_PAIRS / max(lists, 1))) / 2)
 
 
-# What became of one ranking.
+# The judgement of one ranking.
 
 
 @lru_cache(maxsize=8)

@@ -252,7 +252,7 @@ def accuracy(spec: TensorSpec, decisions: DecisionVerdict, allowed: float) -> Fa
 
 
 def under(name: str, failure: Failure) -> Failure:
-    """The same failure, said of an adversarial input."""
+    """A failure with a message that names the adversarial input on which it was found."""
     return Failure(failure.rule, f"under the adversarial input '{name}', {failure.message}")
 
 

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from ..onnx.reading.large_files import weights_as_inputs
 
-# Of the largest value in a batch. A conversion was seen to need twelve times as much.
+# The most bytes of the largest value in a batch. A conversion was seen to need twelve times as much.
 BATCH_BYTES = 1 << 28
 _FP32_BYTES = 4
 _LISTS_OF_TREES = ("nodes_", "target_", "class_")

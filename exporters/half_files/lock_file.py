@@ -110,7 +110,8 @@ def checked(
 
 
 def compared(then: Sequence[Facts], now: Sequence[Facts]) -> list[tuple[str, str, list[Change]]]:
-    """The same of two locks, which two environments wrote for the same targets. Raises BadInput for others."""
+    """Target, form and changes for each half of two locks, which two environments wrote for the same targets. Raises
+    BadInput where the targets differ."""
     by_name = {(facts["target"], facts["form"]): facts for facts in now}
     if missing := [facts["target"] for facts in then if (facts["target"], facts["form"]) not in by_name]:
         raise BadInput(f"the other environment has no {missing[0]}: expected the same targets in both")

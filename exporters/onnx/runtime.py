@@ -186,7 +186,8 @@ def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | N
     return None if same else "depends on the other rows of its batch"
 
 
-# Of an output's largest number: far above what another order of sums does, below what another operation does.
+# Answers that differ by at most this share of the output's largest number are alike: another order of sums differs far
+# less, another operation more.
 ALIKE = 1e-3
 _HALF = frozenset(HALVES.values())
 

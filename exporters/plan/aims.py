@@ -8,8 +8,8 @@ from ...models.spec.spec import ParityLimits
 from ..gate.parity import UNIT_ROUNDOFF, min_sqnr_db
 from ..inputs.synthetic import LARGEST
 
-# Of the gate's limits, for a plan: each where the proof of a plan for the one before fails. A plan by the rules alone
-# may use up all of that share, what a search finds `SEARCHED` at most.
+# The shares of the gate's limits that a plan may use up: the next one counts where the proof of a plan for the one
+# before fails. A plan by the rules alone may use up all of that share, a plan that a search finds `SEARCHED` at most.
 SHARES = (1.0, 0.75, 0.4)
 SEARCHED = SHARES[1]
 # For what is given to FP32 besides where the proof misses a limit (`road`); after the last of them everything is.

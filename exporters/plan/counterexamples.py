@@ -20,8 +20,8 @@ BYTES = 1 << 28  # of the unseen samples with the original's answers to them
 PART_OPERATIONS = 1 << 33
 ORDER_OPERATIONS = 1 << 33  # for the order of unseen samples, in every trial
 WORST = 4  # sets of samples that join those that are asked, after one search
-# Of the error that the gate allows, for there are samples that are never tried: with 0.95 the corpus' 'rotary by a
-# product' errs by 4.5u in one of 16 proofs.
+# The share of the allowed error that unseen samples may use up, because other samples are never tried: with 0.95 the
+# corpus' 'rotary by a product' errs by 4.5u in one of 16 proofs.
 SHARE = 0.9
 # So many rows are enough for a half none of whose nodes is suspected of leaving half's range, if it errs on them by no
 # more than `CALM` of what is allowed: an error of rounding alone grows slowly with more rows. An output that does not

@@ -94,7 +94,7 @@ class Meter:
         return self._spent
 
     def on(self, answers: Answers) -> Answers:
-        """The same answers, counted."""
+        """A function that gives what ``answers`` gives, and counts the operations."""
 
         def answer(inputs: Arrays) -> dict[str, np.ndarray]:
             self._spent += self._operations.of(inputs)

@@ -14,7 +14,7 @@ import numpy as np
 
 NUMPY_HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
-# The same for a weight of one number, such as an eps: it may be subnormal, but must not vanish.
+# The relative error that rounding may cost a weight of one number, such as an eps: it may be subnormal, not vanish.
 NUMBER = 2.0**-6
 IN_RANGE = (
     "halfeven_in_range"  # in the meta of a weight's node: no element may leave half's range (`in_range`)

@@ -55,9 +55,9 @@ SIZE = 8.0  # of the fine fault, in u of the largest magnitude of the node's res
 RUNS = 2  # of the whole graph for each node: four faults, of which each runs half of it
 FLIPPED = 0.01  # of the elements
 SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
-# Of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD` or more
-# as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`. What answers more than `LOUD`
-# may reach the limit on other samples: it is not called damped.
+# Shares of the allowed error. Below `SILENT` a fault is as good as gone; a saturated rest of the graph answers `LOUD`
+# or more as soon as its signals are smaller, or `SILENT` or more where it had answered `NOTHING`. What answers more
+# than `LOUD` may reach the limit on other samples: it is not called damped.
 NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
 LARGER = (4, 16, 64, 256)  # times the fine fault, up to the largest magnitude of the node's result
 IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fault, or as slowly, at most

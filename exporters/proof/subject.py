@@ -55,7 +55,7 @@ class Subject:
     beside: Sequence[Path] = ()
 
     def served_original(self, because: str) -> "Subject":
-        """The same subject with no node in half, for this reason."""
+        """This subject with no node in half, for the reason ``because``."""
         return replace(self, precision=replace(self.precision, level="O0"), original_because=because)
 
     @property

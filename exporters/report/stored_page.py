@@ -20,7 +20,8 @@ def stored_page(version: Version) -> str:
 
 
 def served_page(version: Version, proofs: Sequence[DeviceProof]) -> str:
-    """The same as ``/v1/models/MODEL/versions/NUMBER/report`` shows it; a proxy may show the server below a path."""
+    """The report page of a version as ``/v1/models/MODEL/versions/NUMBER/report`` shows it: its links are
+    relative, because a proxy may show the server below a path."""
     root, name = "../../../../../", version.name
     links = (
         f'<a href="{root}">all models</a>, <a href="{root}models/{quote(name, safe="")}">{escape(name)}</a>'

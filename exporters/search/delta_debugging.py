@@ -64,7 +64,7 @@ LATE = 4  # suspects at most that are moved to the front
 LARGE = 4  # they are moved while a prefix of more than 1 / LARGE of all suspects is needed
 GROWTH = 4  # a prefix that unseen samples refuse grows by 1 / GROWTH of itself
 
-# What a form shows as ``search``.
+# The values of ``search`` in the facts of a form.
 NOT_ASKED, NOT_NEEDED, COMPLETE = "not asked", "not needed", "complete"
 EXHAUSTED, FAILED = "exhausted", "failed"
 

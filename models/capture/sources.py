@@ -174,7 +174,8 @@ def program_module(torch: ModuleType, path: Path, request: Request) -> "nn.Modul
 
 
 def plain_module(torch: ModuleType, graph_module: Any) -> "nn.Module":
-    """The same parameters under the same names; torch.export would not ask a GraphModule for its ``forward``."""
+    """A plain module with the parameters of ``graph_module`` under the same names: torch.export does not call the
+    ``forward`` of a GraphModule."""
 
     signature = inspect.signature(graph_module.forward)
     # Inputs that were exported by name must be given by name.

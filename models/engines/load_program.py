@@ -28,7 +28,7 @@ def half_program(version: Version) -> ExportedProgram:
 
 
 def original_module(version: Version) -> GraphModule:
-    """The same as a graph that runs, on a CPU. Raises DamagedFile naming the file."""
+    """The FP32 original as a graph that can be called, on a CPU. Raises DamagedFile naming the file."""
     program = _runnable(version, "original.pt2", torch.device("cpu"), _weights(version))
     return program if isinstance(program, GraphModule) else runnable(program)
 

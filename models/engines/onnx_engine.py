@@ -26,7 +26,8 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 BRIEF_SPIN_US = 20
 # ONNX Runtime 1.31's default optimisation segfaults on some valid half files (Scan, a small ViT) with this fusion.
 DEADLY_IN_HALF = ["MatmulTransposeFusion"]
-# What its kernels for a CPU say of an index that is out of range, from Gather to ScatterND, and of fused embeddings.
+# The errors of ONNX Runtime's kernels for a CPU for an index out of range, from Gather to ScatterND and fused
+# embeddings.
 _OUT_OF_TABLE = re.compile(
     r"out of data bounds|invalid indi?(ce|ex) found|Out of range value in index tensor|input index out of range"
 )

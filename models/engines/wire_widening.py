@@ -91,7 +91,7 @@ class Widening:
         return (array.astype(self.scale.dtype) * self.scale + self.offset).astype(self.tensor.type.numpy)
 
     def torch(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The same, bit for bit, on whichever device the tensor is."""
+        """A function that gives the same numbers as `numpy`, bit for bit, on the device of the tensor."""
         dtype = self.tensor.type.torch
         if self.scale is None or self.offset is None:
             return lambda tensor: tensor.to(dtype)

@@ -37,7 +37,7 @@ VALUE_LOSSES = (
 )  # fmt: skip
 IGNORED = -100  # torch's own ignore_index: the class of a target that is not learnt
 NLL_OF_PROBABILITIES = "nll_of_probabilities"
-# Of each kind of output that can be learnt; the first is the default.
+# The losses of each kind of output that can be learnt; the first is the default.
 LOSSES_OF_KIND: Mapping[str, tuple[str, ...]] = {
     "logits": CLASS_LOSSES,
     "probabilities": (NLL_OF_PROBABILITIES,),

@@ -21,7 +21,7 @@ KERAS_LEVELS = {
 HALF_DTYPES = ("fp16", "bf16")
 EMBEDDINGS = ("keep", "half")
 UNSTABLE = ("fp32", "accept")
-# Of fine-tuned versions; the first is the default.
+# The metrics that compare fine-tuned versions; the first of each kind is the default.
 CLASS_METRICS, VALUE_METRICS = ("accuracy", "f1", "auroc"), ("mse", "mae")
 MAX_TENSORS = 256
 MAX_RANK = 16

@@ -228,7 +228,7 @@ class _Reader(TrainingReader):
 
     def batching(self, data: Mapping[str, Any], rows: int) -> Batching:
         said = {**self.typed({"batching": {}, **data}, "batching", dict)}
-        # Both are lists; `buckets` may be a word.
+        # `buckets` and `lengths` are lists; `buckets` may be a word.
         buckets, lengths = said.pop("buckets", "auto"), said.pop("lengths", [])
         numbers = self.table({"batching": said}, "batching", BATCHING)
         if 0 < numbers.get("max_request_rows", 0) < rows:

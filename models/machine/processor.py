@@ -71,8 +71,8 @@ def this_processor() -> Processor:
 
 @cache
 def hardware() -> Processor:
-    """The same without the kernels, and without importing torch: under the restrictions in the environment
-    (``ATEN_CPU_CAPABILITY``, ``ONEDNN_MAX_CPU_ISA``)."""
+    """The processor of this machine, without what oneDNN's kernels can do, so that torch is not imported. The
+    environment's restrictions count (``ATEN_CPU_CAPABILITY``, ``ONEDNN_MAX_CPU_ISA``)."""
     machine, flags = platform.machine(), _flags()
     is_x86 = machine in ("x86_64", "AMD64")
     return Processor(

@@ -13,8 +13,8 @@ from ..files.durable import READABLE, fsync
 from ..files.stored_json import stored_json
 
 LIVE, REFUSED = "live", "refused"
-# Of a version's folder. It rises with a change that older releases would misread; a manifest without one is of 1.
-# In format 1 the files of the original are named ``whole.*``.
+# The format of a version's folder. It rises with a change that older releases would misread; a manifest without a
+# format is of format 1. In format 1 the files of the original are named ``whole.*``.
 FORMAT = 2
 _PRESENT, _OLDER = "original.", "whole."
 _KEYS = {"whole_because": "original_because", "accuracy_whole": "accuracy_original"}

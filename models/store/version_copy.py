@@ -6,8 +6,8 @@ from .store import Store, Version
 
 
 def copied_version(version: Version, store: Store) -> Version:
-    """The same files and facts under the store's next number; each file is compared with its digest. It is not made
-    active."""
+    """A copy of ``version`` in ``store`` under the next number: its facts, and its files, each compared with its
+    digest. The copy is not made active."""
     with store.draft(version.name) as draft:
         for file in version.manifest["files"]:
             target = draft.folder / file

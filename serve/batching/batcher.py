@@ -233,7 +233,8 @@ class Batcher:
                 self._long_ago = _LONG_FOR
 
     def _answer_here(self, spec: ModelSpec, request: Request) -> bool:
-        """The same for one request, past the queue. False where it is to go through the queue."""
+        """True if this thread, the caller's, has answered the request past the queue. False where the request is to go
+        through the queue."""
         if self._long_ago or self._background or not self._device.borrow():
             return False
         try:

@@ -157,7 +157,7 @@ class Counters:
             )
 
     def statistics(self) -> Statistics:
-        """The same under the names of the V2 statistics extension.
+        """All counters as of one moment, under the names of the V2 statistics extension.
 
         Copies out are part of the engine's run, so ``compute_output`` has a count and no time: perf_analyzer wants
         the three counts to be equal.

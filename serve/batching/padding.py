@@ -26,7 +26,7 @@ def filled_rows(buckets: Sequence[int], rows: int, most: int) -> int:
 
 
 def filled(parts: Parts, missing: int) -> Parts:
-    """The same rows and ``missing`` more, copies of the first."""
+    """The rows of ``parts`` and ``missing`` more, copies of the first row."""
     if missing <= 0:
         return parts
     return [[*part, np.repeat(part[0][:1], missing, axis=0)] for part in parts]

@@ -140,7 +140,7 @@ class Request:
         return self.part is None or self.part.last
 
     def parts(self, limit: int) -> list["Request"]:
-        """The same request in pieces of ``limit`` rows (the last has the rest), as views."""
+        """This request divided into requests of ``limit`` rows; the last has the rest. Their arrays are views."""
         starts = range(0, self.rows, limit)
         split = SplitRequest(len(starts))
         return [

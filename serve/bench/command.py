@@ -82,7 +82,7 @@ def numbers(text: str, option: str, most: float = 1e6) -> tuple[float, ...]:
 
 
 def counts(text: str, option: str) -> tuple[int, ...]:
-    """The same, whole numbers alone."""
+    """``1,8,32`` as positive whole numbers. Raises BadSetting naming the option."""
     found = numbers(text, option)
     if not all(number.is_integer() for number in found):
         raise BadSetting(f"{option} {text!r}: expected whole numbers with commas between, as 1,8,32")

@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._listener.lost(self)
 
-    # What httptools calls.
+    # The methods that httptools calls.
 
     def on_message_begin(self) -> None:
         self._body = []

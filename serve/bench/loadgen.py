@@ -128,7 +128,7 @@ class Load:
         for connection in list(self._connections):
             self._drop(connection)
 
-    # What the two kinds do differently.
+    # The methods that differ between the two kinds of load.
 
     def _start(self) -> None:
         raise NotImplementedError

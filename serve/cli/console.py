@@ -66,7 +66,8 @@ def _taken(use: Callable[[Any], None]) -> Callable[[Any], None]:
     return take
 
 
-# What they give is sent by every request of this process (`access/client_key.py`); the commands do not read them.
+# Every request of this process sends the key that these options give (`access/client_key.py`); the commands do not read
+# them.
 Key = Annotated[
     str | None,
     typer.Option(

@@ -46,12 +46,12 @@ SWAP_SECONDS = 120.0  # a load measures forms: 2 s on idle cores, over 20 s besi
 
 
 def shifted(images: np.ndarray) -> np.ndarray:
-    """Turned by a quarter and white on black: digits as version 1 has never seen them."""
+    """Images turned by a quarter and with black and white exchanged: version 1 has never seen such digits."""
     return np.ascontiguousarray(1.0 - np.rot90(images, 1, (2, 3)))
 
 
 def shifted_samples(samples: Samples) -> Samples:
-    """The same held-out digits, shifted."""
+    """The held-out digits ``samples``, shifted."""
     return replace(samples, arrays={INPUT: shifted(samples.arrays[INPUT])})
 
 

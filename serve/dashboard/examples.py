@@ -62,7 +62,7 @@ def curl(spec: ModelSpec, server: str, needs_key: bool) -> str:
 
 
 def python(spec: ModelSpec, server: str) -> str:
-    """The same with ``halfeven.Client``, which takes a key from HALFEVEN_API_KEY."""
+    """A request for the model in Python, with ``halfeven.Client``, which takes a key from HALFEVEN_API_KEY."""
     arrays = "".join(f"    {tensor.name!r}: {_array(spec, tensor)},\n" for tensor in spec.inputs)
     more = "import ml_dtypes\n" if "ml_dtypes." in arrays else ""
     return (

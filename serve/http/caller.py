@@ -66,7 +66,8 @@ async def read_json_body(
     timeout_s: float = 30.0,
     more_room: str = MORE_ROOM,
 ) -> bytes:
-    """The same for a body that will be parsed as JSON: the parsed objects count in the lease too."""
+    """The body of a request as `read_body` reads it, for a body that will be parsed as JSON: the parsed objects count
+    in the lease too."""
     body = await read_body(scope, receive, limit, timeout_s, more_room)
     lease_of(scope).add(json_bytes(body))
     return body

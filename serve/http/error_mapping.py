@@ -152,7 +152,7 @@ _EXIT: dict[type[BaseException], int] = {
     OSError: 2,  # a file or folder that the caller named
     BaseException: 1,
 }
-# What each exit code of the command line means; 1 to 4 of an error are those of `_EXIT`.
+# The meaning of each exit code of the command line; 1 to 4 of an error are those of `_EXIT`.
 EXIT_CODES = {
     0: "done",
     1: "anything else: no server answers, a full disk, a damaged version, halfeven's own fault, interrupted by Ctrl-C",

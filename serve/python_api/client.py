@@ -50,7 +50,7 @@ class Client:
         return read_outputs(answer, said.get(HEADER_LENGTH.lower()))
 
     def predict(self, name: str, *inputs: Given, **named: Given) -> Any:
-        """The same with the inputs in order or by name; of a model with one output its array alone."""
+        """The outputs by name, of a model with one output its array alone. The inputs are given in order or by name."""
         names, _ = self._signature(name)
         answers = self.infer(name, by_name(names, inputs, named, f"'{name}'"))
         return next(iter(answers.values())) if len(answers) == 1 else answers

@@ -26,7 +26,8 @@ _OF_THE_SERVER = frozenset(
         "access_log",
     )
 )
-# Of `serve.deployment`. A batch is made of requests that wait in one replica: Ray's own default, 5 at once, forbids it.
+# Options of `serve.deployment`. A batch is made of requests that wait in one replica: Ray's own default, 5 at once,
+# forbids it.
 _DEPLOYMENT = {
     "max_ongoing_requests": 256,
     "max_queued_requests": 1024,  # at each proxy; further requests get 503 with Retry-After

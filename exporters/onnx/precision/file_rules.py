@@ -64,7 +64,7 @@ class FileRules:
         return rewrite(self.program, dtypes, self.ledger, self.precision.dtype)
 
     def placed(self, dtypes: Dtypes, kept: Collection[str]) -> Dtypes:
-        """The same answers, with the fewest bytes cast."""
+        """Dtypes that give the same answers as ``dtypes``, and cast the fewest bytes."""
         numel = {name: found.numel for name, found in self.ranges.items()}
         return place(self.program, self.rules, self.kernels, dtypes, numel, {*self.held, *kept})
 

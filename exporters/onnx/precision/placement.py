@@ -26,7 +26,8 @@ def place(
     numel: Mapping[str, int],
     kept: Collection[str],
 ) -> Dtypes:
-    """The same half with its casts placed. ``numel``: elements of each value; ``kept``: nodes that stay put."""
+    """The dtypes with which the same half casts the fewest bytes. ``numel``: elements of each value; ``kept``: nodes
+    that stay as they are."""
     reading = _Reading(program, rules, kernels, dtypes, numel, frozenset(kept))
     reading.read()
     flow = reading.flow

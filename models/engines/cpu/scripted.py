@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 _Outputs = tuple[Tensor, ...]
 _TENSOR = torch._C.TensorType.get()
-# Of integers that are sizes; each on two of them.
+# The operations on two integers that are sizes.
 _ON_SIZES: dict[Any, str] = {
     operator.add: "aten::add",
     operator.sub: "aten::sub",
@@ -36,7 +36,7 @@ class _NotStraight(Exception):
 
 
 def without_the_lock(module: GraphModule) -> Callable[..., _Outputs]:
-    """The same program as a function that releases Python's lock while it runs; the module itself where that is
+    """The program ``module`` as a function that releases Python's lock while it runs; the module itself where that is
     impossible. The function has the module's weights and nothing else of it."""
     try:
         written = _Writing(module)

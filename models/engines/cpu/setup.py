@@ -34,7 +34,7 @@ class CpuSetup:
         return replace(self, passes=self.passes - {name})
 
     def only(self, possible: Collection[str]) -> "CpuSetup":
-        """The same without the passes that are not possible."""
+        """This setup without the passes that are not ``possible``."""
         return replace(self, passes=self.passes & {*possible})
 
     def to_json(self) -> dict[str, Any]:

@@ -28,8 +28,9 @@ _LOOK_EVERY_MS = 100  # whether the process has ended
 _NICE = 10  # of a child of low priority, added to the server's
 
 Priority = Literal["normal", "low", "idle"]
-"""How a child process shares the processor with the server. ``normal``: equally. ``low``: about a tenth of a core where
-both want all of it. ``idle``: what the server leaves (``SCHED_IDLE``, sched(7); elsewhere the greatest niceness)."""
+"""The share of the processor that a child process has beside the server. ``normal``: equally. ``low``: about a
+tenth of a core where both want all of it. ``idle``: what the server leaves (``SCHED_IDLE``, sched(7); elsewhere the
+greatest niceness)."""
 
 
 class JobFailed(Exception):

@@ -144,7 +144,7 @@ class ValueTypes:
         inputs = [one for one in inputs if not isinstance(one, ast.Starred)]
         inputs = [*inputs[:1], *(one for one in inputs[1:] if operation in _SEVERAL)]
         types = [self.type_of(one, at, frame, depth) for one in inputs]
-        # What is squashed or averaged and comes from a module is its logits, which a product made.
+        # A value that is squashed or averaged and comes from a module is its logits, which a product made.
         if operation in ("sigmoid", "tanh", "mean", "std", "var", "abs", "relu") and in_half:
             types = [Type.HALF if one is Type.MODULE else one for one in types]
         return joined(types)

@@ -42,7 +42,7 @@ class Task:
         wanted = {name: one[self.rows] for name, one in self.targets.items()}
         self.losses = losses or losses_of(request, wanted)
         classes = [name for name, loss in request["losses"].items() if loss in CLASS_LOSSES]
-        # Of the classes of each output.
+        # The largest class number of each output that has classes.
         self.largest = {name: int(wanted[name].max()) for name in classes if _are_classes(wanted[name])}
 
     def parts(self, batch: Tensor) -> Sequence[Tensor]:

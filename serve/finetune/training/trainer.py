@@ -32,7 +32,7 @@ Request = Mapping[str, Any]
 Line = dict[str, Any]
 
 
-# What to do about errors in which torch does not name the mistake of the model's code.
+# Advice for errors in which torch does not name the mistake of the model's code.
 REMEDIES = {
     "Inference tensors cannot be saved": "Forward computes a part in torch.inference_mode: take that out, or use "
     "torch.no_grad for what is not to learn",

@@ -51,7 +51,7 @@ UNSTABLE_LEVEL = (
     "opt_level O3 computes everything in half, norms too, as Apex's O3 does to show how fast a model could be: it "
     "often learns worse or not at all. Train with O1, or O2, unless speed is all that is asked for"
 )
-# Of a request: where its files lie and how its process behaves; neither changes what is learnt.
+# Keys of a request that say where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
     {"file", "source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads"}
     | {"warm", "left_out", "priority", "memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}

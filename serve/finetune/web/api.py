@@ -108,7 +108,7 @@ def router(
     _add_changes_of_files(routes, kept, files)
     _add_files(routes, job_store, files, kept)
     admission = JobAdmission(job_store, files, store, leaving)
-    # Of the forty threads that all routes share (Starlette): reading the files of a job may take minutes.
+    # A part of the forty threads that all routes share (Starlette): reading the files of a job may take minutes.
     what = "requests wait for the files of jobs to be read"
     waiting = SharedPlaces(DEFAULTS.orders_being_read, what, "ask again when some were answered", 10.0)
     _add_jobs(routes, job_store, admission, waiting, wake)
@@ -202,7 +202,7 @@ def _add_jobs(
         job, created = job_store.create_job(request, key)
         wake()
         made = job_body(job)
-        # What admission found in the data; later on it is among the events.
+        # The findings of admission in the data; later on they are among the events.
         made["halfeven"]["findings"] = list(request.findings)
         return json_answer(made, headers=None if created else {"idempotent-replayed": "true"})
 

@@ -72,7 +72,7 @@ class GuardedProtocol(PoliteProtocol):
         self._unsent: Unsent | None = None
         self._half_closed: HalfClosed | None = None
 
-    # What the transport calls.
+    # The methods that the transport calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -171,7 +171,7 @@ class GuardedProtocol(PoliteProtocol):
             self._unsent.end()
         super().connection_lost(exc)
 
-    # What the parser calls.
+    # The methods that the parser calls.
 
     def begin_message(self) -> None:
         """To be called first in `on_message_begin`."""

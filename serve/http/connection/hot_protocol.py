@@ -104,7 +104,7 @@ class HotProtocol(GuardedProtocol):
         self._known: KnownHead | None = None  # of the last request, where that was one of ours
         self._asked: dict[bytes, Asked] = {} if front is None else front.urls
 
-    # What the parser calls.
+    # The methods that the parser calls.
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -156,7 +156,7 @@ class HotProtocol(GuardedProtocol):
         self._find_again(hot)
         self._submit(hot)
 
-    # What the transport calls.
+    # The methods that the transport calls.
 
     def data_received(self, data: bytes) -> None:
         if self._known is not None and not self._refused and self._is_asked_again(self._known, data):

@@ -36,7 +36,7 @@ class Secured(asyncio.Transport, asyncio.Protocol):
         self.ready: asyncio.Future[None] = loop.create_future()
         self._too_late = loop.call_later(_HANDSHAKE_S, lambda: self._raw.abort())
 
-    # What the transport below calls.
+    # The methods that the transport below calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast(asyncio.Transport, transport)
@@ -99,7 +99,7 @@ class Secured(asyncio.Transport, asyncio.Protocol):
         if self._above is not None:
             self._above.resume_writing()
 
-    # What the protocol above calls.
+    # The methods that the protocol above calls.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self.is_closing():

@@ -16,7 +16,7 @@ _FEWEST_S = 0.1  # of batches in a window; less says nothing
 # A window ends after so many batches, or so many times `WINDOW_S`: of a few batches one more would count much.
 _MANY, _LONGEST = 10, 3
 _BUSY = 0.7  # of a window: callers always wait
-CLEAR = 1.25  # one round is enough where a gain so many times smaller, or larger, would say the same
+CLEAR = 1.25  # a rival has lost after one round where not even a gain so many times as large would win
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class LiveTrial:
     def verdict(
         self, before: Window, let_serve: Callable[[bool], None], wins: Callable[[float], bool]
     ) -> Steps[Verdict | None]:
-        """Let the rival and the active way serve in turns until two rounds in a row agree, or one is clear beside both
-        windows around it; None where there is too little traffic. The active way serves at the end.
+        """Let the rival and the active way serve in turns until two rounds in a row agree, or the rival has clearly
+        lost one; None where there is too little traffic. The active way serves at the end.
 
         ``before``: the active way's window just now. ``let_serve(True)`` lets the rival serve. ``wins``: whether a gain
         speaks for the rival.
@@ -85,11 +85,10 @@ class LiveTrial:
                 return None
             verdict.rounds, verdict.gain = verdict.rounds + 1, live_gain(before + after, rival)
             self.budget.spend(rival.busy_s * max(1.0 - verdict.gain, 0.0))
-            won, gains = wins(verdict.gain), [live_gain(one, rival) for one in (before, after)]
-            verdict.outcomes.append(won)
-            is_clear = wins(min(gains) / CLEAR) if won else not wins(max(gains) * CLEAR)
-            if is_clear or verdict.outcomes[-2:] in ([True, True], [False, False]):
-                verdict.wins = won
+            best = max(live_gain(one, rival) for one in (before, after))
+            verdict.outcomes.append(wins(verdict.gain))
+            if not wins(best * CLEAR) or verdict.outcomes[-2:] in ([True, True], [False, False]):
+                verdict.wins = verdict.outcomes[-1]
                 break
             before = after
         return verdict

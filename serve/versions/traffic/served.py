@@ -218,7 +218,7 @@ class ServedModel:
                 trial.clear()
             return [*self.take_leaving(), *self.traffic.loaded_versions()]
 
-    # What is decided here.
+    # The decisions of the server itself.
 
     def drifted(self, loaded: LoadedVersion, numbers: dict[str, Any]) -> None:
         """Fall back: from now on the original answers in the half's place. A canary or a version on trial is rejected

@@ -65,7 +65,7 @@ _ARGUMENTS = {"adam_epsilon": "eps", **{name: name for of in OPTIMIZERS.values()
 _BETAS = ("adam_beta1", "adam_beta2")
 _SWITCHES = {"fp16": "fp16", "bf16": "bf16"}  # settings that are true or false
 _MISSPELT = 0.85  # of the letters of two names are the same: they are one
-# What a word in an unknown name means, the first that fits; a+b: both words.
+# Words of unknown names that mean a setting, the first that fits; a+b: both words.
 _MEANT: Mapping[str, str] = {
     "scale_floor": "min+scale",
     "growth_interval": "window",
