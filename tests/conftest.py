@@ -1,4 +1,4 @@
-"""What many tests stand on: a seed for what they draw, the wheel as a user gets it; no GPU, no GPU tests."""
+"""The common parts of many tests: a seed for random numbers, the wheel as a user gets it; no GPU, no GPU tests."""
 
 import gc
 import os
@@ -143,8 +143,8 @@ def _what_is_read_fits_the_schema() -> Iterator[None]:
 
 @pytest.fixture
 def plain_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that load models and do not ask how: each runs on one thread without optional passes, and no others
-    are measured beside it. A measurement takes seconds of both cores where other tests disturb it."""
+    """The plain setup for tests that load models and ask for no choice: each model runs on one thread without optional
+    passes, and no other setup is measured. A measurement takes seconds of both cores where other tests disturb it."""
     from halfeven.models.engines.cpu.setup import CpuSetup
     from halfeven.serve.versions.loading import kept_setups
     from halfeven.serve.versions.loading.cpu_choice import CpuChoice

@@ -49,7 +49,7 @@ def samples_of(name: str, rows: int, seed: int) -> Samples:
 
 @cache
 def converted(name: str, level: str = "O1") -> Converted:
-    """As `road.travel` goes, up to the verdict on the torch form; nothing is written."""
+    """The conversion of a model up to the verdict on the torch form, as `road.travel` does it; nothing is written."""
     use_true_fp32()
     model, samples = captured(name), samples_of(name, 32, seed=1)
     subject = Subject(model.program, model.spec, samples, Precision(level), ("torch",), Path(), {})
@@ -68,7 +68,7 @@ def converted(name: str, level: str = "O1") -> Converted:
 
 
 def refused_on_unseen(name: str) -> list[str]:
-    """What the faithful check alone says against the half on many fresh inputs.
+    """The findings of the faithful check alone against the half, on many fresh inputs.
 
     They are judged together, and then every draw by itself: an error counts against the largest answer of its draw,
     which may be small. What is a share of all decisions or of all the signal counts over all draws.
@@ -91,7 +91,7 @@ def refused_on_unseen(name: str) -> list[str]:
 
 
 def _report(maker: ProgramForms, reference_run: ReferenceRun) -> ParityReport | None:
-    """True half kernels and the emulation; nothing where nothing is half."""
+    """The report on true half kernels and on the emulation; None where nothing is half."""
     if not maker.half.half_nodes:
         return None
     storage, emulation = maker.storage(), maker.settled.half()

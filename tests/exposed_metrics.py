@@ -1,4 +1,4 @@
-"""What a server of the container exposes: its port and its metrics."""
+"""The port and the metrics that a server of the container exposes."""
 
 import re
 from functools import cache

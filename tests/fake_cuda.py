@@ -64,7 +64,7 @@ def on_fake_cuda(program: ExportedProgram, inputs: Sequence[Tensor], autocast: b
 
 
 class OperationLog(TorchDispatchMode):
-    """Notes what the operations inside it do, in ``stream``."""
+    """A mode that notes what the operations inside it do, in ``stream``."""
 
     supports_higher_order_operators = True
 
@@ -162,7 +162,7 @@ def _as_it_is() -> Iterator[None]:
 
 @contextmanager
 def _live() -> Iterator[None]:
-    """What ``torch.autocast("cuda", torch.float16, cache_enabled=False)`` sets where there is a device."""
+    """The state that ``torch.autocast("cuda", torch.float16, cache_enabled=False)`` sets where there is a device."""
     before = (
         torch.is_autocast_enabled("cuda"),
         torch.get_autocast_dtype("cuda"),

@@ -65,7 +65,7 @@ def expected_seconds(item: pytest.Item, recorded: Mapping[str, float]) -> float:
 
 
 class Deal:
-    """Which test each worker runs next. A test is its place in the list of all.
+    """The deal of tests to workers: each asks for its next one. A test is its place in the list of all.
 
     ``groups``: the group of each test. ``whole``: the groups that no worker takes a part of. ``seconds``: what each
     test takes, about.
@@ -217,7 +217,7 @@ class _Run:
         self._start_worker()
 
     def _record(self) -> None:
-        """For the next run. Of a test that is gone the time stays until the cache is cleared."""
+        """Write the times for the next run. The time of a test that is gone stays until the cache is cleared."""
         if self._cache is not None:
             took = {**self._recorded, **{name: round(seconds, 2) for name, seconds in self._took.items()}}
             self._cache.set(RECORD, {name: each for name, each in took.items() if each >= WORTH})
@@ -236,7 +236,7 @@ class _Sender:
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: Any, nodeid: str, location: Any
     ) -> None:
-        # Its text, because the warning itself, or what it is about, may not be one to send.
+        # The warning's text is sent, because the warning itself, or what it is about, may not be one to send.
         text = f"{warning_message.category.__name__}: {warning_message.message}"
         recorded = warnings.WarningMessage(text, Warning, warning_message.filename, warning_message.lineno)
         content = {"warning_message": recorded, "when": when, "nodeid": nodeid, "location": location}

@@ -49,7 +49,7 @@ def _of_triton(module: str) -> Any:
 
 
 class _Driver:
-    """What Triton asks of a driver before it generates code."""
+    """A driver that answers what Triton asks before it generates code."""
 
     utils = None
 
@@ -150,7 +150,7 @@ def generated(program: GraphModule, example: Sequence[Tensor]) -> str:
 
 
 def compiled(code: str, folder: Path) -> dict[int, int]:
-    """How many kernels of the code were compiled for each architecture. Raises the compiler's error."""
+    """The number of the code's kernels that were compiled for each architecture. Raises the compiler's error."""
     compiler, target = _of_triton("compiler"), _of_triton("backends.compiler").GPUTarget
     counts: dict[int, int] = dict.fromkeys(ARCHITECTURES, 0)
     for number, (name, body) in enumerate(_KERNEL.findall(code)):

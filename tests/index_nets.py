@@ -114,13 +114,13 @@ COLUMNS: dict[str, Callable[[], nn.Module]] = {
     "all and one": lambda: Two(lambda net, ids: net.other(ids).sum(1) + net.one(ids[:, 3])),
     "written into": lambda: Op(put),
 }  # fmt: skip
-# What the program computes is in range whatever is sent.
+# Indices that the program computes, which are in range whatever is sent.
 PROVEN: dict[str, Callable[[], nn.Module]] = {
     "a truth": lambda: Table(lambda ids: (ids > 3).long() + 48),
     "positions": lambda: Op(lambda table, ids: table[torch.arange(ids.shape[1])][None] * ids[..., None]),
     "a row for each": lambda: Op(lambda table, ids: ids[torch.arange(ids.shape[0])]),
 }  # fmt: skip
-# What is not followed back to the ids: most of it may be out of range.
+# Indices that are not followed back to the ids: most of them may be out of range.
 GUARDED: dict[str, Callable[[], nn.Module]] = {
     "a difference": lambda: Table(lambda ids: 40 - ids),
     "a factor": lambda: Table(lambda ids: ids * 3 - 2),

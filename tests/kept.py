@@ -1,4 +1,4 @@
-"""What takes long to make, kept between processes and runs until the source that makes it, or torch, changes."""
+"""Results that take long to make, kept between processes and runs until the source that makes them or torch change."""
 
 import fcntl
 import hashlib
@@ -46,7 +46,7 @@ def _place(name: str, patterns: tuple[str, ...], suffix: str = "") -> Path:
 
 
 def _drop_older(place: Path) -> None:
-    """What stands there under the same name, made from other sources."""
+    """Remove the results under the same name that were made from other sources."""
     for older in place.parent.glob(f"{place.name[:12]}-*"):
         if older.stem != place.stem:
             shutil.rmtree(older) if older.is_dir() else older.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def kept_program(name: str, capture: Callable[[], ExportedProgram]) -> ExportedP
 
 
 def _write(program: ExportedProgram, file: Path) -> None:
-    """At once, so that no other worker reads half of it."""
+    """Write the program in one step, so that no other worker reads half of the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     _drop_older(file)
     written = file.with_name(f"{os.getpid()}-{file.name}")

@@ -1,5 +1,5 @@
-"""What leaves this machine, and what is written outside of the folders that were named: seen for every process of a
-command and its children, whatever language a library is written in.
+"""The requests that leave this machine, and the files that are written outside of the folders that were named: seen for
+every process of a command and its children, whatever language a library is written in.
 
 `leaving.c` is preloaded: it notes and refuses each connection, datagram and name beyond loopback. The home folder, the
 folder for temporary files and the working directory are empty at the beginning, and are looked at afterwards.

@@ -103,7 +103,7 @@ class InPlace(nn.Module):
 
 
 class Stacked(nn.Module):
-    """What the lists promote: cat and stack of half and FP32; a weight read in both precisions."""
+    """Operators that the lists promote: cat and stack of half and FP32; a weight read in both precisions."""
 
     def __init__(self) -> None:
         super().__init__()

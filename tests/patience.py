@@ -1,4 +1,4 @@
-"""How long a test waits for what must come: far longer than it takes, as a machine may be busy with other things."""
+"""The time that a test waits for what must come: far longer than it takes, as the machine may be busy otherwise."""
 
 import time
 from collections.abc import Callable

@@ -26,7 +26,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, function: Any, old: str, new: str, **
 
 
 def broken(claim: Callable[[], object]) -> bool:
-    """Whether a claim does not hold: it raises."""
+    """True if a claim does not hold: it raises."""
     try:
         claim()
     except (Exception, pytest.fail.Exception):

@@ -83,7 +83,7 @@ class _Parent:
 
     @classmethod
     def started(cls, environment: Mapping[str, str]) -> "_Parent":
-        """One that is a fresh interpreter itself."""
+        """A process that is a fresh interpreter itself."""
         ours, theirs = _pair()
         parent = cls(ours, _read(environment))
         with theirs:
@@ -169,7 +169,7 @@ def _parent_of(asked: Mapping[str, Any]) -> _Parent | None:
 
 
 def _first_of_all(kind: tuple[str, frozenset[tuple[str, str]]]) -> bool:
-    """Whether no worker of this run has started a child of this kind."""
+    """True if no worker of this run has started a child of this kind."""
     place = zlib.crc32(repr((kind[0], sorted(kind[1]))).encode()) % len(_begun)
     was, _begun[place] = _begun[place], 1
     return not was
@@ -180,7 +180,8 @@ def _adopt_orphans(yes: bool) -> None:
 
 
 def _serve(link: socket.socket) -> None:
-    """In the process that forks: goes on until the one that started it is gone. Returns in each child alone."""
+    """The work of the process that forks: it goes on until the one that started it is gone. Returns in each child
+    alone."""
     gc.disable()  # going through torch again and again is a quarter of its import
     for name in ("torch", "torch._dynamo"):
         importlib.import_module(name)
@@ -201,8 +202,8 @@ def _serve(link: socket.socket) -> None:
 
 
 def _fork(link: socket.socket, order: Mapping[str, Any]) -> bool:
-    """Whether this is the child. It is forked by a process that ends at once, so the kernel gives it to the nearest
-    process above that adopts orphans: the one that asked for it."""
+    """True in the child. It is forked by a process that ends at once, so the kernel gives it to the nearest process
+    above that adopts orphans: the one that asked for it."""
     ours, theirs = socket.socketpair()
     middle = os.fork()
     if not middle:
@@ -226,7 +227,7 @@ def _fork(link: socket.socket, order: Mapping[str, Any]) -> bool:
 
 
 def _fork_beside(read: frozenset[tuple[str, str]], descriptors: Sequence[int]) -> _Parent:
-    """In a server or a trainer: a child of it that forks its children."""
+    """A child of a server or a trainer, which forks the children of that process."""
     ours, theirs = _pair()
     if os.fork():
         theirs.close()
@@ -239,7 +240,7 @@ def _fork_beside(read: frozenset[tuple[str, str]], descriptors: Sequence[int]) -
 
 
 def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """What a fresh interpreter with this command line is, up to its end."""
+    """Turn this process into what a fresh interpreter with this command line is, up to its end."""
     global _of_this_server
     if order["beside"]:
         _of_this_server = _fork_beside(_read(order["environment"]), descriptors)
@@ -268,7 +269,7 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def _show(command: Sequence[str]) -> None:
-    """What others see as the command line of this process: proc(5), ``cmdline``, is read from where it was started."""
+    """Set the command line of this process that others see: proc(5), ``cmdline``, is read from where it was started."""
     begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     text = b"".join(os.fsencode(part) + b"\0" for part in command)
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)

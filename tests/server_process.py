@@ -18,7 +18,8 @@ def serve_command(store: Path) -> list[str]:
 
 
 def server_environment(**settings: object) -> dict[str, str]:
-    """Of such a process, with settings of `Settings`. The hash seed is that of its jobs, which can be forked then."""
+    """The environment of a server's process, with settings of `Settings`. The hash seed is that of its jobs, which can
+    be forked then."""
     named = {f"HALFEVEN_{name.upper()}": str(value) for name, value in settings.items()}
     return {
         **os.environ,

@@ -59,7 +59,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Its lines: without what a here-document holds, continued lines joined, comments taken off."""
+        """The lines of the block: without what a here-document holds, continued lines joined, comments taken off."""
         text = re.sub(r"<<'?(\w+)'?(.*?)\n.*?^\1$", r"\2", self.text, flags=re.MULTILINE | re.DOTALL)
         lines = re.sub(r"\\\n\s*", " ", text).splitlines()
         return [line for line in (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines) if line]
@@ -73,7 +73,7 @@ def blocks(page: Path) -> list[Block]:
 def script(
     pages: Sequence[Path], port: int, bins: Path, expected: Mapping[str, int], served: bool = False
 ) -> str:
-    """What bash runs: every block that is to be run, `halfeven serve` beside the commands behind it.
+    """The script that bash runs: every block that is to be run, `halfeven serve` beside the commands behind it.
 
     ``expected`` are exit codes other than 0 by the beginnings of commands; ``served``: the pages' reader has a server.
     """

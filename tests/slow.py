@@ -30,7 +30,7 @@ def slow_but_every(step: int, cases: Iterable[Any]) -> list[Any]:
 
 
 def slow_part_but(part: int, fast: Container[Any], cases: Collection[Any]) -> list[Any]:
-    """As `slow_but`, with one in ``part`` of the slow cases: those of another seed are others."""
+    """The cases as `slow_but` marks them, with one in ``part`` of the slow cases: those of another seed are others."""
     slow = [case for case in cases if case not in fast]
     drawn = slow if EVERY_CASE else slow[_turn() % part :: part]
     return [case if case in fast else _slow(case) for case in cases if case in fast or case in drawn]

@@ -1,4 +1,4 @@
-"""What those who work on halfeven are told: paths that exist, one CI, forms that ask for what is needed."""
+"""The rules for those who work on halfeven: paths that exist, one CI, forms that ask for what is needed."""
 
 import re
 from pathlib import Path

@@ -40,7 +40,7 @@ def weights(dtype: type = np.float32, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def verdict(folder: Path, original: ModelProto, half: ModelProto, *gains: float) -> Judgement:
-    """What the judge says of ``half``, on a draw of normal inputs for each of ``gains``, so many times as large."""
+    """The judge's verdict on ``half``, on a draw of normal inputs for each of ``gains``, so many times as large."""
     path, candidate = folder / "original.onnx", folder / "half.onnx"
     onnx.save(original, path)
     onnx.save(half, candidate)

@@ -80,7 +80,7 @@ def at_import(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def reached(starts: tuple[str, ...]) -> tuple[set[Name], list[str]]:
-    """Our modules that are imported with these, and what they import of the refused packages."""
+    """The modules of halfeven that are imported with ``starts``, and the refused packages that they import."""
     modules, seen, found = sources(ROOT), set[Name](), list[str]()
     waiting: list[Name] = [tuple(start.split(".")) for start in starts]
     while waiting:
@@ -118,7 +118,7 @@ def test_the_small_installation_has_the_bounds_of_the_whole_one() -> None:
 
 @pytest.mark.slow
 def test_a_file_is_converted_and_compared_without_torch_and_the_half_is_the_same(tmp_path: Path) -> None:
-    """Also: what does need torch says so in one sentence."""
+    """A command that needs torch says so in one sentence, too."""
     rows, net = samples(tmp_path / "x.npz"), written(tmp_path / "net.onnx")
     half, again, lock = tmp_path / "net.fp16.onnx", tmp_path / "again.onnx", tmp_path / "halfeven.lock"
     program = tmp_path / "net.pt2"

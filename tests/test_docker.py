@@ -69,7 +69,7 @@ def test_telemetry_is_off_for_every_process_in_the_containers() -> None:
 
 
 def in_context(path: Path) -> bool:
-    """Whether .dockerignore lets the path into the build (the last line that fits decides)."""
+    """True if .dockerignore lets the path into the build (the last line that fits decides)."""
     relative = path.relative_to(ROOT)
     names = [relative.as_posix(), *(folder.as_posix() for folder in relative.parents)]
     kept = True

@@ -143,7 +143,7 @@ def summary(page: Path) -> str:
 
 
 def llms_txt() -> str:
-    """What https://llmstxt.org wants: a title, a sentence, and a list of links with a line each."""
+    """The file as https://llmstxt.org wants it: a title, a sentence, and a list of links with a line each."""
     head = (ROOT / "README.md").read_text().split("\n\n")[1]
     lines = ["# halfeven", "", f"> {' '.join(head.split())}", ""]
     for page in NAVIGATION:

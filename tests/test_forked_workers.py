@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def dealt(deal: Deal, order: str) -> dict[str, list[int]]:
-    """What each worker is given, a letter a worker, in this order."""
+    """The tests that each worker is given, a letter a worker, in this order."""
     given: dict[str, list[int]] = {worker: [] for worker in order}
     for worker in order:
         if (place := deal.next(worker)) is not None:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "exporters", "serve", "tests", "docker", "docs")
-# In no name, comment, message or page.
+# Words that stand in no name, comment, message or page.
 RETIRED = {
     *(
         "acquit",
@@ -102,8 +102,11 @@ def test_no_sentence_has_a_retired_word() -> None:
     assert found == []
 
 
-# A docstring that begins so does not name its subject.
-NO_SUBJECT = re.compile(r"(What|Where|Who|How|Whether|Those|Which|When|Why|Both|Of|Such|Tell|It)\b")
+# A docstring or a comment that begins so does not name its subject.
+NO_SUBJECT = re.compile(
+    r"(What|Where|Who|How|Whether|Those|Which|When|Why|Both|Of|Such|Tell|It)\b"
+    r"|The same( (as|with|without|over|for|of|after|under)\b|[,.])"
+)
 
 
 def without_subject(text: str) -> list[str]:
@@ -116,15 +119,30 @@ def without_subject(text: str) -> list[str]:
     ]
 
 
-def test_every_docstring_of_the_product_names_its_subject() -> None:
-    files = [path for path in sources(".py") if path.relative_to(ROOT).parts[0] in ROOMS[:3]]
+def comments_without_subject(text: str) -> list[str]:
+    """The first lines of a file's comments on lines of their own that name no subject."""
+    return [line for line in re.findall(r"(?m)^(?!\s*#).*\n\s*# (?=(.*))", text) if NO_SUBJECT.match(line)]
+
+
+def test_every_docstring_of_the_product_and_the_tests_names_its_subject() -> None:
+    files = [path for path in sources(".py") if path.relative_to(ROOT).parts[0] in ROOMS[:4]]
     found = {str(path.relative_to(ROOT)): without_subject(path.read_text()) for path in files}
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_a_docstring_without_a_subject_is_found() -> None:
+def test_every_comment_of_the_tests_on_a_line_of_its_own_names_its_subject() -> None:
+    files = [path for path in sources(".py") if path.relative_to(ROOT).parts[0] == "tests"]
+    found = {str(path.relative_to(ROOT)): comments_without_subject(path.read_text()) for path in files}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_a_docstring_or_a_comment_without_a_subject_is_found() -> None:
     text = 'class A:\n    """Of one run."""\n    def b(self):\n        """True if it ran."""\n'
     assert without_subject(text) == ["A"] and without_subject('"""How it ends."""') == ["the file itself"]
+    same = {end: without_subject(f'"""The same{end}"""') for end in (" with a key.", ".", " net.")}
+    assert [end for end, names in same.items() if not names] == [" net."]
+    comments = "a = 1\n# What runs.\n# Of it.\nb = 2\n  # The net.\nc = 3  # It ran.\n    # Of one run.\n"
+    assert comments_without_subject(comments) == ["What runs.", "Of one run."]
 
 
 @pytest.mark.parametrize("name", ["told_of", "KnownLane", "_say", "duties"])

@@ -73,7 +73,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def template(helm: Path, values: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
-    """What `helm template` makes of the chart for a release named halfeven, its values beside the chart's own."""
+    """The output of `helm template` for the chart with a release named halfeven, its values beside the chart's own."""
     command = [str(helm), "template", "halfeven", str(CHART), "--values", "-"]
     return subprocess.run(
         command, input=json.dumps(values), capture_output=True, text=True, timeout=PATIENCE_S

@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 NAMED_FILE = re.compile(r"`([a-z0-9_/]+\.py)`")
-# What `halfeven diff` writes, a user's own file, and a file of MLflow.
+# Files of others: one that `halfeven diff` writes, a user's own file, and a file of MLflow.
 NOT_OURS = {"node.py", "layers.py", "mlflow/store/tracking/file_store.py"}
 
 
@@ -47,7 +47,7 @@ def _written(text: str, package: Name) -> list[tuple[Name, list[str]]]:
 
 
 def imports(modules: dict[Name, Path]) -> dict[Name, set[Name]]:
-    """Who imports whom. ``from .a import b`` means the file ``a/b.py`` where there is one, else ``a``."""
+    """The imports of each module. ``from .a import b`` means the file ``a/b.py`` where there is one, else ``a``."""
     edges: dict[Name, set[Name]] = {}
     for name, file in modules.items():
         package = name if file.name == "__init__.py" else name[:-1]

@@ -61,7 +61,7 @@ class Doubled(nn.Module):
 
 
 class Looked(nn.Module):
-    """Its index is computed, so that it may be out of range."""
+    """A net whose index is computed, so that it may be out of range."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def place(folder: Path) -> Path:
 
 @pytest.fixture
 def prepared(place: Path) -> Path:
-    """The same after a child: further ones like it are forked."""
+    """The folder of `place` after a first child: further children like it are forked."""
     (place / f"{NAME}.py").write_text("")
     started(place).communicate(b"", timeout=PATIENCE_S)
     (place / f"{NAME}.py").write_text(CHILD)
@@ -80,7 +80,7 @@ def prepared(place: Path) -> Path:
 def started(place: Path, *arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
     pipe = subprocess.PIPE
     command = [sys.executable, "-PB", "-m", NAME, *arguments]
-    # Without one given, C's own environment is passed on, where readline has written sizes of the terminal.
+    # C's own environment is passed on where none is given, and readline has written sizes of the terminal there.
     more["env"] = {**more.get("env", os.environ), "PYTHONPATH": str(place)}
     return preloaded.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **more)
 
@@ -93,7 +93,7 @@ def seen_from_inside(place: Path, **more: Any) -> dict[str, Any]:
 
 
 def forks() -> int:
-    """How many processes fork."""
+    """The number of processes that fork."""
     return sum(parent is not None for parent in preloaded._parents.values())
 
 

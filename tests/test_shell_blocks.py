@@ -149,7 +149,7 @@ MORE: Mapping[str, Callable[[Path], None]] = {
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """What the page's reader has: the zoo's digits, files of his own, and a store where the page speaks of one."""
+    """The files of the page's reader: the zoo's digits, files of his own, and a store where the page speaks of one."""
     page = name_of(request.getfixturevalue("pages")[0])
     shutil.copytree(zoo_folder("digits"), tmp_path / "models/zoo/digits")
     (tmp_path / "docs").mkdir()

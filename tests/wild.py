@@ -235,7 +235,7 @@ class Recogniser(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up again with bridges; each pixel's value is a difference of two large ones (a residual image)."""
+    """A net down and up again with bridges; each pixel's value is a difference of two large ones (a residual image)."""
 
     def __init__(self, width: int = 16, depth: int = 3, blocks: int = 4) -> None:
         super().__init__()

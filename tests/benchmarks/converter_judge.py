@@ -49,7 +49,7 @@ TieTolerance = Callable[[Arrays, Arrays, Arrays], Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a file computes while it serves: what hangs on constants alone is folded when it is loaded.
+    """The work of a file while it serves; a node that depends on constants alone is folded when the file is loaded.
 
     ``floats`` counts nodes that compute with floats, ``fp32`` those of them in FP32, ``casts`` all Casts.
     """
@@ -131,9 +131,8 @@ def judged(questions: Questions, path: Path, candidate: Path) -> Judgement:
 
 
 def session_of(path: Path) -> onnxruntime.InferenceSession:
-    """As anybody loads it, but for the fusion of half transposes, after which ONNX Runtime 1.31 segfaults on some
-    valid files: that is no converter's fault.
-    """
+    """A session with ONNX Runtime's own optimizations, but for the fusion of half transposes: after that fusion ONNX
+    Runtime 1.31 segfaults on some valid files, which is the fault of no converter."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -196,7 +195,7 @@ def size_of(model: ModelProto, weights: Arrays) -> Size:
 
 
 def _serves(node: NodeProto, constant: set[str]) -> bool:
-    """False, and its results are constant too, where it reads constants alone."""
+    """True if a node works while the file serves; the results of a node that reads constants alone become constants."""
     if all(name in constant or not name for name in node.input) and node.op_type not in ("If", "Loop"):
         constant |= set(node.output)
         return False
@@ -204,7 +203,7 @@ def _serves(node: NodeProto, constant: set[str]) -> bool:
 
 
 def _datatypes(node: NodeProto, types: Mapping[str, int], weights: Arrays) -> set[int]:
-    """What a node computes in: the datatypes of its float results, else of the floats that it compares."""
+    """The datatypes in which a node computes: those of its float results, else of the floats that it compares."""
     if node.op_type in NOT_COUNTED:
         return set()
     wanted = {FLOAT, *HALVES.values()}

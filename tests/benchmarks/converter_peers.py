@@ -62,7 +62,7 @@ def _done(convert: Convert, job: Job) -> dict[str, Any]:
 
 
 def _processor_seconds() -> float:
-    """Of all threads and ended children: how busy the machine is does not count."""
+    """The processor seconds of all threads and ended children: they do not depend on how busy the machine is."""
     return sum(os.times()[:4])
 
 

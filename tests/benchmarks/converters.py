@@ -49,7 +49,7 @@ class Worker:
     _process: subprocess.Popen[str] | None = None
 
     def start(self) -> Mapping[str, Any]:
-        """Its first line: a version, or what is missing."""
+        """The first line of the started process: a version, or the reason why there is none."""
         self._process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

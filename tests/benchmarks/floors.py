@@ -59,7 +59,7 @@ def nets() -> dict[str, Net]:
 
 
 def operations_and_bytes(net: Net, rows: int) -> tuple[int, int]:
-    """Of one batch."""
+    """The operations and the bytes of one batch."""
     torch.backends.mha.set_fastpath_enabled(False)
     with torch.device("meta"), torch.inference_mode(), FlopCounterMode(display=False) as counted:
         module: Any = net.build().eval()
@@ -73,7 +73,7 @@ def operations_and_bytes(net: Net, rows: int) -> tuple[int, int]:
 
 
 def floors() -> list[tuple[str, int, int, int, dict[str, float]]]:
-    """For each net and batch: rows, operations, bytes, and per device the least milliseconds."""
+    """The rows, the operations and the bytes of each net and batch, and the least milliseconds on each device."""
     found = []
     for name, net in nets().items():
         for rows in BATCHES:

@@ -1,4 +1,4 @@
-"""How often a proven half errs by more than its limit on inputs that nobody saw, beside what its headline says.
+"""The share of fresh inputs on which a proven half errs by more than its limit, beside the share in its headline.
 
     python -m tests.benchmarks.fresh_inputs [--only NAME …] [--road program file] [--given 32] [--rows 256]
                                             [--out FILE.json]
@@ -91,7 +91,7 @@ def rows_of(road: str, name: str, rows: int = ROWS, given: int = GIVEN) -> Itera
 def wrong_inputs(
     version: Version, form: str, report: Mapping[str, Any], samples: Samples
 ) -> tuple[int, float]:
-    """How many samples are answered wrongly, and the largest error of a number in units of u·S."""
+    """The number of samples that are answered wrongly, and the largest error of a number in units of u·S."""
     spec, dtype = version.spec(), version.manifest["half"]
     engines = [load_original(version, form, CPU), load_half(version, form, CPU)]
     original, half = (answers_of(spec, engine) for engine in engines)

@@ -51,7 +51,7 @@ async def over_http(stack: AsyncExitStack, port: int) -> Ask:
 
 
 async def over_grpc(stack: AsyncExitStack, port: int) -> Ask:
-    # Else all channels to one address share a connection.
+    # All channels to one address would share a connection without this option.
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
     await stack.enter_async_context(channel)
     call = channel.unary_unary(f"/{SERVICE}/ModelInfer")

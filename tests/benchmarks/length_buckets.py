@@ -107,7 +107,7 @@ class Side:
         return cls(Batcher(spec, device, PreparedVersion("1", "", "fp32", cast(Engine, counting))), counting)
 
     def per_second(self) -> list[float]:
-        """Of each round but the first."""
+        """The requests per second of each round but the first."""
         return [requests / seconds for requests, seconds, _ in self.rounds[1:]]
 
     def processor_ms(self) -> list[float]:

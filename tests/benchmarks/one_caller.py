@@ -1,4 +1,4 @@
-"""What one caller waits for, on the smallest model: beside an empty uvicorn, and beside the model alone.
+"""The time that one caller waits, on the smallest model: beside an empty uvicorn, and beside the model alone.
 
     python -m tests.benchmarks.one_caller [--rounds 6] [--seconds 2]
 

@@ -1,4 +1,4 @@
-"""Whether ``halfeven fp16`` gives what ``halfeven convert`` gives: the same plan, proof and half.
+"""A comparison of ``halfeven fp16`` with ``halfeven convert``: both have to make the same plan, proof and half.
 
     python -m tests.benchmarks.one_file_plans [--only NAME …] [--road ROAD …]
 
@@ -32,21 +32,23 @@ Seen = dict[str, str]  # the verdict, or the error, and the digests of what is c
 
 
 def by_convert(source: Path, folder: Path, options: Options) -> Seen:
-    """What ``halfeven convert`` gives of a model."""
+    """The verdict and, of an equal half, the digests of plan, proof and half that ``halfeven convert`` makes of a
+    model."""
     version = convert(source, Store(folder / "store"), options).version
     verdict = verdict_of(version)
     return {"verdict": verdict} | (digests(version.folder) if verdict == "equal" else {})
 
 
 def by_fp16(source: Path, folder: Path, options: Options) -> Seen:
-    """What ``halfeven fp16`` gives of a model."""
+    """The verdict and, of an equal half, the digests of plan, proof and half that ``halfeven fp16`` makes."""
     target = folder / "one.onnx"
     verdict = write_half(source, target, options)["verdict"]
     return {"verdict": verdict} | (digests(proof_folder(target)) if verdict == "equal" else {})
 
 
 def digests(folder: Path) -> Seen:
-    """Of plan, proof and half. The metadata of a half that stands for itself names its proof; all else is one."""
+    """The digests of plan, proof and half, without the half's metadata: only a half that stands for itself names its
+    proof there."""
     half = onnx.load(folder / "half.onnx")
     del half.metadata_props[:]
     verdict = json.loads((folder / "parity.json").read_text())["forms"]["onnx"]

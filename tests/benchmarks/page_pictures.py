@@ -74,7 +74,7 @@ def call(url: str, name: str, end: float) -> None:
 
 
 def picture(url: str, file: Path, width: int, height: int, scheme: Scheme) -> list[str]:
-    """Write it; gives the times that it shows."""
+    """Write a picture of the page; gives the times that the picture shows."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         scale = 1.3 if width > 1000 else 1.4

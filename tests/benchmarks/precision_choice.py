@@ -1,4 +1,4 @@
-"""What the choice of a job's precision costs in processor time, in steps of the best precision, for several nets.
+"""The processor time of choosing a job's precision, in steps of the best precision, for several nets.
 
     [SLOW_HALF=100 PYTHONPATH=tests/benchmarks/slow_half] python -m tests.benchmarks.precision_choice
 

@@ -1,4 +1,4 @@
-"""What ScalerRecorder costs where nothing overflows: processor time of a step with it and without, in turns.
+"""The cost of ScalerRecorder where nothing overflows: processor time of a step with it and without, in turns.
 
     python -m tests.benchmarks.recorder_overhead
 

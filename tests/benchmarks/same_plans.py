@@ -1,4 +1,4 @@
-"""Whether conversion is a function: every model converted twice, the second time beside busy processes.
+"""A check that conversion is a function: every model converted twice, the second time beside busy processes.
 
     python -m tests.benchmarks.same_plans [--only NAME …] [--road ROAD …] [--busy 3] [--out FILE.json]
 
@@ -108,7 +108,7 @@ def _passed(road: str, names: Sequence[str], out: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that never wait."""
+    """``count`` processes that never wait, until the block ends."""
     processes = [subprocess.Popen(BUSY) for _ in range(count)]
     try:
         yield
@@ -119,7 +119,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def differing(one: Path, other: Path) -> dict[str, list[str]]:
-    """By file: the models where the two passes left other bytes, or only one of them left any."""
+    """The models, by file, of which the two passes left different bytes, or of which only one pass left the file."""
     files = {path.relative_to(place) for place in (one, other) for path in place.rglob("*.json")}
     files |= {path.relative_to(place) for place in (one, other) for path in place.rglob("error")}
     found: dict[str, list[str]] = {}

@@ -18,7 +18,7 @@ SLOW = Path(__file__).parent / "slow_half"
 
 
 def environment_of(times: int) -> dict[str, str]:
-    """Of a process in which FP16 convolutions take so many times as long."""
+    """The environment of a process in which FP16 convolutions take ``times`` times as long."""
     paths = os.pathsep.join(filter(None, [str(SLOW), os.environ.get("PYTHONPATH", "")]))
     return {"SLOW_HALF": str(times), "PYTHONPATH": paths}
 

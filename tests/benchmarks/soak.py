@@ -34,7 +34,7 @@ SETTLE_S = 30.0  # memory is compared from here on: pools and caches are filled 
 
 @dataclass
 class Seen:
-    """What the callers saw. ``wrong``: answers that are not those of the version they name."""
+    """The results that the callers saw. ``wrong``: answers that are not those of the version they name."""
 
     answered: int = 0
     failed: int = 0

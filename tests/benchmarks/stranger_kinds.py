@@ -76,7 +76,7 @@ async def large_bodies(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 async def slow_reader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Asks for what is long a few times, and takes 1000 bytes a second of it."""
+    """Ask for a long answer a few times, and take 1000 bytes a second of it."""
     writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 4)
     while await reader.read(1000):
         await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""Whether TensorRT builds every proven ONNX half of zoo and corpus, with the types that the plan gave it.
+"""A check that TensorRT builds every proven ONNX half of zoo and corpus, with the types that the plan gave it.
 
     python -m tests.benchmarks.tensorrt_engines [--road zoo program file] [--only NAME ...] [--out FILE.json]
 
@@ -49,7 +49,7 @@ class Row:
 
 
 def row_of(road: str, name: str) -> Row | None:
-    """None where no ONNX half is proven."""
+    """The row of a model; None where no ONNX half is proven."""
     with tempfile.TemporaryDirectory() as scratch:
         version = converted(road, name, Path(scratch))
         form = version.manifest["forms"].get("onnx", {"passed": False})
@@ -64,7 +64,7 @@ def row_of(road: str, name: str) -> Row | None:
 
 
 def built(folder: Path) -> dict[str, Any]:
-    """What `tensorrt_build.py` says of an exported folder."""
+    """The report of `tensorrt_build.py` about an exported folder."""
     version = Version.at(folder)
     shapes = {name: array.shape[1:] for name, array in stored_samples(version).arrays.items()}
     profile = folder.with_suffix(".json")

@@ -147,8 +147,8 @@ def row_of(name: str, road: str, level: str) -> dict[str, Any]:
 
 
 def _unseen(name: str, road: str, version: Version) -> dict[str, Any]:
-    """How many of `FRESH` new inputs the half answers with an error above the limit, and the largest error; empty
-    where the version serves FP32."""
+    """The number of `FRESH` new inputs that the half answers with an error above the limit, and the largest error;
+    empty where the version serves FP32."""
     if version.manifest["half"] is None:
         return {}
     ((form, report),) = version.json("parity.json")["forms"].items()

@@ -1,4 +1,4 @@
-"""Whether a server that was given wrong choices finds the right ones while it serves: all ratios in one pass.
+"""A check that a server with wrong choices finds the right ones while it serves: all ratios in one pass.
 
     python -m tests.benchmarks.wrong_choices [--store DIR] [--starts 10] [--seconds 60] [--callers 32]
 

@@ -190,7 +190,7 @@ DISK_BYTES = 8 << 20
 
 
 def can_mount() -> bool:
-    """Whether this user may mount a file system."""
+    """True if this user may mount a file system."""
     return (
         os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
     )
@@ -219,7 +219,7 @@ def on_small_disk(world: World) -> Iterator[Path]:
 
 
 def fill(ballast: Path, left: int) -> None:
-    """Leave at most so many bytes."""
+    """Fill the disk and leave at most ``left`` bytes."""
     with suppress(OSError), ballast.open("ab", 0) as file:
         while True:
             file.write(bytes(4096))

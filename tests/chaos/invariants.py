@@ -1,4 +1,5 @@
-"""What must hold after every fault (docs/architecture.md; the words of each violation say which)."""
+"""The invariants that hold after every fault (docs/architecture.md); the words of each violation say which one it
+breaks."""
 
 import json
 import sqlite3

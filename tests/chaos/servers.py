@@ -54,7 +54,7 @@ class Server:
         self.pid = zygote.ask(start={**asked, "environment": settings})
 
     def alive(self) -> bool:
-        """Whether it runs; a process that has ended and was not waited for does not."""
+        """True if the process runs; a process that has ended and was not waited for does not."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         except OSError:
@@ -81,7 +81,7 @@ class Server:
     def call(
         self, method: str, path: str, body: bytes | str = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Raises OSError or HTTPException where there is no whole answer."""
+        """The status and the body of an answer. Raises OSError or HTTPException where there is no whole answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         try:
             connection.request(method, path, body, headers or {"content-type": "application/json"})
@@ -98,7 +98,7 @@ class Server:
             os.kill(self.pid, number)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        """End it and wait for its end; gives its exit code, -9 where the signal ended it."""
+        """End the process and wait for its end; gives its exit code, -9 where the signal ended it."""
         if self.ended is None:
             self.send(number)
             self.ended = self._zygote.ask(wait=self.pid)
@@ -111,7 +111,7 @@ class Server:
 
 
 def moments(step_s: float = 0.02) -> Iterator[None]:
-    """For loops that wait for something, for at most ``SECONDS``."""
+    """Moments for a loop that waits for something, one every ``step_s`` seconds, for at most ``SECONDS``."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         yield

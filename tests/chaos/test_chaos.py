@@ -29,7 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def few(among: dict[str, faults.Fault], count: int) -> list[str]:
-    """Some of them, others with another seed; with ``HALFEVEN_FAULTS`` each in turn, ``count`` of them."""
+    """The names of ``count`` faults, others with another seed; with ``HALFEVEN_FAULTS`` each in turn."""
     names = sorted(among)
     Random(SEED).shuffle(names)
     return list(itertools.islice(itertools.cycle(names), count))

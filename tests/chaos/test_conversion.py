@@ -47,7 +47,7 @@ class Converting:
         return self._log.read_text()
 
     def changes(self) -> int:
-        """How many changes the last conversion made; it was not killed."""
+        """The number of changes that the last conversion made; that conversion was not killed."""
         return int(self.said().split()[-1])
 
     def whole(self) -> list[int]:

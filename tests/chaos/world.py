@@ -58,16 +58,16 @@ class World:
         return self.asked[-1]
 
     def lost(self) -> str:
-        """How many requests went without an answer because their server was killed meanwhile, of how many."""
+        """A sentence with the number of requests that got no answer because their server was killed meanwhile."""
         lost, answered = sum(one.lost for one in self.asked), sum(one.statuses.total() for one in self.asked)
         return f"{lost} of {lost + answered} requests were lost with their connection"
 
     def pause(self, most_s: float) -> None:
-        """Until a random moment."""
+        """Wait for a random time, at most ``most_s`` seconds."""
         time.sleep(self.chance.uniform(0, most_s))
 
     def violations(self) -> list[str]:
-        """Of the server that runs, which no file was damaged for."""
+        """The violations of the running server, for which no file was damaged."""
         found = violations(self.server, self.store, self.rows)
         number = self.store.live_number("net")
         if number not in self.live:
@@ -83,7 +83,7 @@ class World:
                 found.append(f"the job {id} was acknowledged, and is answered with {status}")
         return found
 
-    # What callers and operators do. Each may end with OSError or HTTPException where the server is killed meanwhile.
+    # Acts of callers and operators. Each may end with OSError or HTTPException where the server is killed meanwhile.
 
     def promote(self) -> int:
         number = self.chance.choice(self.store.numbers("net"))

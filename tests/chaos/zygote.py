@@ -28,7 +28,7 @@ from tests.chaos.publishing import publish_again
 
 
 def run(asked: dict[str, Any]) -> None:
-    """In the child: the command line's own entry."""
+    """Run the command line's own entry in the child."""
     os.setsid()
     log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):

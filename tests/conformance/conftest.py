@@ -72,7 +72,7 @@ def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Servi
 
 @contextmanager
 def launched(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Serving]:
-    """The same for a server that the test itself may end."""
+    """``halfeven serve`` as `served` starts it, for a test that may end the server itself."""
     process = subprocess.Popen(
         serve_command(store),
         env=server_environment(server_name="triton", **settings),
@@ -135,7 +135,7 @@ def http(serving: Serving) -> Iterator[httpx.Client]:
 
 @pytest.fixture(autouse=True)
 def bystander(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test on a server somebody else's good request is answered right."""
+    """A valid request of another caller is answered rightly after every test on a server."""
     yield
     if "serving" in request.fixturenames:
         with request.getfixturevalue("serving").client() as client:

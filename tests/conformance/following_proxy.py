@@ -37,7 +37,7 @@ class FollowingProxy:
         self._kept[server] = []
 
     def remove(self, server: str) -> None:
-        """To be called when the server has ended."""
+        """Forget a server that has ended."""
         del self._kept[server]
 
     def is_ready(self, server: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where other projects' clients are, and the mark of a test that needs them."""
+"""The places of other projects' clients, and the mark of a test that needs them."""
 
 from pathlib import Path
 

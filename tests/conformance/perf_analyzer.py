@@ -36,7 +36,7 @@ class Measured:
     server_parts_us: tuple[int, ...]
 
     def disagreements(self, rows: int = 1) -> list[str]:
-        """What cannot be true of both sides at once; ``rows`` per request."""
+        """The contradictions between the numbers of both sides, as sentences; ``rows`` per request."""
         found = []
         apart = abs(self.client_requests - self.server_requests)
         # Requests under way while the server's counters are read belong to one side only.
@@ -58,7 +58,7 @@ class Measured:
 
 
 def measure(address: str, model: str, options: Sequence[str] = (), seconds: float = 300) -> str:
-    """What perf_analyzer prints. Raises RuntimeError with it where it fails."""
+    """The output of perf_analyzer. Raises RuntimeError with that output where perf_analyzer fails."""
     if BINARY is None:
         raise RuntimeError("HALFEVEN_PERF_ANALYZER names no perf_analyzer (docs/conformance.md)")
     done = subprocess.run(

@@ -8,7 +8,7 @@ from tests.patience import PATIENCE_S
 
 
 def exchange(serving: Serving, sent: bytes) -> bytes:
-    """What comes back, perhaps nothing: a server may hang up on what is no HTTP."""
+    """The bytes that come back, perhaps none: a server may hang up on bytes that are no HTTP."""
     host, port = serving.address.split(":")
     received = b""
     with (

@@ -1,4 +1,4 @@
-"""What tritonclient's HTTP examples check (§ the scripts of `test_examples.py`), in our words and everywhere."""
+"""The checks of tritonclient's HTTP examples (§ the scripts of `test_examples.py`), written anew to run everywhere."""
 
 import asyncio
 from typing import Any

@@ -137,7 +137,7 @@ def status_of(wire: socket.socket) -> int:
 
 GOOD = json.dumps({"inputs": [COUNTING, ONES]}).encode()
 HEAD = f"POST {SIMPLE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(GOOD)}\r\n\r\n".encode()
-# What is sent before nothing more comes.
+# The bytes that are sent before nothing more comes.
 UNFINISHED = {
     "no byte at all": b"",
     "half a request line": b"POST /v2/mod",

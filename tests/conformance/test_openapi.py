@@ -62,7 +62,7 @@ def infer_body(inputs: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": ["inputs"], "properties": parts}
 
 
-# With inputs that are good for `simple`, so that what stands behind them is reached, and with others.
+# Bodies with inputs that are good for `simple`, so that the code behind the inputs is reached, and with others.
 GOOD_INPUTS = {"enum": [[COUNTING, ONES]]}
 ANY_INPUTS = {"type": "array", "items": TENSOR, "minItems": 1, "maxItems": 3}
 INFER = {"anyOf": [infer_body(GOOD_INPUTS), infer_body(ANY_INPUTS)]}
@@ -102,7 +102,7 @@ def test_the_document_has_the_routes_that_clients_know(document: dict[str, Any])
 
 
 def validators(document: dict[str, Any]) -> tuple[Any, Any]:
-    """Of what the infer route takes and of what it gives, as the document has them."""
+    """The validators of the infer route's request and of its answer, as the document has them."""
     infer = document["paths"]["/v2/models/{m}/infer"]["post"]
     bodies = infer["requestBody"], infer["responses"]["200"]
     taken, given = [jsonschema_rs.validator_for(b["content"]["application/json"]["schema"]) for b in bodies]

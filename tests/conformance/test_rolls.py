@@ -25,7 +25,7 @@ SECONDS = PATIENCE_S
 
 
 class Caller(threading.Thread):
-    """Asks one thing after another on a kept connection, each with numbers of its own."""
+    """A caller that asks one thing after another on a kept connection, each with numbers of its own."""
 
     def __init__(self, number: int, port: int, end: threading.Event) -> None:
         super().__init__()

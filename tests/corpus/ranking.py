@@ -8,7 +8,7 @@ from .case import Case, linear, net, normal
 
 
 def unit(x: Tensor) -> Tensor:
-    """Of length 1; the guard is one that half has, so that a row of zeros is no trap of its own."""
+    """Vectors of length 1; the guard is a number that half has, so that a row of zeros is no trap of its own."""
     return F.normalize(x, dim=-1, eps=1e-3)
 
 

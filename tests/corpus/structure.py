@@ -28,7 +28,7 @@ class Deep(nn.Module):
 
 
 def switch(self, x: Tensor) -> Tensor:
-    """Which branch depends on the values of the one row."""
+    """The branch depends on the values of the one row."""
     hidden = self.embed(x)
 
     def loud(hidden: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def switch(self, x: Tensor) -> Tensor:
 
 
 def by_length(self, x: Tensor) -> Tensor:
-    """Which branch depends on the length alone, so that rows do not depend on their batch."""
+    """The branch depends on the length alone, so that rows do not depend on their batch."""
 
     def short(x: Tensor) -> Tensor:
         return self.one(x).mean(1)

@@ -66,7 +66,7 @@ def near_prototypes(rows: int) -> Tensor:
 
 
 class LongHead(nn.Module):
-    """What the samples do not move is read by many more layers."""
+    """A net in which many more layers read a part that the samples do not move."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def usual(*shape: int) -> Callable[[int], Tensor]:
 
 
 def blind_nets() -> dict[str, tuple[nn.Module, Callable[[int], Tensor]]]:
-    """Twenty, each with what makes its samples."""
+    """Twenty nets, each with the function that makes its samples."""
     found: dict[str, tuple[nn.Module, Callable[[int], Tensor]]] = {
         name: (Blind(end), usual(32)) for name, end in ENDS.items()
     }

@@ -92,7 +92,7 @@ def flipped_kernels(module: nn.Module) -> None:
 
 
 def stale_weights(module: nn.Module) -> None:
-    """Those of one training step before: one layer, 1 % off."""
+    """Weights of one training step before: one layer, 1 % off."""
     layer = part(module, nn.Linear)
     assert isinstance(layer, nn.Linear)
     layer.weight.data *= 1.0 + 0.01 * torch.randn_like(layer.weight)
@@ -105,7 +105,7 @@ def missing_bias(module: nn.Module) -> None:
 
 
 def quantised_weights(module: nn.Module) -> None:
-    """To 8 bits, one scale for each tensor."""
+    """Weights that are rounded to 8 bits, with one scale for each tensor."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             step = layer.weight.data.abs().max() / 127
@@ -145,7 +145,7 @@ def without(residual: str) -> Callable[[nn.Module], None]:
 
 
 def in_dtype(dtype: torch.dtype) -> Callable[[nn.Module], None]:
-    """All of it computed in this datatype."""
+    """A fault: the whole model is computed in ``dtype``."""
 
     def change(module: nn.Module) -> None:
         plain = type(module).forward
@@ -203,7 +203,7 @@ IN_PARTS: dict[str, tuple[str, Callable[[nn.Module], None]]] = {
     "dropout left on": ("zoo vit", dropout_left_on),
     "statistics of the batch": ("residual", statistics_of_the_batch),
     "dropped residual": ("residual", without("conv")),
-    # What the plan keeps in FP32 because it overflows, fused into one kernel of FP16.
+    # The norm that the plan keeps in FP32 because it overflows, fused into one kernel of FP16.
     "fused overflow": ("rms norm of large", in_dtype(torch.float16)),
     "computed in bf16": ("zoo mlp", in_dtype(torch.bfloat16)),
     "another activation": ("zoo bert", instead(F, "gelu", F.silu)),

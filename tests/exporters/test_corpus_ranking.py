@@ -46,7 +46,7 @@ every_file = pytest.mark.parametrize("name", slow_but({"cosine head"}, HEAD_OPS)
 
 
 def ranked(name: str, original: Answers, half: Answers) -> Columns:
-    """What both say of each candidate, one class after the other."""
+    """The numbers of both sides for each candidate, one class after the other."""
     samples = samples_of(name, CANDIDATES, seed=4)
     batches = [inputs for _, inputs in samples.batches(CORPUS[name].max_batch_size)]
     sides = [
@@ -57,7 +57,7 @@ def ranked(name: str, original: Answers, half: Answers) -> Columns:
 
 
 def share_tied(columns: Columns) -> float:
-    """Of all pairs whose FP32 numbers are not the same, by one bit or more."""
+    """The share of pairs that are tied in half, of all pairs whose FP32 numbers differ by one bit or more."""
     tied, distinct = 0, 0
     for reference, candidate in columns:
         apart, came = (np.subtract.outer(side, side) for side in (reference, candidate))

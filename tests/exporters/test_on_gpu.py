@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: the gate there, and what half saves. Skipped, and counted, without one."""
+"""The tests that need a CUDA device: the gate there, and the savings of half. Skipped, and counted, without one."""
 
 import numpy as np
 import pytest

@@ -36,7 +36,7 @@ FORM = "onnx"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a conversion left behind; ``status`` is the error's sentence where it left nothing."""
+    """The results of a conversion; ``status`` is the error's sentence where the conversion left nothing."""
 
     status: str
     facts: Mapping[str, Any]
@@ -84,8 +84,8 @@ def classed(op: str) -> str:
 # A region that the module's author took out of autocast stays in FP32; an FP32 file has no word for it.
 AUTHORS_REGION_IS_LOST = [("autocast off", "O3", False)]
 
-# What the author wrote in half stays so in a module at every level; a file is widened first, and nothing of it is half
-# at O0.
+# A part that the author wrote in half stays half in a module at every level; a file is widened first, and nothing of
+# it is half at O0.
 NOTHING_TO_JUDGE = [("own half", "O0", False)]
 
 # At O1 autocast leaves the table of a module's embedding in FP32 (`embeddings = "keep"`); a file's Gather follows its

@@ -199,7 +199,7 @@ class Theirs:
 
 
 def theirs(stream: bytes) -> Theirs:
-    """What h11 reads. Each request is answered with 404, so that no upgrade and no tunnel is agreed to."""
+    """The requests that h11 reads. Each request is answered with 404, so that no upgrade and no tunnel is agreed to."""
     reader, read = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20), list[Read]()
     reader.receive_data(stream)
     request, body = None, bytearray()

@@ -27,7 +27,7 @@ class HttpWire:
         self._front = InferFront(app, roster, bounds=ServerBounds(10.0))
 
     def read(self, data: bytes) -> None:
-        """Raises ValueError with the answer where it was refused, AssertionError where it was the server's fault."""
+        """Send the bytes. Raises ValueError with the answer to a refused input, AssertionError for a server's fault."""
         written = self._runner.run(self._answered(data))
         statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", written)]
         for status in statuses:
@@ -50,7 +50,7 @@ class HttpWire:
 
 
 def _quietly(compute: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
-    """Without numpy's warnings of large numbers: the models of these tests are numpy functions."""
+    """The function without numpy's warnings of large numbers: the models of these tests are numpy functions."""
 
     def run(*arrays: np.ndarray) -> list[np.ndarray]:
         with np.errstate(all="ignore"):

@@ -37,7 +37,7 @@ VALUES: tuple[Any, ...] = (
 
 
 class Mutator:
-    """Draws inputs for one target from its seeds, the same ones for the same number."""
+    """A source of inputs for one target, drawn from its seeds: the same ones for the same number."""
 
     def __init__(self, seeds: Sequence[bytes], number: int) -> None:
         self._seeds, self._random = list(seeds), random.Random(number)

@@ -292,7 +292,7 @@ def keys(folder: Path) -> list[bytes]:
 
 
 def states(version: Version, device: torch.device) -> dict[str, Any]:
-    """What the server and its jobs keep beside the versions, by the end of the file's name."""
+    """The files that the server and its jobs keep beside the versions, by the end of the file's name."""
     at = {"over": None, "by": "operator", "at": "2026-01-01T00:00:00Z"}
     bound = {"digest": version.digest, "environment": conditions(device)}
     half = version.manifest["files"]["half.pt2"]

@@ -1,4 +1,4 @@
-"""What reads bytes of others: each target is a reader of the product, with valid inputs to begin from.
+"""The readers of bytes that others send: each target is a reader of the product, with valid inputs to begin from.
 
 A target either returns or raises an error of `models/errors.py`; anything else is a fault of the product.
 """
@@ -66,7 +66,7 @@ class Target:
 
 
 def try_out(target: Target, data: bytes) -> bool:
-    """Whether the input was taken; False where it was refused with words. Raises for any other end."""
+    """True if the input was taken; False if it was refused with words. Raises for any other end."""
     try:
         target.read(target.wrap(data))
     except (HalfevenError, *target.also) as error:
@@ -78,7 +78,7 @@ def try_out(target: Target, data: bytes) -> bool:
 
 
 def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
-    """All of them. Files are read from ``folder``; ``store`` has a converted model ``net``."""
+    """All targets. Files are read from ``folder``; ``store`` has a converted model ``net``."""
     file, spec, pictures = folder / "input", seeds.SPEC, seeds.PICTURES
     lease = MemoryBudget(1 << 30).lease
 
@@ -167,7 +167,7 @@ def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
 
 
 def reads(what: str, read: Callable[..., object], path: Path, *more: object) -> object:
-    """As import reads it: under the guard."""
+    """The result of a reader under the guard, as an import calls it."""
     with reading(path, what):
         return read(path, *more)
 

@@ -72,7 +72,7 @@ async def ours(front: InferFront, recorder: Recorder, pieces: list[bytes]) -> tu
 
 
 def fault_of(stream: bytes, read: list[Read], ended: bool) -> str:
-    """What two readers make of the stream that does not agree; empty where it agrees."""
+    """The point where two readers of the stream disagree; empty where they agree."""
     other = theirs(stream)
     if read[: len(other.read)] != other.read[: len(read)]:
         return f"read as {read}, by h11 as {other.read}"

@@ -1,4 +1,4 @@
-"""What is made ready to run may be changed: the program that it was made of stays as it was."""
+"""A program that is made ready to run may be changed: the program that it was made of stays as it was."""
 
 import io
 
@@ -58,7 +58,7 @@ class Tied(nn.Module):
 
 
 def devices(program: ExportedProgram) -> set[str]:
-    """Where the weights and constants of a program are."""
+    """The devices of a program's weights and constants."""
     held = [*program.state_dict.values(), *program.constants.values()]
     return {str(tensor.device) for tensor in held if isinstance(tensor, Tensor)}
 

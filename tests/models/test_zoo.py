@@ -157,7 +157,7 @@ needs_transformers = pytest.mark.skipif(
 
 
 def built(name: str) -> nn.Module:
-    """As the capture does it, but here."""
+    """The module as the capture builds it, but in this process."""
     return importlib.import_module(f"halfeven.models.zoo.{name}.model").build().eval().requires_grad_(False)
 
 

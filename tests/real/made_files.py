@@ -58,7 +58,7 @@ def loop(folder: Path) -> Path:
 
 
 def quantised(folder: Path) -> Path:
-    """As ONNX Runtime's own tool quantises."""
+    """A file that ONNX Runtime's own tool has quantised."""
     random = np.random.default_rng(5)
     weights = {name: normal(random, *shape, scale=0.1) for name, shape in
                (("w1", (64, 128)), ("w2", (128, 64)), ("w3", (64, 8)))}  # fmt: skip
@@ -88,7 +88,7 @@ MADE: dict[str, Callable[[Path], Path]] = {
     "made: ai.onnx.ml": ai_onnx_ml,
     "made: transformers folder": transformers_folder,
 }
-# What a package ships: the package, and the file in it.
+# The files that a package ships, by package and by their place in it.
 SHIPPED = {
     "magika": "magika/models/standard_v3_3/model.onnx",
     "silero: If, state": "silero_vad/data/silero_vad.onnx",
@@ -141,7 +141,7 @@ SHIPPED = {
 }
 
 
-# What is cut off a shipped file before it is converted: text.
+# The functions that write a shipped file without its text inputs, which halfeven does not take.
 CUT: dict[str, Callable[[Path], Path]] = {"music: voice of a song": without_text}
 # Inputs of files that answer nothing to generated ones, or whose package has a preprocessing of its own.
 SAMPLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] = {

@@ -175,7 +175,7 @@ def song_model() -> tuple[onnx.ModelProto, list[str]]:
 
 
 def without_text(folder: Path) -> Path:
-    """The voice of a song from those numbers on: text is not taken, and the message says to cut it off."""
+    """The voice of a song without the nodes that read text: text is not taken, and the message says to cut it off."""
     model, numbers = song_model()
     names = [value.name for value in model.graph.input if value.name != "phs"]
     cut = onnx.utils.Extractor(model).extract_model([*numbers, *names], [model.graph.output[0].name])

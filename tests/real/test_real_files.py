@@ -51,7 +51,7 @@ def brought(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 
 
 def command(*words: object) -> tuple[dict[str, Any], float, int]:
-    """What a command of halfeven printed as JSON, its processor seconds, and the bytes of its largest process."""
+    """The JSON that a command of halfeven printed, its processor seconds, and the bytes of its largest process."""
     own = (
         ["-P"] if TABLE else ["-PB"]
     )  # the second is forked (`preloaded.py`), from a process that is large already

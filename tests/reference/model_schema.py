@@ -48,5 +48,5 @@ def _value(name: str, key: Key) -> dict[str, Any]:
 
 
 def _fits(key: Key) -> bool:
-    """Whether the default is a value, and no sentence about it."""
+    """True if the default is a value, and no sentence about it."""
     return isinstance(key.default, key.kind) or key.also is not None or key.kind is float

@@ -233,11 +233,11 @@ def _setting_default(value: object) -> str:
     )
 
 
-# Of a running server
+# The pages that are made of a running server
 
 
 class Running:
-    """What a server without models says of itself: its OpenAPI document and the families of its metrics."""
+    """A server without models, for its OpenAPI document and the families of its metrics."""
 
     def __init__(self) -> None:
         registries: list[Any] = []
@@ -332,7 +332,7 @@ def error_classes() -> dict[str, type[errors.HalfevenError]]:
 
 
 def said_of(kind: type[errors.HalfevenError]) -> str:
-    """What the error means and what to do: the first paragraph of the class."""
+    """The meaning of the error and its remedy: the first paragraph of the class."""
     return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
 
 
@@ -490,7 +490,7 @@ def _plain(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """What makes each file, by its place in the checkout."""
+    """The function that makes each file, by the file's place in the checkout."""
     running = Running()
     return {
         "docs/commands.md": command_line,

@@ -37,7 +37,7 @@ DIGEST = "0123456789abcdef" * 4
 
 @pytest.fixture
 def whole_heap() -> None:
-    """Switches `small_heap` off, for a test that checks that the memory of a closed engine is freed."""
+    """Switch `small_heap` off, for a test that checks that the memory of a closed engine is freed."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ class FakeEngine(Engine):
 
 @dataclass(eq=False)
 class FakeServed:
-    """Its own batcher. ``holding``: futures are kept in ``held`` instead of being answered."""
+    """A served model that is its own batcher. ``holding``: futures are kept in ``held`` instead of being answered."""
 
     spec: ModelSpec
     compute: Callable[..., list[np.ndarray]]

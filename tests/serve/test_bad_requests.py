@@ -24,7 +24,7 @@ OVER = "input 'x' causes total element count to exceed maximum size of"
 SIZE = "attempt to access JSON non-unsigned-integer as unsigned-integer: input 'x'"
 SHAPE = "unexpected shape for input 'x' for model 'double'. Expected [-1,4], got"
 
-# What both wires can say: what changes of the input x, or of the request.
+# The faults that both wires can send: the changes of the input x, or of the request.
 BOTH: dict[str, tuple[dict[str, Any], str]] = {
     "another name": ({"name": "X"}, "expected 'x', got 'X'"),
     "a null byte in the name": ({"name": "x\0"}, "expected 'x', got"),
@@ -72,7 +72,7 @@ NOT_JSON, TOO_DEEP = "the request is not JSON", "JSON nesting depth exceeds maxi
 ONE_FIELD, COUNT = "Input must set only one of the following fields", "'binary_data_size' of input 'x'"
 RAW = {"binary_data_size": 16}
 
-# What JSON alone can say.
+# The faults that JSON alone can send.
 TEXTS: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", NOT_JSON),
     "half JSON": (b"{", NOT_JSON),

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("plain_setup")
 FP32_NOISE = 1e-5  # as a share of the largest value of an output
 STATE_AXES = {"h": 1, "hn": 1}
 
-# Both files were made for one row: the flattening and the initial state say so.
+# Two files that were made for one row: the flattening and the initial state say so.
 CONVOLUTIONAL = "g (float[1,3,16,16] x) => (float[1,5] y) { c = Conv<pads=[1,1,1,1],strides=[2,2]>(x, w) r = Relu(c) f = Reshape(r, flat) y = MatMul(f, v) }"
 RECURRENT = f"g (float[1,{STEPS},{WIDTH}] x, float[1,1,{HIDDEN}] h) => (float[1,{HIDDEN}] y, float[1,1,{HIDDEN}] hn) {{ t = Transpose<perm=[1,0,2]>(x) a, hn = GRU<hidden_size={HIDDEN}>(t, w, r, , , h) y = Reshape(hn, flat) }}"
 

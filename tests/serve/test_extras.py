@@ -1,4 +1,4 @@
-"""What only some need is an extra of the package: where it is missed, a sentence names it."""
+"""A package that only some users need is an extra: where it is missed, a sentence names it."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Where a started server listens, seen on its sockets, and what it needs before it listens beyond this machine."""
+"""The addresses where a started server listens, seen on its sockets, and its needs before it listens beyond this
+machine."""
 
 import subprocess
 import sys

@@ -10,7 +10,7 @@ from halfeven.serve import logs
 
 @pytest.fixture
 def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """What was logged to stderr; the root logger is put back afterwards."""
+    """The text that was logged to stderr; the root logger is put back afterwards."""
     root = logging.getLogger()
     handlers, level, requests_level = list(root.handlers), root.level, logs.requests.level
     yield lambda: capsys.readouterr().err

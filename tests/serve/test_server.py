@@ -152,7 +152,7 @@ def test_a_half_that_is_not_equal_is_never_served_and_without_fallback_nothing_i
 
 
 def unequal_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the proof came from another device, and the half kernels here gave something else."""
+    """A device on which the half kernels give something else than in the proof, which came from another device."""
 
     class Off(TorchEngine):
         def run(self, parts: Any) -> list[np.ndarray]:

@@ -68,7 +68,7 @@ class SimulatedGpu:
             self._current.stream = before
 
     def fail(self, operations: int, text: str = "an illegal memory access was encountered") -> None:
-        """After so many more operations the device has a sticky error."""
+        """Give the device a sticky error after ``operations`` more operations."""
         self.queues.fail_at, self.queues.fail_with = self.queues.done + operations, text
 
     def run_out(self, allocations: int) -> None:
@@ -131,8 +131,8 @@ def _event_type(gpu: SimulatedGpu) -> type:
 
 def _graph_type(gpu: SimulatedGpu) -> type:
     class CUDAGraph:
-        """Its work is done again on the same addresses, in the current stream. The order of steps, and what is left
-        undone where one fails, are those of ATen/cuda/CUDAGraph.cpp of torch 2.13."""
+        """A recording whose work is done again on the same addresses, in the current stream. The order of steps, and
+        what is left undone where one fails, are those of ATen/cuda/CUDAGraph.cpp of torch 2.13."""
 
         def __init__(self) -> None:
             self.work: list[Callable[[], object]] = []

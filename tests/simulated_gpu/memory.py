@@ -63,7 +63,7 @@ class Allocator:
         return cached + sum(self._pooled.values())
 
     def take(self, nbytes: int, stream: int) -> Block:
-        """Raises torch.OutOfMemoryError."""
+        """A block of memory for the stream. Raises torch.OutOfMemoryError."""
         with self._queues.changed:
             self.count += 1
             size = -(-max(nbytes, 1) // _ROUND) * _ROUND
@@ -85,7 +85,7 @@ class Allocator:
             return block
 
     def begin(self, stream: int, pool: object) -> None:
-        """From now on what the stream allocates is of the pool."""
+        """Take what the stream allocates from now on from the pool."""
         if pool in self._uses and not self._uses[pool]:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED (simulated)")
         self._underway[stream] = pool
@@ -102,7 +102,7 @@ class Allocator:
             del self._underway[stream]
 
     def end_of_the_host(self, pool: object) -> None:
-        """Only a graph ends this, where CUDA gave one: torch has no other way."""
+        """End the host's side of a recording. Only a graph does so, where CUDA gave one: torch has no other way."""
         self._of_the_host.remove(pool)
 
     def release(self, pool: object) -> None:
@@ -110,7 +110,7 @@ class Allocator:
         assert self._uses[pool] >= 0, "a pool is released more often than it is used"
 
     def empty_cache(self) -> None:
-        """Waits for the device, as cudaFree does."""
+        """Give free memory back; the host waits for the device, as cudaFree does."""
         with self._queues.changed:
             if self._underway:
                 raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED (simulated)")

@@ -37,7 +37,7 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, block: Block, operations: "Operations") -> "DeviceTensor":
-        # Of the meta device for torch's C++ side: torch without CUDA cannot guard a CUDA device, as slicing does.
+        # A meta tensor for torch's C++ side: torch without CUDA cannot guard a CUDA device, as slicing does.
         return torch.Tensor._make_subclass(cls, _meta(inner), False)
 
     def __init__(self, inner: Tensor, block: Block, operations: "Operations") -> None:
@@ -248,7 +248,7 @@ def _meta(tree: Any) -> Any:
 
 
 def _makes(func: Any) -> bool:
-    """Whether it makes a tensor from no other."""
+    """True if the operator makes a tensor from no other."""
     return not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
 
 

@@ -99,12 +99,12 @@ class WorkQueues:
                 self.wait_for(point)
 
     def begin_capture(self, stream: int, work: list[Callable[[], object]]) -> None:
-        """What the stream is given from now on is put into ``work``, and not carried out."""
+        """Put the operations that the stream is given from now on into ``work``, and do not carry them out."""
         self.check()
         self.captured[stream] = work
 
     def end_capture(self, stream: int) -> None:
-        """Raises where something happened meanwhile that no graph can hold."""
+        """End a capture. Raises where something happened meanwhile that no graph can hold."""
         self.check()
         del self.captured[stream]
         if stream in self._invalid:
@@ -115,7 +115,7 @@ class WorkQueues:
             )
 
     def noise(self) -> int:
-        """By how many roundings a sum in another order differs."""
+        """The number of roundings by which a sum in another order differs."""
         return self._chance.choice((-1, 0, 1))
 
     def hold(self) -> None:
@@ -136,7 +136,7 @@ class WorkQueues:
             raise torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
 
     def check_launch(self) -> None:
-        """What torch does behind each kernel: it finds an error that CUDA still keeps, and clears it."""
+        """The check that torch makes behind each kernel: it finds an error that CUDA still keeps, and clears it."""
         kept, self._kept_error = self._kept_error, False
         if kept:
             raise torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")

@@ -1,4 +1,4 @@
-"""What torch.compile makes of live autocast and of our half, on both nets."""
+"""The speed of torch.compile with live autocast and with the half of halfeven, on both nets."""
 
 import time
 from functools import partial

@@ -87,7 +87,7 @@ def _compare(phase: Phase, engine: TorchEngine, batches: list[Parts], **of: obje
 
 
 def _waits_of_a_launch(engine: TorchEngine, parts: Parts) -> str:
-    """What torch says of a call that waits for the device; empty where there is none."""
+    """The error of torch for a call that waits for the device; empty where no call waits."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         launched = engine.launch(parts)

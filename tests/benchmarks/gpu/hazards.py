@@ -1,4 +1,4 @@
-"""What may leave the device unusable, so it is asked last: recordings that are closed, captures that fail."""
+"""Checks that may leave the device unusable, and so run last: recordings that are closed, captures that fail."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,7 +47,7 @@ def _another_closed(phase: Phase, net: Net) -> None:
 
 
 def _failed_capture(phase: Phase, net: Net) -> None:
-    """After a capture that the driver refuses the engine computes as before, and can be closed."""
+    """The engine computes as before after a capture that the driver refuses, and can be closed."""
     parts: Parts = [[net.draw(8)]]
     engine = net.engine(phase.device)
     engine.warm_up(parts)

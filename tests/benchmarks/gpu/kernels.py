@@ -1,4 +1,4 @@
-"""Where the time of one large batch of the half goes, by kernel, beside the fewest bytes and operations of the net."""
+"""The time of one large batch of the half by kernel, beside the fewest bytes and operations of the net."""
 
 from functools import partial
 

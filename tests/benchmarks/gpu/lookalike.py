@@ -31,7 +31,7 @@ def python() -> str:
 
 
 def make(folder: Path) -> None:
-    """Nothing is done where it is there and machine.txt is the same."""
+    """Make the environment; nothing is done where it is there already and machine.txt is the same."""
     digest = hashlib.sha256(MACHINE.read_bytes()).hexdigest()
     ready = folder / "made-of"
     if ready.exists() and ready.read_text() == digest:

@@ -1,4 +1,4 @@
-"""What the machine is, and its ceilings: matrix products, copies, and what a call from Python costs."""
+"""The machine and its ceilings: matrix products, copies, and the cost of a call from Python."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ def measure(phase: Phase) -> None:
 
 
 def _write_packages(phase: Phase) -> None:
-    """Into a file that comes back: `machine.txt` beside this file can be made of it."""
+    """Write the packages into a file that comes back: `machine.txt` beside this module can be made of it."""
     lines = sorted(f"{one.metadata['Name']}=={one.version}" for one in distributions())
     file = phase.facts.out / "machine.txt"
     said = (

@@ -34,7 +34,7 @@ class Net:
     half: ExportedProgram
 
     def module(self) -> nn.Module:
-        """As it was captured: the same weights."""
+        """The module as it was captured, with the same weights."""
         return _seeded(self.build)
 
     def engine(self, device: torch.device, precision: str = "fp16") -> TorchEngine:
@@ -47,7 +47,7 @@ class Net:
 
 
 def batches(phase: Phase) -> tuple[int, ...]:
-    """Those that say most come first."""
+    """The sizes of the batches, the most informative ones first."""
     return (4, 1) if phase.tiny else (32, 128, 8, 1)
 
 

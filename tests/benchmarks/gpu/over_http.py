@@ -55,7 +55,7 @@ def _in_process(phase: Phase, version: Version) -> None:
 
 
 def _wait_until_ready(phase: Phase, url: str) -> None:
-    """Raises TimeoutError where it is not ready in this phase's time."""
+    """Wait until the server is ready. Raises TimeoutError where it is not ready in this phase's time."""
     began = time.monotonic()
     while phase.left() > 5:
         try:

@@ -86,7 +86,8 @@ def machine(file: Path = MACHINE) -> dict[str, str | None]:
 
 
 def lacked(requirements: Iterable[str], there: Mapping[str, str | None]) -> list[str]:
-    """Those that the machine's packages do not meet, or may not meet where a version is asked for and none is known."""
+    """The requirements that the machine's packages do not meet, or may not meet because a version is asked for and none
+    is known."""
     return [
         str(one) for one in map(Requirement, requirements) if _applies(one, TARGET) and not _met(one, there)
     ]
@@ -119,7 +120,7 @@ def carry(folder: Path, requirements: Iterable[str], there: Mapping[str, str | N
 
 
 def _fetch(folder: Path, requirements: list[str]) -> None:
-    """With one requirement for each package: several are met together."""
+    """Download the packages, with one requirement for each package: all its requirements have to be met together."""
     together: dict[str, list[str]] = {}
     for one in map(Requirement, requirements):
         together.setdefault(canonicalize_name(one.name), []).append(str(one.specifier))

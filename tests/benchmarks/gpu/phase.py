@@ -88,7 +88,7 @@ class Phase:
 
     @contextmanager
     def peak_mib(self) -> Iterator[Callable[[], float]]:
-        """Gives what torch allocated at its peak since it was entered; 0 on a CPU."""
+        """A function that gives torch's peak of allocated memory since the block was entered; 0 on a CPU."""
         gc.collect()  # programs have cycles
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()

@@ -57,7 +57,8 @@ def half_of(phase: Phase, net: Net) -> Callable[[Tensor], Tensor]:
 
 
 def autocast(phase: Phase, module: Way) -> Way:
-    """On a CPU in bf16: in fp16 many have no kernels."""
+    """A call of the module under autocast: in fp16 on CUDA, in bf16 on a CPU, where many operators have no fp16
+    kernels."""
     dtype = torch.float16 if phase.cuda else torch.bfloat16
 
     def run(given: Tensor) -> object:
@@ -92,14 +93,14 @@ def _replayed(half: Way, given: Tensor) -> Way:
 
 
 def on_the_device(phase: Phase, net: Net, rows: int, way: str, run: Way, given: Tensor, **more: Any) -> None:
-    """Without copies."""
+    """Note the time and the memory of a batch on the device, without copies to and from it."""
     with torch.inference_mode(), phase.peak_mib() as peak:
         took = phase.device_ms(lambda: run(given))
         note(phase, net, rows, way, took, peak_mib=peak(), **more)
 
 
 def _served(phase: Phase, net: Net, rows: int, _: Tensor) -> None:
-    """Through the engine, copies in and out included, as requests of one row each."""
+    """The time of a batch through the engine, copies in and out included, as requests of one row each."""
     engine, parts = net.engine(phase.device), net.parts(rows)
     with phase.peak_mib() as peak:
         engine.warm_up(parts)

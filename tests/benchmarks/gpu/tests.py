@@ -20,7 +20,7 @@ NOTED_EVERY = 20  # tests
 
 
 class Notes:
-    """Notes each test as it ends, and what could not be collected."""
+    """A plugin that notes each test as it ends, and what could not be collected."""
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
@@ -41,7 +41,7 @@ class Notes:
 
 
 def files() -> list[str]:
-    """Those with tests that are marked: others need packages that a GPU machine lacks."""
+    """The test files with tests that are marked ``gpu``: others need packages that a GPU machine lacks."""
     found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text()]
     return [str(file.relative_to(ROOT)) for file in found]
 

@@ -15,7 +15,7 @@ TIMES = int(os.environ.get("SLOW_HALF", "1"))
 
 
 class TorchSlowed(MetaPathFinder):
-    """Finds torch as it is, and slows it when it was executed."""
+    """A finder of torch as it is, which slows torch when it was executed."""
 
     searching = False
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def bare(name: str) -> None:
-    """From now on ``name.part`` can be imported; nothing of ``name/__init__.py`` runs."""
+    """Make ``name.part`` importable from now on; nothing of ``name/__init__.py`` runs."""
     places = [Path(root, *name.split(".")) for root in sys.path]
     module = types.ModuleType(name)
     module.__path__ = [str(place) for place in places if place.is_dir()]

@@ -92,7 +92,7 @@ def test_a_large_model_has_more_threads_by_its_size_alone() -> None:
 def test_a_time_limit_ends_a_conversion_and_decides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a version with the other form: on a calm machine it would have had both."""
+    """The conversion gives no version with the other form alone: on a calm machine the version would have had both."""
 
     def write_onnx(*_: object) -> None:
         raise OutOfTime("the check did not end within 600 s")
@@ -103,7 +103,7 @@ def test_a_time_limit_ends_a_conversion_and_decides_nothing(
     assert Store(tmp_path / "store").names() == []
 
 
-# What was not tried, and what is not half.
+# The words about what was not tried, and about what is not half.
 
 
 def published(tmp_path: Path, *keep: str, level: str = "O1") -> Version:

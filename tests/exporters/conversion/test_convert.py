@@ -1,4 +1,4 @@
-"""When a model folder is converted again, and when it is not."""
+"""A model folder is converted again after some changes, and not after others."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_store_in_the_folder_is_no_part_of_the_model(
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json", "spec.json"])
 def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_path: Path) -> None:
-    """It is what every sentence about a damaged file advises."""
+    """Every message about a damaged file advises to convert the folder again."""
     folder = write_folder(tmp_path / "net", LINEAR)
     first = converted(folder, tmp_path / "store").version
     with (first.folder / file).open("r+b") as damaged:

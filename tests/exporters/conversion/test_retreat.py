@@ -29,7 +29,7 @@ SPEC = ModelSpec(
 
 
 class Maker:
-    """Plans as asked, unless ``fixed``: then the first plan is the only one."""
+    """A maker that plans as asked, unless ``fixed``: then the first plan is the only one."""
 
     def __init__(self, fixed: bool = False) -> None:
         self.asked, self.fixed = list[float](), fixed
@@ -40,8 +40,8 @@ class Maker:
 
 
 def form(error_u: float, search: str, override: Mapping[str, float] | None = None) -> Form:
-    """Judged with one element that errs by so much; ``search``: the outcome for its plan. ``override``: of its
-    diagnosis; without one there is no diagnosis."""
+    """A form judged with one element that errs by so much; ``search``: the outcome for its plan. ``override``: that of
+    its diagnosis; without one there is no diagnosis."""
     original = np.ones((8, 50), np.float32)
     half = original.copy()
     half[3, 3] += error_u * U
@@ -164,5 +164,5 @@ def test_all_that_can_be_given_is_given_before_a_near_miss_is_refused(
 
 
 def test_where_no_other_plan_is_looked_for_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at O3 without a search: what was asked is proven or refused."""
+    """A fixed plan, as O3 without a search has it, is proven or refused as it was asked for."""
     assert shares_asked(monkeypatch, lambda share: 4.2, fixed=True) == [*SHARES, RETREATS[0]]

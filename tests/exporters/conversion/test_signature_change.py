@@ -1,4 +1,4 @@
-"""What changed in a signature is said in words, and a bare file may be given a name of its own."""
+"""A change of a signature is told in words, and a bare file may be given a name of its own."""
 
 from pathlib import Path
 

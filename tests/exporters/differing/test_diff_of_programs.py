@@ -93,7 +93,7 @@ def test_the_faulty_part_of_an_engine_is_named(tmp_path: Path, fault: str) -> No
 
 @pytest.mark.parametrize("fault", AROUND)
 def test_the_faulty_input_or_output_of_an_engine_is_named(tmp_path: Path, fault: str) -> None:
-    """Of an engine whose inner tensors can be seen the input, else the output."""
+    """The first wrong tensor is the input of an engine whose inner tensors can be seen, else the output."""
     name, sabotage = AROUND[fault]
     a = original_side(name)
     engine = sabotage(a.tensors if fault in BIRTH else engine_of(name, module_of(name)))

@@ -36,7 +36,7 @@ def inputs_of(seed: int, rows: int) -> Tensor:
 
 
 def embedder(seed: int) -> nn.Sequential:
-    """Ten kinds: other activations, depths and norms."""
+    """Ten kinds of nets, by seed: other activations, depths and norms."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         activation = (nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Softplus)[seed % 5]
@@ -47,7 +47,7 @@ def embedder(seed: int) -> nn.Sequential:
 
 
 def vectors_of(net: nn.Module, inputs: Tensor) -> np.ndarray:
-    """Computed in the type of its weights."""
+    """The vectors that a net computes in the type of its weights."""
     return net(inputs.to(next(net.parameters()).dtype)).float().numpy()
 
 

@@ -48,7 +48,7 @@ class File:
 
 
 def is_rewritten(found: Sequence[LackingOperation]) -> bool:
-    """Whether the file had such operations, and each is rewritten."""
+    """True if the file had such operations, and each is rewritten."""
     return bool(found) and not any(operation.left_because for operation in found)
 
 

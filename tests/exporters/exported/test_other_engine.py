@@ -17,7 +17,7 @@ from tests.exporters.sabotaged_engines import AROUND, IN_PARTS, engine_of, model
 
 @cache
 def run_of(name: str) -> ReferenceRun:
-    """What the original answers; nothing is planned."""
+    """The answers of the original; nothing is planned."""
     use_true_fp32()
     model, samples = model_of(name)
     subject = Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {})

@@ -58,7 +58,7 @@ def elements(
 
 
 def by_hand(data: Array, indices: Array, updates: Array, axis: int) -> Array:
-    """Added up in FP64 and rounded at the end."""
+    """The sums, added up in FP64 and rounded at the end."""
     places = [indices if each == axis else place for each, place in enumerate(np.indices(indices.shape))]
     sums = data.astype(np.float64)
     np.add.at(sums, tuple(places), updates.astype(np.float64))
@@ -263,7 +263,7 @@ def test_a_scatter_that_only_puts_is_no_operation_that_tensorrt_lacks(
 
 
 def test_small_integers_are_left(tmp_path: Path, random: np.random.Generator) -> None:
-    """They overflow at each sum, and TensorRT has no such sums."""
+    """Small integers overflow at each sum, and TensorRT has no such sums."""
     inputs = elements(random, 2, 1, "int8")
     file = scatter(tmp_path, inputs, 1)
     (found,) = file.rewrite(inputs)

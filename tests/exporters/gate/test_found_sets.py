@@ -29,7 +29,7 @@ def spec_of(kind: str, *outputs: TensorSpec, rows: int = 0) -> ModelSpec:
 
 
 def apart(kind: str) -> ModelSpec:
-    """As torchvision gives them: three outputs, as many rows as there are things."""
+    """The outputs as torchvision gives them: three arrays with as many rows as there are things."""
     return spec_of(
         kind,
         TensorSpec("boxes", "FP32", (Dim(), Dim(4, 4))),
@@ -108,7 +108,7 @@ def test_sets_are_equal_or_the_thing_that_one_side_finds_is_named(change: Change
 
 
 def test_near_ties_with_the_least_have_a_limit() -> None:
-    """One of 200 things may be one."""
+    """One of 200 things may be a near tie with the least score."""
     answers = [found() for _ in range(8)]
     for lost, passed in ((1, True), (2, False)):
         trials = [
@@ -121,7 +121,7 @@ def test_near_ties_with_the_least_have_a_limit() -> None:
 
 
 def test_one_output_with_columns_and_places_that_hold_no_thing() -> None:
-    """As detectors with their suppression inside give them: 50 places in each row of a batch."""
+    """Detectors with their suppression inside give such a table: 50 places in each row of a batch."""
 
     def table() -> np.ndarray:
         one = found()
@@ -182,7 +182,7 @@ FINDER = """g (float[1,8] x) => (float[k,4] found, float[k] scores, int64[k] lab
 
 @pytest.mark.slow
 def test_a_file_that_ends_in_a_suppression_is_half_where_its_outputs_are_detections(tmp_path: Path) -> None:
-    """Of 256 scores some change places in half. As other kinds of output they would be refused for that
+    """Some of 256 scores change places in half. As other kinds of output they would be refused for that
     (`test_foreign_road`)."""
     random = np.random.default_rng(5)
     corner, size = random.uniform(0, 100, (1, 128, 2)), random.uniform(1, 4, (1, 128, 2))

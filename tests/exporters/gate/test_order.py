@@ -52,7 +52,7 @@ def sigmoid(logits: Answer) -> Answer:
 
 
 def spread_evenly(rows: int = 200) -> Answer:
-    """From 0 to 1, in no order."""
+    """Numbers from 0 to 1 at equal distances, in random order."""
     return np.random.default_rng().permutation(rows) / (rows - 1)
 
 
@@ -175,7 +175,7 @@ def test_among_ten_samples_there_are_no_ten_best():
     assert order_of(pair(spread_evenly(11), spread_evenly(11))).top10_overlap is not None
 
 
-# Which answers are ranked
+# The answers that are ranked
 
 
 def test_each_run_over_the_samples_is_judged_by_itself(random):

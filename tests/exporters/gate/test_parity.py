@@ -608,7 +608,7 @@ def test_adversarial_inputs_of_another_shape_are_refused_and_integers_only_told(
 def test_another_number_of_things_found_is_refused_of_samples_and_only_told_of_adversarial_inputs(
     random, free
 ):
-    """As a detector finds another number of boxes in a picture that is a hundred times darker."""
+    """A detector finds another number of boxes in a picture that is a hundred times darker."""
     found = TensorSpec("out", "INT64", (Dim(), Dim(3, 3)) if free else (Dim(13, 13), Dim(3, 3)))
     picture = TensorSpec("x", "FP32", (Dim(8, 8),))
     spec = ModelSpec("net", (picture,), (found,), max_batch_size=0)

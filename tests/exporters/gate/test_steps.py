@@ -1,4 +1,4 @@
-"""What comes from a step may differ where FP32 itself lies near the step, and only in a small share."""
+"""The result of a step may differ where FP32 itself lies near the step, and only in a small share."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 

@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 def scores(rows: int = ROWS, *inner: int) -> Tensor:
-    """Well apart: a permutation of 1, 2, … in every line, so that S is the width."""
+    """Scores that are well apart: a permutation of 1, 2, … in every line, so that S is the width."""
     shape = inner or (WIDTH,)
     return (torch.rand(rows, *shape).argsort(-1) + 1).float()
 
@@ -49,7 +49,8 @@ def ties_with(found: Original, judging: Callable[[], Iterable[Mapping[str, np.nd
 
 
 def tolerated(choose: Callable[[Tensor], Tensor], x: Tensor, near: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Where the answer to ``near`` may stand for the answer to ``x``, and where it is another."""
+    """Two masks: the places where the answer to ``near`` may stand for the answer to ``x``, and those where it is
+    another."""
     found = captured(choose, x)
     (reference,), (candidate,) = found.run(x), found.run(near)
     tied = ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()})

@@ -255,7 +255,7 @@ def test_an_id_that_is_compared_as_padding_is_not_the_only_one(tmp_path: Path) -
 
 
 def test_a_size_with_which_an_output_loses_an_axis_is_too_small(tmp_path: Path) -> None:
-    """Of three steps the convolution leaves one, which the Squeeze drops."""
+    """The convolution leaves one of three steps, and the Squeeze drops its axis."""
     text = """g (float[steps,8] x) => (float[u,4] y) {
         i = Constant<value_ints=[0,1]>() c = Unsqueeze(x, i) d = Conv<kernel_shape=[3,8]>(c, k)
         t = Transpose<perm=[0,2,1,3]>(d) y = Squeeze(t) }"""
@@ -264,7 +264,7 @@ def test_a_size_with_which_an_output_loses_an_axis_is_too_small(tmp_path: Path) 
 
 
 def test_pictures_of_which_no_size_is_stated_have_the_channels_and_sizes_that_run(tmp_path: Path) -> None:
-    """As Optimum exports: [batch, num_channels, height, width]."""
+    """Optimum names the axes of pictures so: [batch, num_channels, height, width]."""
     text = """g (float[n,num_channels,height,width] x) => (float[n,4] y) {
         c = Conv<kernel_shape=[16,16],strides=[16,16]>(x, k) f = Reshape(c, flat) a = Add(f, e) y = MatMul(a, w) }"""
     random = np.random.default_rng()
@@ -301,7 +301,7 @@ def test_a_batch_is_as_large_as_its_largest_value_allows(tmp_path: Path) -> None
 
 
 def test_a_number_without_axes_is_an_input_like_any_other(tmp_path: Path) -> None:
-    """Of such an input the adversarial samples are numbers too."""
+    """The adversarial samples of such an input are numbers too."""
     onnx.save(
         parsed("g (float[8,16] x, float least) => (float[8,4] y) { c = Max(x, least) y = MatMul(c, w) }",
                {"w": normal(np.random.default_rng(), 16, 4)}),

@@ -81,7 +81,7 @@ def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) 
 
 
 def test_a_link_to_a_file_of_another_name_is_taken_as_the_file_that_it_stands_for(tmp_path: Path) -> None:
-    """As a download cache keeps files: snapshots/1/net.onnx is a link to blobs/DIGEST."""
+    """A download cache keeps files so: snapshots/1/net.onnx is a link to blobs/DIGEST."""
     blob, link = tmp_path / "blobs/0a1b2c", tmp_path / "snapshots/1/net.onnx"
     blob.parent.mkdir()
     link.parent.mkdir(parents=True)

@@ -41,6 +41,6 @@ def samples(path: Path, rows: int = 24) -> Path:
 
 
 def answers(model: ModelProto | Path, x: np.ndarray) -> np.ndarray:
-    """What ONNX Runtime answers with its default settings."""
+    """The answers of ONNX Runtime with its default settings."""
     file = model if isinstance(model, Path) else model.SerializeToString()
     return np.asarray(onnxruntime.InferenceSession(file).run(None, {"x": x})[0])

@@ -1,4 +1,4 @@
-"""What a lock says of each kind of change, and that noise of the clock is no change."""
+"""The words of a lock about each kind of change; noise of the clock is no change."""
 
 from collections.abc import Mapping
 from typing import Any

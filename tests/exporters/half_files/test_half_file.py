@@ -42,7 +42,7 @@ def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Pat
 
 
 def test_convert_gives_the_same_plan_verdict_and_graph(half: Path, tmp_path: Path) -> None:
-    """Over the corpus, the zoo and real files: ``python -m tests.benchmarks.one_file_plans``."""
+    """``python -m tests.benchmarks.one_file_plans`` checks the same for the corpus, the zoo and real files."""
     rows = Options(samples=half.with_name("x.npz"))
     assert by_convert(half.with_name("net.onnx"), tmp_path, rows) == {"verdict": "equal"} | digests(
         proof_folder(half)
@@ -50,7 +50,7 @@ def test_convert_gives_the_same_plan_verdict_and_graph(half: Path, tmp_path: Pat
 
 
 def test_a_model_without_a_batch_axis_takes_a_scalar(tmp_path: Path) -> None:
-    """Of a row of scalars one is a number to NumPy, and no array."""
+    """NumPy makes a number, and no array, of one element of a row of scalars."""
     weight = numpy_helper.from_array(np.random.normal(size=(16, 8)).astype(np.float32), "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Mul", ["h", "by"], ["y"])]
     sizes = {"x": [16], "by": [], "y": [8]}
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_the_proven_one_is_named(half: Path, file: str) -> No
 
 
 def test_a_manifest_that_calls_the_half_coarser_is_refused(half: Path) -> None:
-    """Its limits would be those of bfloat16, eight times as wide."""
+    """The limits would be those of bfloat16, eight times as wide."""
     path = proof_folder(half) / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"half": "bf16"}))
     with pytest.raises(ParityRefused, match="says that the half is bf16, and it was proven as fp16"):
@@ -112,7 +112,7 @@ def test_a_second_run_takes_the_place_of_the_first(half: Path) -> None:
 def test_a_replacement_that_was_cut_off_is_finished(
     half: Path, moved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the folder is whole the half of before is there; afterwards the new one, wherever the process ended."""
+    """The half of before is there until the folder is whole; afterwards the new one is, wherever the process ended."""
     before = half.read_bytes()
     options = Options(samples=half.parent / "x.npz", keep=("first_product",))
 

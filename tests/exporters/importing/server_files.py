@@ -51,7 +51,7 @@ def archive(path: Path, files: Mapping[str, bytes | str], **model: Any) -> Path:
 
 
 def saved(thing: Any) -> bytes:
-    """As torch.save writes it."""
+    """The bytes that torch.save writes for an object."""
     file = io.BytesIO()
     torch.save(thing, file)
     return file.getvalue()

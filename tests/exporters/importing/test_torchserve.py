@@ -27,7 +27,7 @@ SAMPLES = {"x": np.random.default_rng(3).standard_normal((16, 4)).astype(np.floa
 
 
 class Runs:
-    """Unpickled without a guard, it writes a file."""
+    """An object that writes a file when it is unpickled without a guard."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -37,7 +37,7 @@ class Runs:
 
 
 class Net(nn.Module):
-    """As the module of `MODEL_FILE`, with its names."""
+    """The module of `MODEL_FILE`, with its names."""
 
     def __init__(self) -> None:
         super().__init__()

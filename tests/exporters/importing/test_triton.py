@@ -256,7 +256,7 @@ def test_what_was_imported_converts_and_answers_as_the_file_does(tmp_path: Path)
     "linked", ["labels", "the configuration", "the model", "a version", "the whole model"]
 )
 def test_no_link_out_of_the_repository_is_followed(tmp_path: Path, linked: str) -> None:
-    """What lies outside is somebody else's: its text would become labels that callers read."""
+    """A file outside the repository is somebody else's: its text would become labels that callers read."""
     config = BATCHED.replace("dims: 4", 'dims: 4 label_filename: "labels.txt"')
     model = triton_model(tmp_path / "repository/net", config, {"1": mlp()})
     (model / "labels.txt").write_text("a\nb\nc\nd\n")

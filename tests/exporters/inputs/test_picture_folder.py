@@ -34,7 +34,7 @@ def spec(batched: bool = True, labels: tuple[str, ...] = LABELS, **entry: Any) -
 
 @pytest.fixture
 def draw(tmp_path: Path) -> Any:
-    """Writes a picture and gives its row."""
+    """Write a picture and give its row."""
 
     def write(name: str, height: int = 4, width: int = 4) -> np.ndarray:
         path = tmp_path / "pictures" / name

@@ -140,7 +140,7 @@ class Block(nn.Module):
     "forward",
     [
         "return torch.special.bessel_j0(hidden)",
-        # as the LSTM of packed rows
+        # no half kernel for one row alone, as with the LSTM of packed rows
         "return torch.special.bessel_j0(hidden if len(hidden) == 1 else hidden.float()).to(hidden.dtype)",
     ],
     ids=["any-rows", "one-row"],

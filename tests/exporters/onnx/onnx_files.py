@@ -40,7 +40,7 @@ def parsed(text: str, weights: Arrays | None = None, opset: int = 17, more: str 
 
 
 def spec_of(model: ModelProto, max_batch_size: int = 8) -> ModelSpec:
-    """What model.toml would say of the graph's own inputs and outputs."""
+    """The signature that model.toml would state for the graph's own inputs and outputs."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return ModelSpec(
         "foreign",

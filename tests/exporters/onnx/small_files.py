@@ -17,7 +17,7 @@ def mlp(text: str = MLP, seed: int = 7, more: str = "") -> ModelProto:
 
 
 def classifier() -> ModelProto:
-    """As scikit-learn's converter writes one: string labels, and a map of probabilities for each row."""
+    """A classifier as scikit-learn's converter writes one: string labels, and a map of probabilities for each row."""
     attributes = {"classlabels_strings": ["a", "b", "c"], "coefficients": [0.5, -1.0, 0.25, 1.0, -0.5, 0.75]}
     nodes = [
         helper.make_node("LinearClassifier", ["x"], ["label", "p"], domain="ai.onnx.ml", intercepts=[0.0, 0.1, 0.2],

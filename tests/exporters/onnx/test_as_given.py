@@ -31,7 +31,7 @@ CALLED = {
 
 
 def gap(model: ModelProto) -> float:
-    """Between the answers of the file and those of the original that is read from it."""
+    """The difference between the answers of the file and those of the original that is read from it."""
     given = ModelProto.FromString(model.SerializeToString())
     program = normalise(model, Path("model.onnx"))
     shape = [dim.dim_value or 2 for dim in given.graph.input[0].type.tensor_type.shape.dim]

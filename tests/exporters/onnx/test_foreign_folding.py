@@ -1,4 +1,5 @@
-"""What is computed of constants alone is a constant, stored once, and the FP32 original answers as before, bit for bit."""
+"""A value that is computed of constants alone is a constant, stored once, and the FP32 original answers as before, bit
+for bit."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 

@@ -1,4 +1,4 @@
-"""At O3 the search decides on constants that half loses; guards of divisions never vanish, small counts are half."""
+"""The search at O3 decides on constants that half loses; guards of divisions never vanish, small counts are half."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 

@@ -29,7 +29,7 @@ RANGED = {
     "GatherND": "g (int64[n,5] ids) => (float[n,5,4] y) { i = Unsqueeze(ids, two1) y = GatherND(w, i) }",
 }
 NARROW = "g (int64[n,2] ids) => (float[n,4] y) { a = Gather<axis = 1>(ids, zero) b = Gather<axis = 1>(ids, one) c = Gather(w, a) d = Gather(v, b) y = Add(c, d) }"
-# What is not followed back to the ids: ONNX Runtime itself refuses.
+# Indices that are not followed back to the ids: ONNX Runtime itself refuses them.
 COMPUTED = {
     "GatherElements": "g (int64[n,5] ids) => (float[n,5] y) { i = Mul(ids, three) s = Shape(ids) r = Slice(s, zero1, one1) five = Concat<axis = 0>(r, fifty) t = Expand(row, five) y = GatherElements<axis = 1>(t, i) }",
     "GatherND": "g (int64[n,5] ids) => (float[n,5,4] y) { j = Mul(ids, three) i = Unsqueeze(j, two1) y = GatherND(w, i) }",

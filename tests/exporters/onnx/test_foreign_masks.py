@@ -29,7 +29,7 @@ def model(text: str, low: float = LEAST, scale: float = 1.0, **more: object) -> 
 
 
 def inputs(text: str, rows: int = 16) -> dict[str, np.ndarray]:
-    """Row 0 is masked altogether, row 1 not at all."""
+    """Inputs of which row 0 is masked altogether, row 1 not at all."""
     random = np.random.default_rng()
     hidden = random.random((rows, 6, 6)) < 0.4
     hidden[0], hidden[1] = True, False
@@ -99,7 +99,7 @@ def test_a_clip_above_it_ends_a_sentinel() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_proven_stays(text: str, more: dict[str, float]) -> None:
-    """By the rules alone: the answers to samples, which are asked as well, need not show it."""
+    """The rules alone decide: the answers to samples, which are asked as well, need not show the difference."""
     program = normalise(model(text, **more), Path("model.onnx"))
     masks = rewrite_masks(program, profile(program, [inputs(text)], "fp16"), [])
     assert masks.program is program and masks.done == ()

@@ -55,8 +55,8 @@ def test_operators_of_ai_onnx_ml_are_served_in_fp32_with_their_probabilities_as_
 
 @pytest.mark.parametrize("between", ["c = Cast<to=1>(z) h = MatMul(c, w1)", "h = MatMul(z, w1)"])
 def test_a_net_beside_an_operator_of_ai_onnx_ml_is_half(between: str, tmp_path: Path) -> None:
-    """As scikit-learn's converter writes a multilayer perceptron behind a scaler. Without the Cast no rule of ONNX says
-    the type of what the product reads."""
+    """scikit-learn's converter writes a multilayer perceptron behind a scaler so. Without the Cast no rule of ONNX says
+    the type of the product's input."""
     random = np.random.default_rng(3)
     text = f"""g (float[n,16] x) => (float[n,3] y) {{
         z = ai.onnx.ml.Scaler<offset=[0.5],scale=[2.0]>(x) {between} r = Relu(h) y = MatMul(r, w2) }}"""
@@ -67,7 +67,7 @@ def test_a_net_beside_an_operator_of_ai_onnx_ml_is_half(between: str, tmp_path: 
 
 
 def test_a_quantised_file_with_a_state_has_its_batch_where_the_state_has_it(tmp_path: Path) -> None:
-    """It was refused, for the axis that was guessed of it."""
+    """The file was refused once, because of the axis that was guessed for its state."""
     random = np.random.default_rng(4)
     text = """g (float[n,t,4] x, float[1,n,2] h) => (float[1,n,2] next, float[n,2] y) {
         k = DequantizeLinear(w, s) steps = Transpose<perm=[1,0,2]>(x)

@@ -33,7 +33,7 @@ LEVELS = [(name, ("O1", "O3")[place % 2]) for place, name in enumerate(MODELS)]
     ("name", "level"), slow_but([case for case in LEVELS if case[0] in EVERY_RUN], LEVELS)
 )
 def test_the_half_answers_as_before_bit_for_bit(name: str, level: str, tmp_path: Path, monkeypatch) -> None:
-    # How casts are placed is asked of one plan, whatever unseen samples make of it.
+    # The places of the casts are asked of one plan, whatever unseen samples make of it.
     monkeypatch.setattr(Rehearsal, "find_counterexamples", lambda rehearsal, kept: False)
     placed = converted(name, tmp_path / "placed", level)
     monkeypatch.setattr(file_rules, "place", lambda program, rules, kernels, dtypes, numel, kept: dtypes)
@@ -62,7 +62,7 @@ def model(body: str) -> ModelProto:
     [
         # one cast before three movements, not one behind each
         ("p = Softmax(x) a = Reshape(p, flat) b = Relu(p) c = Identity(p) d = MatMul(a, w) e = MatMul(b, w) f = MatMul(c, w) g1 = Add(d, e) y = Add(g1, f)", 2),
-        # what meets an FP32 value on its way to half readers is not cast up and down
+        # a value that meets an FP32 value on its way to half readers is not cast up and down
         ("h = MatMul(x, w) p = Softmax(h) k = Concat<axis=0>(h, p) y = MatMul(k, w)", 4),
         # a movement between two FP32 nodes stays
         ("p = Softmax(x) r = Reshape(p, flat) e = Exp(r) y = MatMul(e, w)", 2),
@@ -90,7 +90,7 @@ def test_half_that_goes_to_fp32_and_back_is_read_before_it_goes(tmp_path: Path) 
 
 
 def test_what_reaches_an_fp32_reader_unrounded_stays_unrounded(tmp_path: Path, monkeypatch) -> None:
-    """In half the concatenation would cost fewer bytes, and the slice behind it would be rounded."""
+    """The concatenation would cost fewer bytes in half, and the slice behind it would be rounded."""
     body = (
         "h = MatMul(x, w) k = MatMul(h, w) p = Softmax(x) c = Concat<axis=1>(h, k, p) s = Slice(c, from, to, axes)"
         " e = Exp(s) f = Gather<axis=1>(e, picks) y = Mul(f, thousand)"

@@ -1,4 +1,4 @@
-"""What is half and what is not, where the casts stand, and what the plan says of the nodes that it keeps."""
+"""The nodes that are half, the places of the casts, and the plan's words about the nodes that it keeps."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 

@@ -65,7 +65,7 @@ def test_a_folder_with_an_onnx_file_becomes_a_version_of_onnx_files_alone(tmp_pa
 
 
 def test_boxes_that_are_chosen_by_near_ties_are_served_in_fp32(tmp_path: Path) -> None:
-    """Of 256 scores in half some always change places, and no setting accepts other integers."""
+    """Some of 256 scores always change places in half, and no setting accepts other integers."""
     text = (
         "g (float[1,8] x) => (int64[k,3] y) { h = MatMul(x, w) r = Tanh(h) s = MatMul(r, v) u = Constant<value_ints=[1]>()"
         " a = Unsqueeze(s, u) p = Sigmoid(a) m = Constant<value_ints=[20]>() y = NonMaxSuppression(boxes, p, m, iou, least) }"
@@ -90,7 +90,7 @@ def test_boxes_that_are_chosen_by_near_ties_are_served_in_fp32(tmp_path: Path) -
 
 
 def test_a_half_of_which_no_sample_says_anything_is_not_made(tmp_path: Path) -> None:
-    """Where the original answers 0 to every judged sample, a half that is wrong everywhere else would pass."""
+    """A half that is wrong everywhere else would pass where the original answers 0 to every judged sample."""
     model = mlp(
         "g (float[n,8] x) => (float[n,4] y) { h = MatMul(x, wt) l = Sub(h, far) r = Relu(l) y = MatMul(r, v) }"
     )
@@ -151,7 +151,7 @@ def test_a_stored_half_that_overflows_in_half_storage_does_not_pass_again(tmp_pa
 
 
 def overflowing(half: ModelProto) -> ModelProto:
-    """What its Relu gives, times 2¹⁵ and then divided by as much."""
+    """The half, with the result of its Relu taken times 2¹⁵ and then divided by as much."""
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in half.graph.node]
     at = next(place for place, node in enumerate(nodes) if node.op_type == "Relu")
     given, nodes[at].output[0] = nodes[at].output[0], "up__in"

@@ -14,7 +14,7 @@ from tests.exporters.onnx.traps import normal
 
 
 def optimised(norm: str, opset: int, random: np.random.Generator, half: bool = False) -> ModelProto:
-    """x → MatMul → ``norm`` → MatMul, as `onnxruntime.transformers` writes it. ``half``: it made the file half."""
+    """x → MatMul → ``norm`` → MatMul, as `onnxruntime.transformers` writes them. ``half``: in FP16."""
     kind, dtype = (TensorProto.FLOAT16, np.float16) if half else (TensorProto.FLOAT, np.float32)
     scales = ["g", "b"] if norm == "LayerNormalization" else ["g"]
     nodes = [

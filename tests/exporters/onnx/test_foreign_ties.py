@@ -53,7 +53,8 @@ def scores(gap_u: float) -> np.ndarray:
 
 
 def described(kind: str, x: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the answer to ``other`` may stand for the answer to ``x``, and where it is another."""
+    """Two masks: the places where the answer to ``other`` may stand for the answer to ``x``, and those where it is
+    another."""
     model = graph(kind)
     answers = runtime_answers(model)
     reference, candidate = answers({"x": x}), answers({"x": other})
@@ -66,7 +67,7 @@ def described(kind: str, x: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, 
 
 
 def lowered(x: np.ndarray, by: float) -> np.ndarray:
-    """What is first in a line is no more."""
+    """The rows with the largest number of each lowered, so that another number may be the largest."""
     return np.where(x == x.max(1, keepdims=True), x - f32(by), x)
 
 

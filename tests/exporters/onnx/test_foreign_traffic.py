@@ -1,4 +1,4 @@
-"""What a file's report says of its casts: those between floating types, with bytes at the example's sizes."""
+"""The report of a file about its casts: those between floating types, with bytes at the example's sizes."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ def converted(trap: Trap, path: Path, level: str) -> ConvertedFile:
 
 
 def fresh(trap: Trap, foreign: ConvertedFile) -> list[dict[str, np.ndarray]]:
-    """Batches of 1 and more, or single samples where the model is not batched or its samples depend on each other."""
+    """Batches of 1 and more, or single samples of a model without a batch."""
     most = foreign.spec.max_batch_size
     if most == 0:
         samples = trap.inputs(np.random.default_rng(), 8)

@@ -100,7 +100,7 @@ def file(graph: str, more: dict[str, np.ndarray]) -> ModelProto:
 
 
 def folder_of(path: Path, model: ModelProto) -> ModelFolder:
-    """With model.toml's word that the first axis is the batch."""
+    """A model folder whose model.toml says that the first axis is the batch."""
     out = model.graph.output[0].type.tensor_type.shape.dim
     y = TensorSpec("y", "FP32", (Dim(), *(Dim(d.dim_value, d.dim_value) for d in out[1:])))
     if [d.dim_value for d in out] == [6, 1]:

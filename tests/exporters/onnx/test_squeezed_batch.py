@@ -20,7 +20,7 @@ SQUEEZED = "g (float[batch,8] x) => (float y) { h = MatMul(x, w) z = Squeeze(h) 
 def test_a_squeeze_that_drops_no_axis_of_two_rows_keeps_the_batch_of_one(
     tmp_path: Path, opset: int, random: np.random.Generator
 ) -> None:
-    """Of 12 numbers for each row; the file states one axis of its output, which is that of one row."""
+    """Each row gives 12 numbers; the file states one axis of its output, which is that of one row."""
     weights = normal(random, 8, 12)
     onnx.save(parsed(SQUEEZED, {"w": weights}, opset=opset), tmp_path / "net.onnx")
     code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")

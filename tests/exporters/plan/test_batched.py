@@ -41,7 +41,7 @@ def questions(*rows: int, width: int = 8) -> list[Question]:
 def run(
     original: Answers, several: list[Question], half: Answers = doubled, most: int = ELEMENTS
 ) -> list[int]:
-    """How many rows each run of the half had, after it answered each execution rightly."""
+    """The number of rows of each run of the half, after a check that each execution was answered rightly."""
     counted = Counted(half)
     came = [pair for batch in batches(several, original, most) for pair in batch.answers(counted)]
     for asked, (one, answers) in zip(several, came, strict=True):

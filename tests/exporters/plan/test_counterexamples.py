@@ -116,7 +116,7 @@ LOUD, QUIET = One(0.0, size=8.0), One(4.0, size=1e-3)
 
 
 def test_an_error_is_held_against_the_largest_answer_of_its_own_set() -> None:
-    """As a proof on as many samples would hold it: how loud others are excuses nothing."""
+    """A proof on as many samples does the same: larger answers of other sets give an error no more room."""
     assert not unseen(LOUD, QUIET, LOUD, QUIET, rows=2).search(half)
     found = unseen(LOUD, LOUD, One(0.0, size=1e-3), QUIET, LOUD, LOUD, rows=2)
     assert found.search(half)
@@ -217,6 +217,7 @@ def test_a_half_that_fails_some_of_the_first_samples_is_not_asked_the_others() -
 
 @pytest.mark.slow
 def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:
-    """Without counterexamples it fails on one in a few hundred, whose scores are larger than those of sixteen."""
+    """A plan without counterexamples fails on one input in a few hundred, whose scores are larger than those of
+    sixteen."""
     report = converted("unscaled scores").judged(samples_of("unscaled scores", 512, 3000))
     assert report is None or report.passed, report.summary()

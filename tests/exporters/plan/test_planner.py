@@ -75,7 +75,7 @@ class Loud(nn.Module):
 
 
 def prepared(module: nn.Module, precision: Precision | None = None) -> tuple[ProgramGraph, Samples, Samples]:
-    """With the samples that plan and those that judge."""
+    """The graph of a module, with the samples that plan and those that judge."""
     torch.manual_seed(1)
     samples = {"x": torch.randn(32, 8)}
     return graph_of(original(module, samples), Samples({"x": samples["x"].numpy()}), precision or Precision())
@@ -300,7 +300,7 @@ def test_samples_that_are_large_or_costly_are_perturbed_for_a_plan_that_passes_a
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
-    """How many nodes each trial kept, and its share of the gate's limit."""
+    """The number of nodes that each trial kept, and its share of the gate's limit."""
     found, score = list[tuple[int, float]](), Rehearsal.score
 
     def listening(self: Rehearsal, names: Collection[str], limits: ParityLimits, largest: float) -> Score:

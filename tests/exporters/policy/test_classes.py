@@ -19,7 +19,7 @@ from halfeven.models.folder.package import Precision
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # type: ignore[attr-defined]
 
 LEVELS = ("O1", "O2", "O3")
-# What a node of a file does for what a node of a captured program does.
+# The rules of a file's node that do the same as each action of a captured program's node.
 SAME = {
     Action.HALF: {OnnxRule.HALF, OnnxRule.HALF_IF_FED},
     Action.FP32: {OnnxRule.FP32},
@@ -29,7 +29,7 @@ SAME = {
     Action.INPUT: {OnnxRule.FOLLOW},
 }
 BOTH = [found for found in CLASSES if found.aten and found.onnx and Trait.SEES_SIZES not in found.traits]
-# What ONNX calls so is another operation than torch's: a picture's size, any scatter, a sum of several tensors.
+# Names of other operations in ONNX than in torch: a picture's size, any scatter, a sum of several tensors.
 OTHER_MEANING = {"Resize", "Scatter", "Sum"}
 every_class = pytest.mark.parametrize("found", BOTH, ids=lambda found: found.name)
 every_level = pytest.mark.parametrize("level", LEVELS)
@@ -100,7 +100,7 @@ def test_both_back_ends_give_a_class_the_same_rule(found: OpClass, level: str) -
 
 
 def test_a_rule_of_an_onnx_operator_is_that_of_its_namesake_in_torch() -> None:
-    """Else a module and its own file differ, as torch's exporter writes the one as the other."""
+    """A module and its own file would differ otherwise, as torch's exporter writes the one as the other."""
     faults = []
     for name in {onnx_name for found in CLASSES for onnx_name in found.onnx} - OTHER_MEANING:
         for namesake in {name.lower(), re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()}:

@@ -16,7 +16,7 @@ def half(request: pytest.FixtureRequest) -> str:
 
 
 def any_numbers(half: str) -> np.ndarray:
-    """Any bits, NaN of each kind among them, and numbers in the middle of two neighbouring halves and beside it."""
+    """Any bits, NaN of each kind among them, and numbers in the middle of two neighbouring halves or near it."""
     bits = np.random.default_rng().integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
     infinite = int(np.array(np.inf, NUMPY_HALVES[half]).view(np.uint16))
     finite = np.arange(infinite, dtype=np.uint16).view(NUMPY_HALVES[half]).astype(np.float64)

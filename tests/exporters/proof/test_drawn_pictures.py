@@ -16,7 +16,7 @@ from tests.programs import original
 
 
 class Reader(nn.Module):
-    """Trained on pixels up to ``brightest``: its first norm has their mean and spread."""
+    """A net as if trained on pixels up to ``brightest``: its first norm has their mean and spread."""
 
     def __init__(self, brightest: float, last: bool, convolves: bool = True) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What can prove nothing of a half is said, and the original is served."""
+"""Samples that can prove nothing of a half are named, and the original is served."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, fau
 
 @pytest.mark.parametrize("least", [0.5, 100.0])
 def test_a_detector_that_finds_nothing_in_any_sample_proves_nothing(least: float) -> None:
-    """Its scores may be compared; of what it chooses by them nothing is."""
+    """The scores are compared; the indices are not, because the detector finds none."""
 
     def original(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"y": inputs["x"], "found": np.argwhere(inputs["x"] > least)}

@@ -28,7 +28,7 @@ from tests.model_folders import tensor, write_folder
 NETS = int(os.environ.get("HALFEVEN_FUZZ", "6"))
 ROWS, IDS, WIDTH = 48, 300, 8
 
-# What a file may compute from column 0 (ids of 0 to 299), column 1 (1 to 6: lengths) and six others (normal numbers):
+# Computations of a file from column 0 (ids of 0 to 299), column 1 (1 to 6: lengths) and six others (normal numbers):
 # each ends in a tensor 'f' of a row's own width, or of width 1.
 HAZARDS = {
     "a table": "i@ = Slice(x, c0, c1, ax) k@ = Cast<to=7>(i@) e@ = Gather(table, k@) f@ = Flatten(e@)",
@@ -86,7 +86,7 @@ def net(names: list[str], random: np.random.Generator, path: Path) -> tuple[Path
 
 
 def onnx_width(text: str, weights: Mapping[str, np.ndarray], x: np.ndarray) -> int:
-    """How many features the layers get."""
+    """The number of features that the layers get."""
     import onnxruntime
 
     head, _, _ = text.partition(" a = MatMul")

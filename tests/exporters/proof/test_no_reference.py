@@ -29,7 +29,7 @@ from tests.programs import original
 def reason(
     path: Path, text: str, weights: dict[str, np.ndarray], shape: tuple[int, ...], opset: int = 17
 ) -> tuple[str, str]:
-    """Why FP32 serves, and the notes."""
+    """The reason why FP32 serves, and the notes."""
     onnx.save(parsed(text, weights, opset), path / "net.onnx")
     np.savez(path / "samples.npz", x=normal(np.random.default_rng(), 64, *shape))
     words = ("--samples", path / "samples.npz", "--store", path / "store")
@@ -109,7 +109,7 @@ def test_an_output_above_64u_of_fp32_s_own_noise_is_not_promised_unless_the_fold
 def test_a_score_that_a_mask_makes_vanish_in_fp32_is_no_noise(
     fused: bool, masked: float, tmp_path: Path
 ) -> None:
-    """Of a row that is masked whole FP32 keeps no score, in whatever order it adds up; FP64 would keep all of them."""
+    """FP32 keeps no score of a row that is masked whole, in whatever order it adds up; FP64 would keep all of them."""
 
     def forward(self: Any, x: Tensor, keep: Tensor) -> Tensor:
         rows, mask = self.one(x), ((1 - keep) * masked)[:, None]

@@ -78,7 +78,7 @@ def published(subject: Subject, path: Path) -> Version:
 
 @pytest.mark.parametrize("name", blind_nets())
 def test_saturated_or_constant_answers_show_nothing(name: str, tmp_path: Path) -> None:
-    """As a program and as an ONNX file."""
+    """The net is asked as a program and as an ONNX file."""
     subject = subject_of(*blind_nets()[name])
     for power in (power_of(subject), power_of(*as_file(subject, tmp_path))):
         assert not power.is_shown, power.to_json()
@@ -94,7 +94,7 @@ def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
     below = {
         one for one in power.planted if one.why == UNEXPLAINED and one.response < 1
     }  # of the limit itself
-    # Of the two nodes of 'tied' that are not damped, one is noticed; the other errs by half the limit.
+    # One of the two nodes of 'tied' that are not damped is noticed; the other errs by half the limit.
     assert power.is_shown and power.share >= 0.5, power.to_json()
     assert {one.why for one in power.planted if one not in below} <= EXPLAINED, power.to_json()
 
@@ -102,7 +102,7 @@ def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
 def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answers to all of these samples are the same certain letters; to others they are not."""
+    """The reader's answers to all of these samples are the same certain letters; to others they are not."""
     subject = subject_of(*blind_nets()["captcha"])
     version = published(subject, tmp_path / "checked")
     assert version.status == "live" and version.manifest["half"] is None
@@ -138,8 +138,8 @@ def test_a_file_is_asked_as_a_program_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["damped", "step", "near", "unseen"])
 def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what larger faults show to be damped is counted apart. A fault that reaches the limit and is not noticed is
-    a miss, also where the gate is broken."""
+    """Damped faults alone are counted apart, and larger faults have to show the damping. A fault that reaches the limit
+    and is not noticed is a miss, also where the gate is broken."""
     made = {
         "damped": lambda hidden, x: hidden * 0.02 + x,
         "near": lambda hidden, x: hidden * 1.4 + torch.sign(x) * 4,
@@ -176,7 +176,7 @@ def test_a_fault_that_all_keys_share_is_not_the_only_one_that_is_planted() -> No
 
 
 def test_faults_are_planted_where_something_is_computed() -> None:
-    """Not where a result is one of the inputs as it was: a half errs there as in the node before."""
+    """No fault is planted where a result is one of the inputs as it was: a half errs there as in the node before."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         one, other = torch.relu(self.last(x)).clamp(max=3.0).chunk(2, -1)
@@ -206,7 +206,7 @@ def sees(self: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("pure", [False, True])
 def test_a_run_goes_on_from_a_changed_node_as_the_original_graph_does(pure: bool) -> None:
-    """Also where a later node writes into its input."""
+    """The run goes on rightly also where a later node writes into its input."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         hidden = torch.relu(self.one(x))

@@ -1,4 +1,4 @@
-"""What a profile measures, which guards it finds, and what it makes suspicious."""
+"""The measurements of a profile, the guards that it finds, and the nodes that it makes suspicious."""
 
 import json
 import math
@@ -236,7 +236,7 @@ def test_a_term_that_is_lost_beside_the_other_is_named() -> None:
 
 
 def test_every_trap_of_range_in_the_corpus_is_suspected() -> None:
-    """What the search is given first: no trap whose numbers leave half's range goes unmentioned."""
+    """The search begins with the suspected nodes: no trap whose numbers leave half's range goes unmentioned."""
     silent = []
     for name, case in CORPUS.items():
         if any(word in case.trap for word in ("overflow", "subnormal", "vanish", "1e-12", "squares 500")):

@@ -250,7 +250,7 @@ def test_inserted_nodes_know_where_they_come_from() -> None:
         assert new and all("stack_trace" in node.meta and "nn_module_stack" in node.meta for node in new)
 
 
-# What cannot be proven.
+# Masks that cannot be proven.
 
 
 def two_masks_added(self, x: Tensor, mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the engine itself finds is what the page draws: no section is spelt differently on its two sides."""
+"""The page draws the findings of the engine itself: no section is spelt differently on its two sides."""
 
 import pytest
 from halfeven.exporters.report.page import render_html, render_terminal

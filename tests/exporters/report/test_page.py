@@ -140,7 +140,7 @@ def test_generated_samples_are_called_what_they_are(random):
     ],
 )  # fmt: skip
 def test_the_headline_says_what_the_number_of_samples_allows(count: int, words: str) -> None:
-    """With 95 % confidence: a larger share of bad inputs would have shown itself in 19 of 20 draws of so many."""
+    """The confidence is 95 %: a larger share of bad inputs would have shown itself in 19 of 20 draws of so many."""
     form = {"passed": True, "parity": {"samples": count, "outputs": []}}
     few = {"model": "m", "status": "live", "forms": {"torch": form}}
     for source, whose in (("given", "of your samples"), ("generated", "generated samples")):

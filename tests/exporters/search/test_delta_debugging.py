@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 AMPLE = Budget(evaluations=100_000, operations=1 << 60)
-# Of 40 nodes: none, all, the first 1, 2, 4, 8, 16, 32 (64), five between the last two
+# The trials for 40 nodes: none, all, the first 1, 2, 4, 8, 16, 32 (64), five between the last two
 WHATEVER_THE_BUDGET = 2 + 7 + 5
 PASS, FAIL = Score(True, 0.5, ""), Score(False, math.inf, "overflow")
 
@@ -30,12 +30,12 @@ def judged_by(passes: Callable[[frozenset[str]], bool], asked: list[frozenset[st
 
 
 def needs(*groups: Iterable[str]) -> Callable[[frozenset[str]], bool]:
-    """Passes where each group of alternatives has one of its nodes kept."""
+    """A rule that passes where each group of alternatives has one of its nodes kept."""
     return lambda kept: all(kept & set(group) for group in groups)
 
 
 def holds(found: Found, judge: Judge, candidates: list[str]) -> None:
-    """What every result promises, asked of the judge again."""
+    """Ask the judge again for the promises of every result."""
     assert set(found.kept) <= set(candidates) and len(set(found.kept)) == len(found.kept)
     assert judge(frozenset(found.kept)).passed and found.after == judge(frozenset(found.kept))
     assert found.before == judge(frozenset())
@@ -281,7 +281,7 @@ def test_few_suspects_are_minimised_before_any_unseen_sample_is_asked() -> None:
 
 
 def test_needed_nodes_far_behind_in_the_measured_order_do_not_keep_what_stands_before_them() -> None:
-    """As a logarithm that costs nothing by itself."""
+    """A logarithm is such a node: it costs nothing by itself."""
     needed = {"n0", "n3", "n170", "n195"}
     sizes = list[int]()
 

@@ -1,4 +1,4 @@
-"""What is found for a few samples is tried on many, and those that fail join the samples."""
+"""A set that is found for a few samples is tried on many, and those that fail join the samples."""
 
 import itertools
 import math

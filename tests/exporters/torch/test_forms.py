@@ -1,4 +1,4 @@
-"""What a version has where one of its forms cannot be made."""
+"""The forms of a version where one of them cannot be made."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -65,7 +65,7 @@ def test_an_operation_that_shows_old_memory_or_touches_files_is_refused(name: st
 
 
 def test_nothing_of_torchs_table_that_gives_memory_as_it_was_found_is_admitted() -> None:
-    """By the words that torch itself uses for them, whatever the next torch adds."""
+    """The words are those that torch itself uses for such operators, so that they hold for the next torch too."""
     words = ("empty", "resize", "set_", "from_file", "print", "storage", "unsafe_tensor", "backward")
     listed = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
     admitted = [

@@ -56,7 +56,7 @@ def saved(program: ExportedProgram, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """Stays absent, unless something from an archive runs."""
+    """A file that stays absent, unless something from an archive runs."""
     return tmp_path / "canary"
 
 
@@ -212,7 +212,7 @@ def test_a_pickled_weight_cannot_hide_under_a_name_that_is_skipped(
 def test_a_member_that_is_there_twice_is_refused(
     first: bool, saved: Path, tmp_path: Path, canary: Path
 ) -> None:
-    """zipfile reads the last of two, torch's reader the first: one would be checked and the other loaded."""
+    """zipfile reads the last of two members, torch's reader the first: one would be checked and the other loaded."""
     path = tmp_path / "crafted.pt2"
     with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zipfile warns of what is wanted here
@@ -398,7 +398,7 @@ def test_a_file_that_is_missing_or_something_else_is_refused(tmp_path: Path, can
 
 
 class Nothing(nn.Module):
-    """As an adapter of rank 0 has."""
+    """A parameter without elements, as an adapter of rank 0 has."""
 
     def __init__(self) -> None:
         super().__init__()

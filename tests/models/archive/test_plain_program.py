@@ -1,4 +1,5 @@
-"""What a server reads of an archive: the same graph and the same bits as torch's own reader gives, without it."""
+"""The program that a server reads of an archive: the same graph and bits as torch's own reader gives, without that
+reader."""
 
 import json
 import subprocess

@@ -127,7 +127,7 @@ def with_a_prefix(data: bytes) -> bytes:
 
 
 def with_a_corrected_prefix(data: bytes) -> bytes:
-    """As a self-extracting archive is: every offset is right."""
+    """A zip file with bytes before it and right offsets, as a self-extracting archive is."""
     entries, size, at = directory_of(data)
     return b"junk" + data[:at] + moved(data[at : at + size], 4) + end_of(entries, size, at + 4)
 
@@ -224,7 +224,7 @@ def test_any_byte_of_an_archive_that_is_changed_or_cut_is_noticed(
 
 
 def test_an_archive_with_64_bit_sizes_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As zipfile writes one of more than two gigabytes."""
+    """zipfile writes an archive of more than two gigabytes in this form."""
     members = contents(saved)
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 30)
     data = rewritten(members)

@@ -46,7 +46,7 @@ def test_what_is_more_than_arithmetic_is_refused(text: str) -> None:
     ],
 )  # fmt: skip
 def test_an_endless_number_is_refused(text: str) -> None:
-    """Each of them would hold the process that loads it, for ever or with all its memory."""
+    """Each of these numbers would hold the process that loads it, for ever or with all its memory."""
     assert not is_arithmetic(text)
 
 

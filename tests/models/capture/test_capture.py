@@ -503,7 +503,7 @@ def test_from_the_wheel_a_repository_keeps_its_own_models_package(
 
 
 def _alive(pid_file: Path) -> bool:
-    """Whether the process still runs 10 s later; one that is still to be waited for (a zombie) does not.
+    """True if the process still runs 10 s later; one that is still to be waited for (a zombie) does not.
 
     A process that was killed ends only when the machine next gives it a core.
     """

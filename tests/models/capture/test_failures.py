@@ -1,4 +1,4 @@
-"""What cannot be captured is told: the construct, the user's line, what to do; a NaN with the node that made it."""
+"""A failed capture is told: the construct, the user's line, what to do; a NaN with the node that made it."""
 
 import re
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def request(outputs: int = 1, max_batch_size: int = 8) -> dict[str, Any]:
 def described(
     forward: Forward, samples: Tensor | None = None, folder: Path = Path(__file__).parent, **settings: Any
 ) -> str:
-    """What the child would say of a module that it cannot capture."""
+    """The child's words about a module that it cannot capture."""
     asked = {**request(**settings), "folder": str(folder)}
     flat = capture_child.Flat(Net(forward).eval().requires_grad_(False), asked)
     given = [torch.randn(ROWS, 4) if samples is None else samples]

@@ -21,7 +21,7 @@ FREED = "the program was exported for one row: its batch was made free"
 
 
 class Recurrent(nn.Module):
-    """Its own initial state for one layer, the caller's, with the batch on axis 1, for the other."""
+    """A net with its own initial state for one layer, and the caller's, with the batch on axis 1, for the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Recurrent(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Rows see each other."""
+    """A net in which rows see each other."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x, 0)

@@ -28,7 +28,7 @@ def drawn(*shape: int) -> dict[str, np.ndarray]:
 
 
 class Counting(nn.Module):
-    """Its forward writes into a buffer, keeps a tensor of the last call, and draws no numbers."""
+    """A net whose forward writes into a buffer, keeps a tensor of the last call, and draws no numbers."""
 
     def __init__(self) -> None:
         super().__init__()

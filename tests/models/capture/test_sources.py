@@ -96,7 +96,7 @@ def test_islands_halves_and_control_flow_of_a_users_own_code(tmp_path: Path) -> 
 
 
 class Exported(nn.Module):
-    """What somebody else exported, with a dictionary, a keyword and a region."""
+    """A net as somebody else exported it, with a dictionary, a keyword and a region."""
 
     def __init__(self) -> None:
         super().__init__()

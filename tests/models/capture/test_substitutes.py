@@ -1,4 +1,4 @@
-"""What no archive may hold is captured in other words, with the same answers."""
+"""Operators that no archive may hold are captured as others, with the same answers."""
 
 from collections.abc import Callable
 from pathlib import Path

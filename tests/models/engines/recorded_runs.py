@@ -20,8 +20,8 @@ BATCHES = 12  # of one trial
 
 
 class Net(nn.Module):
-    """So many products in a row. By chance a step branches, uses an earlier value once more, writes over its own buffer
-    or gives an output; values are let go at different times, so that their memory is used again."""
+    """A net of ``depth`` products in a row. By chance a step branches, uses an earlier value once more, writes over its
+    own buffer or gives an output; values are let go at different times, so that their memory is used again."""
 
     def __init__(self, depth: int, seed: int) -> None:
         super().__init__()

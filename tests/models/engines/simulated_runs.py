@@ -19,7 +19,7 @@ Parts = list[list[np.ndarray]]
 
 
 class Net(nn.Module):
-    """Writes over its input; gives floats, integers and a tensor that is not contiguous."""
+    """A net that writes over its input; it gives floats, integers and a tensor that is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def differs(came: list[np.ndarray], expected: list[np.ndarray]) -> bool:
 
 
 def trial(gpu: SimulatedGpu, there: Engine, here: Engine, batches: list[Parts]) -> list[str]:
-    """What goes wrong while the batches pass, two in flight; answers are looked at when all have come."""
+    """The errors while the batches pass, two in flight; answers are looked at when all have come."""
     waits = len(gpu.operations.waits)
     taken = answers_in_flight(there, batches)
     wrong = [

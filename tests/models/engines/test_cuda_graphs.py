@@ -217,7 +217,7 @@ def test_a_replay_that_differs_from_the_program_is_not_used(net: Original, gpu: 
     program, calls = there._module, list[Tensor]()
 
     def counts(x: Tensor) -> object:
-        """Adds what the host has counted: a recording adds the same for ever."""
+        """The program plus a number that the host has counted: a recording adds the same number for ever."""
         calls.append(x)
         y, *others = program(x)
         return [y + 0 * len(calls) + (1e-3 * len(calls) if len(calls) < 20 else 0), *others]

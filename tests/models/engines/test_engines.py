@@ -71,7 +71,7 @@ def engine(request: pytest.FixtureRequest, net: Original, onnx_file: Path) -> En
 def test_onnx_runtime_without_a_number_of_threads_is_given_that_of_the_usable_cores(
     onnx_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own default is the number of the machine's cores."""
+    """The default of ONNX Runtime itself is the number of the machine's cores."""
     monkeypatch.setattr("halfeven.models.engines.onnx_engine.usable_cores", lambda: 3)
     for setup, threads in ((PLAIN, 3), (CpuSetup(2), 2)):
         session = OnnxEngine(onnx_file, "fp32", CPU, setup)._session
@@ -269,7 +269,7 @@ def test_a_version_with_a_damaged_file_is_not_loaded(file: str, form: str, versi
 
 
 def swapped_after_the_check(path: Path, other: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once its digest has been taken, another file stands under this name."""
+    """Put another file in the place of ``path`` as soon as the digest of ``path`` has been taken."""
     digest, checked = hashlib.file_digest, path.stat().st_ino
 
     def taken(file: Any, kind: str) -> Any:
@@ -351,7 +351,7 @@ class Transposed(nn.Module):
 
 
 class Ops(TorchDispatchMode):
-    """Remembers what ran."""
+    """A mode that remembers the operators that ran."""
 
     def __init__(self) -> None:
         super().__init__()

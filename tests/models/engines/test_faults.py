@@ -1,4 +1,4 @@
-"""Which errors mean too little memory, and which that the device is gone."""
+"""The errors that mean too little memory, and those that mean that the device is gone."""
 
 import numpy as np
 import pytest

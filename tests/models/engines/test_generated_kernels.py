@@ -1,4 +1,5 @@
-"""What torch.compile would generate for the halves of the zoo compiles for the GPUs of two generations, without one."""
+"""The kernels that torch.compile would generate for the halves of the zoo compile for the GPUs of two generations,
+without one."""
 
 import importlib.util
 import json
@@ -31,8 +32,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Any]]:
-    """What one process found of each net: its imports take longer than most nets. In `make check` all tests go before
-    it."""
+    """The findings of one process for each net: its imports take longer than most nets. In `make check` all tests go
+    before it."""
     paths = os.pathsep.join([str(ROOT), *sys.path])
     # With CI set, torch's inductor takes a missing decomposition of its own for an error (lowering.make_fallback).
     without_ci = {key: value for key, value in os.environ.items() if key != "CI"}

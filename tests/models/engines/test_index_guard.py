@@ -25,7 +25,7 @@ NETS = {**RANGED, **COLUMNS, **GUARDED}
 
 
 class Picked(nn.Module):
-    """What is indexed has a free size."""
+    """A net in which the indexed tensor has a free size."""
 
     def forward(self, x: Tensor, which: Tensor) -> Tensor:
         return x.gather(1, which)

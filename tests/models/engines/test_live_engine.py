@@ -172,7 +172,7 @@ def test_what_forward_raises_is_told_with_its_line(code: str, tmp_path: Path) ->
 
 
 class Nested(nn.Module):
-    """Notes the dtypes in which its arguments come."""
+    """A module that notes the dtypes in which its arguments come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -431,7 +431,7 @@ def test_code_that_does_not_build_is_told_with_its_reason(
         live(write_folder(tmp_path / "net", code))
 
 
-# What is proven is what runs.
+# The folder that was proven is the folder that runs.
 
 
 def proven(folder: Path, roots: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path, ModelSpec]:

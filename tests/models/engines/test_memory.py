@@ -1,4 +1,4 @@
-"""How many rows fit, by a line through two runs."""
+"""The number of rows that fit, by a line through two runs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def fitting(free: int, fixed: int, per_row: int, buckets: tuple[int, ...] = BUCKETS) -> tuple[int, list[int]]:
-    """What is found, and which batches were run for it."""
+    """The number of rows that was found, and the batches that were run for it."""
     ran: list[int] = []
 
     def measure(engine: Any, parts: Any) -> int:

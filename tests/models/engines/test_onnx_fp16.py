@@ -1,4 +1,4 @@
-"""What ONNX Runtime's CPU provider does with FP16, asked of the one that is installed and of this processor.
+"""The treatment of FP16 by ONNX Runtime's CPU provider, asked of the one that is installed and of this processor.
 
 docs/precision.md rests on it: answers of that provider say nothing of values that are stored in FP16. Asked where the
 processor multiplies no FP16 itself; for others (ARM64) ONNX Runtime may have kernels that sum and store in FP16.

@@ -1,5 +1,5 @@
-"""What engines and trainings compute is right on processors with less than this one has: oneDNN and torch take the
-kernels of the named one, which both read from the environment at their start. So each runs its tests in a process."""
+"""Engines and trainings compute rightly on processors with less than this one has: oneDNN and torch take the kernels of
+the named one, which both read from the environment at their start. So each runs its tests in a process."""
 
 import os
 import re

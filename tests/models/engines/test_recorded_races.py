@@ -21,7 +21,7 @@ TRIALS = max(1, -(-WANTED // (len(DEPTHS) * len(SIZES) * len(IN_FLIGHT) * BATCHE
 
 
 def wrong(one: Original, sizes: tuple[int, ...], in_flight: int, seed: int) -> int:
-    """How many batches are wrong of one trial on the simulated device."""
+    """The number of batches that are wrong in one trial on the simulated device."""
     with SimulatedGpu(random.Random(seed), PACES[seed % 3]) as gpu:
         there = recorded_on(gpu.device, one, sizes, in_flight)
         replays, found = gpu.replays, wrong_of(there, one, sizes, seed)

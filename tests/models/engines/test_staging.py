@@ -181,7 +181,7 @@ def test_a_slot_whose_memory_could_not_be_had_takes_smaller_batches(first: Seque
 
 
 class AtOnce(Shuffled):
-    """Runs what it is given when it is given, as a CUDA stream runs Python; remembers who waited."""
+    """A stream that runs what it is given at once, as a CUDA stream runs Python; it remembers who waited."""
 
     waited: list[str]
 

@@ -23,7 +23,7 @@ WIDTH = 512
 
 
 class Net(nn.Module):
-    """Writes over its input, and gives a float, an integer and a tensor that is not contiguous."""
+    """A net that writes over its input, and gives a float, an integer and a tensor that is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What comes small is answered as if the wide numbers had been sent, bit for bit, by every kind of engine."""
+"""Narrow values are answered as if the wide numbers had been sent, bit for bit, by every kind of engine."""
 
 from pathlib import Path
 from typing import Any

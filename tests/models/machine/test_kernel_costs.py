@@ -1,4 +1,4 @@
-"""What kernels cost in half is asked as they are used, in times of FP32."""
+"""The cost of kernels in half is asked as they are used, in times of FP32."""
 
 import itertools
 import warnings
@@ -22,7 +22,7 @@ def test_every_kind_has_a_cost_on_this_processor_for_answers_and_for_training() 
 
 def test_a_cost_is_the_shortest_of_some_runs_in_times_of_fp32s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_costs, "KINDS", {"linear": lambda: (nn.Linear(2, 2), torch.randn(3, 2))})
-    # Of three runs each: of an answer in half and in FP32, then of a step in half and in FP32.
+    # The spans of three runs each: of an answer in half and in FP32, then of a step in half and in FP32.
     spans = iter([4.0, 3.0, 6.0, 1.5, 1.0, 2.0, 9.0, 8.0, 7.0, 0.7, 0.5, 0.6])
     found = kernel_costs.kernel_costs(torch.float16, ["linear"], clock_of(spans).__next__)
     assert found == {"linear": Cost(3.0, 14.0)} and found["linear"].slow_to_train

@@ -32,7 +32,7 @@ KINDS = {
     "AVX-512 with FP16, and AMX": "cpu x86_64 AVX512, oneDNN, bf16, fp16",
     "without oneDNN": "cpu aarch64 DEFAULT",
 }
-# Only these may ask torch or the system which instructions or kernels there are.
+# The calls that ask torch which instructions or kernels there are.
 ASKING = (
     "get_cpu_capability",
     "_is_mkldnn_bf16_supported",

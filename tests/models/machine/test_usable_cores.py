@@ -1,4 +1,4 @@
-"""How many cores there are, by given control groups and affinities; nothing else in the product counts them."""
+"""The number of cores, by given control groups and affinities; nothing else in the product counts them."""
 
 import ast
 import os
@@ -189,7 +189,7 @@ def test_the_child_that_captures_is_told_whoever_asks_for_it(
     assert _run_child("telling", tmp_path, tmp_path)["OMP_NUM_THREADS"] == "2"
 
 
-# In the source.
+# The source of the product: no other file counts cores.
 
 COUNTS_CORES = {
     "cpu_count", "process_cpu_count", "sched_getaffinity", "SC_NPROCESSORS_ONLN", "SC_NPROCESSORS_CONF"
@@ -212,7 +212,7 @@ def name_of(node: ast.AST) -> str:
 
 
 def calls(*names: str) -> Iterator[tuple[str, ast.Call, set[str | None]]]:
-    """Each call of one of these in the product, with where it is and its keywords."""
+    """Each call of a function of these names in the product, with its place and its keywords."""
     for file, node in product():
         if isinstance(node, ast.Call) and name_of(node.func) in names:
             where = f"{file.relative_to(ROOT)}:{node.lineno}"
@@ -226,7 +226,7 @@ def test_no_other_file_of_the_product_counts_cores() -> None:
 
 
 def test_no_pool_takes_its_size_from_the_machine() -> None:
-    """Without a number, these take one for each core, whatever the quota is."""
+    """Pools without a number take one thread or process for each core, whatever the quota is."""
     pools = list(calls("ThreadPoolExecutor", "ProcessPoolExecutor", "Pool", "ThreadPool"))
     assert pools
     assert [where for where, call, named in pools if not call.args and "max_workers" not in named] == []

@@ -24,7 +24,7 @@ def pixels() -> np.ndarray:
 
 
 def numbers_of(pixels: np.ndarray) -> np.ndarray:
-    """Channels last, in FP64: (pixel · scale − mean) / std."""
+    """The numbers of pixels with the channels last, in FP64: (pixel · scale − mean) / std."""
     return (pixels / 255 - np.array(MEAN)) / np.array(STD)
 
 

@@ -1,4 +1,4 @@
-"""Which sizes the batches of a model have."""
+"""The sizes of a model's batches."""
 
 import pytest
 from halfeven.models.spec.buckets import buckets_of

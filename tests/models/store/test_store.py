@@ -420,7 +420,7 @@ SPEC = ModelSpec(
 
 
 def test_a_spec_with_a_value_of_another_kind_is_refused_by_name(store: Store) -> None:
-    """Its digest is right: it was made so."""
+    """The digest of the damaged spec is right: it was made of that spec."""
     whole = SPEC.to_json()
     places = [(whole, key) for key in whole if key != "name"]
     places += [(side[0], key) for side in (whole["inputs"], whole["outputs"]) for key in side[0]]

@@ -1,4 +1,4 @@
-"""Who is admitted: by key, scope, model and limits, with a file that changes while the server runs."""
+"""Admission by key, scope, model and limits, with a file that changes while the server runs."""
 
 import base64
 import logging

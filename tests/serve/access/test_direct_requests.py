@@ -12,7 +12,7 @@ from halfeven.serve.finetune.client.remote import Remote
 
 
 class Redirecting(BaseHTTPRequestHandler):
-    """Sends every request on to ``/elsewhere`` of itself, and remembers what was asked."""
+    """A server that sends every request on to ``/elsewhere`` of itself, and remembers what was asked."""
 
     asked: list[str]
 

@@ -43,7 +43,7 @@ SECONDS = 30
 
 @dataclass(frozen=True)
 class Owned:
-    """What a key has on the server."""
+    """The objects of one key on the server."""
 
     key: str
     key_id: str
@@ -92,11 +92,11 @@ class Watched:
         return Owned(key, record.id, name, file.id, job.id, "the same idempotency key")
 
     def words_of(self, owned: Owned) -> set[str]:
-        """What the other key must not be told: names and identifiers, in lower case."""
+        """The words that the other key must not be told: names and identifiers, in lower case."""
         return {owned.model, owned.key_id, owned.file, owned.job.removeprefix("ftjob-")}
 
     def state_of(self, owned: Owned) -> Any:
-        """All that the key has, as it is stored and served."""
+        """The objects of the key, as they are stored and served."""
         model = self.store.root / "models" / owned.model
         files = {
             str(path.relative_to(model)): path.read_bytes()
@@ -133,7 +133,7 @@ def watched(tmp_path: Path, versions: Versions) -> Iterator[tuple[Watched, str, 
 
 
 def bodies(other: Owned) -> Iterator[str]:
-    """What an order may be given, about the other key's objects."""
+    """The bodies of orders about the other key's objects."""
     yield ""
     yield "version=1&percent=50"  # a form of a page
     for asked in (

@@ -14,7 +14,7 @@ from tests.serve.batching.stage import (
 
 @dataclass(eq=False)
 class Brief(Fake):
-    """Says that it is brief, and remembers the thread of each batch; ``costs_ns`` moves the clock."""
+    """An engine that says that it is brief, and remembers the thread of each batch; ``costs_ns`` moves the clock."""
 
     brief: bool = True
     clock: Clock | None = None

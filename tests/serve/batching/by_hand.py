@@ -55,7 +55,7 @@ class ByHand:
         self._watched.append((synchronize, arrived))
 
     def send(self, *rows: Sequence[np.ndarray]) -> None:
-        """One request for each, handed over together."""
+        """One request for each array, handed over together."""
         requests = []
         for arrays in rows:
             future: Any = _Waiting()

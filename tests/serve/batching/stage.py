@@ -1,4 +1,4 @@
-"""What the tests of the batcher play with: a fake engine, a clock moved by hand, a batcher on a device of its own.
+"""The parts of the batcher's tests: a fake engine, a clock moved by hand, a batcher on a device of its own.
 
 Every interleaving is made by hooks (hold, release, gates), none by sleeping.
 """
@@ -140,7 +140,7 @@ async def looked(device: DeviceThread) -> None:
 
 
 class CountingBell(Bell):
-    """Tells a thread that sleeps from one that was rung and has not got up yet. The test's own thread rings it."""
+    """A bell that tells a sleeping thread from a rung one that has not got up yet. The test's own thread rings it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who is let in: by number, by bytes, and by the wait that was measured."""
+"""Admission to the queue: by number, by bytes, and by the wait that was measured."""
 
 import asyncio
 

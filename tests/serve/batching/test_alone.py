@@ -43,7 +43,7 @@ async def lonely(
 
 
 async def counted(values: np.ndarray, past_the_queue: bool) -> list[Any]:
-    """What callers and counters say of these requests, one after the other, of one to three rows."""
+    """The answers and the counters for requests of one to three rows that are sent one after the other."""
     clock = Clock()
     engine = Brief(factor=3.0, clock=clock, costs_ns=40_000)
     async with lonely(engine, clock=clock) as (batcher, _, past):

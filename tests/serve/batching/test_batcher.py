@@ -1,4 +1,4 @@
-"""What the batcher promises its callers. Every interleaving here is made by hooks, none by sleeping."""
+"""The promises of the batcher to its callers. Every interleaving here is made by hooks, none by sleeping."""
 
 import asyncio
 from typing import Any
@@ -182,7 +182,7 @@ async def test_callers_who_were_answered_together_are_waited_for_briefly_and_a_l
     engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 10_000_000)
     async with serving(engine, spec(), clock) as (batcher, device):
         await batcher.submit(rows_of(0), 1)
-        # After a batch of one nothing is waited for: the clock stands still.
+        # Nothing is waited for after a batch of one: the clock stands still.
         await batcher.submit(rows_of(0), 1)
         device.hold()
         together = [batcher.submit(rows_of(i), 1) for i in range(3)]

@@ -59,7 +59,7 @@ async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batche
 
 
 class Calls:
-    """In the place of `BriefPolling`: records the calls of the batcher."""
+    """A stand-in for `BriefPolling` that records the calls of the batcher."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -204,7 +204,7 @@ async def test_what_the_device_thread_ends_just_then_is_answered_on_the_event_lo
             answered.set()
 
         def running_here(one: Any) -> bool:
-            """Between the decision to run here and the device's refusal the first batch ends."""
+            """The first batch ends between the decision to run here and the device's refusal."""
             assert engine.gate is not None
             engine.gate.set()
             assert answered.wait(PATIENCE_S)

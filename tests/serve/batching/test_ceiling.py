@@ -1,4 +1,4 @@
-"""What is remembered of running out of memory."""
+"""The batch sizes that once ran out of memory are remembered."""
 
 import json
 import logging

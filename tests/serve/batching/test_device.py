@@ -226,11 +226,11 @@ def test_a_bell_rung_many_times_is_heard_once() -> None:
     listener.join()
 
 
-# In the background
+# Batches in the background
 
 
 class Busy(BatchScheduler):
-    """Always has a batch, until its number of rounds is over; each round moves the clock on."""
+    """A scheduler that always has a batch, until its number of rounds is over; each round moves the clock on."""
 
     def __init__(self, name: str, events: list[str], rounds: int, then: Callable[[], None]) -> None:
         super().__init__(name, events, *range(rounds))

@@ -511,7 +511,7 @@ def test_rows_are_rescued_after_halving_and_in_buckets_too() -> None:
 
 @dataclass(eq=False)
 class Ahead(Fake):
-    """Takes two batches; they are computed when they are waited for."""
+    """An engine that takes two batches; they are computed when they are waited for."""
 
     in_flight: int = 2
     assemble_ns: int = 7

@@ -41,7 +41,7 @@ class _Launched:
 
 @dataclass(eq=False)
 class Ahead(Fake):
-    """Launches at once; nothing ends before ``done``. Keeps a list of batches by their number of requests."""
+    """An engine that launches at once; nothing ends before ``done``. Batches are listed by their number of requests."""
 
     in_flight: int = 2
     computing: int = 0
@@ -73,14 +73,14 @@ class _LaunchedInBackground(_Launched):
 
 
 class InBackground(Ahead):
-    """Its batches can be waited for on another thread."""
+    """An engine whose batches can be waited for on another thread."""
 
     def launch(self, parts: Any) -> _Launched:
         return _LaunchedInBackground(self, super().launch(parts).parts)
 
 
 class Slotted(InBackground):
-    """Refuses a batch above those that it takes ahead."""
+    """An engine that refuses a batch above those that it takes ahead."""
 
     def launch(self, parts: Any) -> _Launched:
         if self.computing == self.in_flight:

@@ -12,7 +12,7 @@ from tests.serve.batching.stage import Fake, async_test, rows_of, serving, spec,
 
 
 def held(batcher: Batcher) -> tuple[int, int, int, int]:
-    """What counts as waiting: requests, rows, urgent rows, bytes."""
+    """The counts of what waits: requests, rows, urgent rows, bytes."""
     admission, queue = batcher._admission, batcher._queue
     return (
         admission.requests - queue.taken,

@@ -1,4 +1,4 @@
-"""Out of memory with two batches in flight: each is tried alone before fewer rows are."""
+"""The memory runs out with two batches in flight: each is tried alone before fewer rows are."""
 
 import random
 import time
@@ -30,7 +30,7 @@ class Item:
 
 
 class Tight(Fake):
-    """Has memory for so many rows in all that is under way; what is launched takes it until it is waited for."""
+    """An engine with memory for so many rows under way; a launched batch takes memory until it is waited for."""
 
     in_flight = 2
 
@@ -103,7 +103,7 @@ def test_rows_that_do_not_fit_alone_either_are_halved_as_before(tmp_path: Path) 
 
 
 class TightAtTheWait(Fake):
-    """Notices only when a batch is waited for that there was too little memory for all that was under way."""
+    """An engine that notices too little memory for all that is under way only when a batch is waited for."""
 
     in_flight = 2
 

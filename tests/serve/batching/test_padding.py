@@ -1,4 +1,4 @@
-"""Which sizes batches have, and that filling up and cutting lose no row."""
+"""The sizes of batches; filling up and cutting lose no row."""
 
 import numpy as np
 from halfeven.serve.batching.padding import filled, filled_rows, largest_within, rows_between

@@ -1,4 +1,4 @@
-"""All of it at once: whatever the mates, whoever leaves, whatever becomes active in between.
+"""The promises of the batcher, all at once: whatever the mates, whoever leaves, whatever becomes active in between.
 
 Each accepted request gets its own right answer exactly once, or its own error, or its caller has gone.
 """
@@ -43,7 +43,7 @@ STEPS = st.lists(
 
 
 class Launching(Fake):
-    """Computes when it is waited for; never more than two at a time."""
+    """An engine that computes when it is waited for; never more than two batches at a time."""
 
     in_flight = 2
     computing = 0

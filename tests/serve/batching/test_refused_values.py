@@ -18,7 +18,7 @@ BAD = 7.0
 
 
 class Refusing(Fake):
-    """As a half whose rounding leads it out of a table."""
+    """An engine like a half whose rounding leads it out of a table."""
 
     def run(self, parts: Any) -> list[np.ndarray]:
         outputs = super().run(parts)

@@ -1,4 +1,4 @@
-"""Whether something is finite, for every float type, and however it is laid out."""
+"""The check for finite values, for every float type, and however the values are laid out."""
 
 import ml_dtypes
 import numpy as np

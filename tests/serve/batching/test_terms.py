@@ -1,4 +1,4 @@
-"""What a caller may ask for beside the answer: a timeout, a place in front, a batch of one's own."""
+"""The terms of a caller beside the answer: a timeout, a place in front, a batch of one's own."""
 
 import asyncio
 import gc

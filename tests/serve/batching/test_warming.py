@@ -1,4 +1,4 @@
-"""What is run before anybody is served, and what is found out by it."""
+"""The runs before anybody is served, and the facts that they find."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from halfeven.serve.batching.warming import warm
 
 
 class Cold(Engine):
-    """Remembers its warm-ups; has memory for so many rows."""
+    """An engine that remembers its warm-ups, with memory for so many rows."""
 
     form, precision, device = "torch", "fp16", "cpu"
 

@@ -1,4 +1,4 @@
-"""Both kinds of load against a server that does exactly as it is told."""
+"""The two kinds of load against a server that does exactly as it is told."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ REQUEST = b"POST /infer HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
 
 
 def async_test(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run on uvloop, as the command does."""
+    """Run a test on uvloop, as the command does."""
 
     @wraps(test)
     def run(**arguments: Any) -> None:
@@ -31,7 +31,7 @@ def async_test(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
 
 
 class Server:
-    """Counts requests; ``answer(number)`` gives the bytes for each, or None to hang up. It may stall."""
+    """A server that counts requests; ``answer(number)`` gives the bytes for each, or None to hang up. It may stall."""
 
     def __init__(self, answer: Callable[[int], bytes | None]) -> None:
         self.answer = answer
@@ -118,7 +118,7 @@ async def test_arrivals_are_poisson_at_the_rate_that_was_asked_for() -> None:
 
 
 async def stalled(load: Callable[[Target, Record], Load]) -> dict[str, Any]:
-    """What a load says of a server that answers nothing at all for half a second."""
+    """The report of a load about a server that answers nothing at all for half a second."""
     async with running() as (server, target):
         record = record_of(0.8)
         server.open.clear()
@@ -131,7 +131,7 @@ async def stalled(load: Callable[[Target, Record], Load]) -> dict[str, Any]:
 async def test_a_stall_is_felt_by_everybody_who_was_due_in_it_though_he_could_not_be_sent() -> None:
     found = await stalled(lambda target, record: OpenLoop(target, record, 20.0, 200.0, record.begin, most=1))
     slow = [at for at in found["timeline"] if at["p50"] > 100]
-    # With one connection, all but the first were sent after the stall: from then on they took no time at all.
+    # All requests but the first were sent after the stall, as there is one connection: they took no time at all.
     assert found["latency_ms"]["max"] > 400
     assert sum(at["count"] for at in slow) > 200 * 0.4 / 2
     assert found["ok"] == found["sent"]

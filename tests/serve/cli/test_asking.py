@@ -123,7 +123,7 @@ def test_a_refusal_is_the_error_of_its_status_for_every_command(
 
 
 def test_a_refusal_that_comes_before_the_body_was_read_is_heard() -> None:
-    """As of a server that sees in the head that the body is too large, answers and closes."""
+    """A server answers so and closes when it sees in the head that the body is too large."""
     body = (
         b'{"detail": "send less, or set HALFEVEN_MAX_BODY_MIB", "error": {"message": "the same once more"}}'
     )

@@ -1,4 +1,4 @@
-"""What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
+"""The output of a command is the text itself: nothing in it is read as markup, and no line of it is broken."""
 
 import errno
 import io
@@ -94,7 +94,7 @@ def test_no_name_is_cut_in_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(target: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     report, store = str(tmp_path / target), ["--store", str(tmp_path / "store")]
-    # What the work itself would refuse comes later: neither the model nor the server is there.
+    # The errors of the work itself would come later: neither the model nor the server is there.
     for words in (["convert", "none", *store, "--report", report], ["bench", "x", "m", "--report", report]):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 2 and f"--report {report}" in done.stderr, done.stderr

@@ -57,6 +57,6 @@ def serving(
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a server that ends with the test."""
+    """A function that starts a server, which ends with the test."""
     with ExitStack() as stack:
         yield lambda **more: stack.enter_context(serving(**more))

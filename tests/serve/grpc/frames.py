@@ -26,7 +26,7 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
 
 
 class Connection:
-    """To ``address``, ``host:port``."""
+    """A connection to ``address``, ``host:port``."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")

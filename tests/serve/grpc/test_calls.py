@@ -324,7 +324,7 @@ MANY = b"\x2a\x00" * 30_000 + b"\x3a\x00" * 30_000, b"\x32\x00" * 60_000
 def test_very_many_tensors_are_refused_before_they_are_read(
     both: Both, monkeypatch: pytest.MonkeyPatch, fields: bytes
 ) -> None:
-    """Each is two bytes of the message; to read it took a kilobyte of memory and 30 µs of the event loop."""
+    """Each tensor is two bytes of the message; to read it took a kilobyte of memory and 30 µs of the event loop."""
     monkeypatch.setattr("halfeven.serve.grpc.calls.fields_of", lambda request: pytest.fail("it was read"))
     with grpc.insecure_channel(both.grpc) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -336,7 +336,7 @@ def test_very_many_tensors_are_refused_before_they_are_read(
 def test_more_parts_than_a_body_may_have_pieces_are_refused_before_protobuf_reads_them(
     both: Both, name: str
 ) -> None:
-    """Each is two bytes of the message; a message of 64 MiB took protobuf seconds of the event loop and 2 GB."""
+    """Each part is two bytes of the message; a message of 64 MiB took protobuf seconds of the event loop and 2 GB."""
     sent = b"\x0a\x06double" + b"\x2a\x00" * 70_000
     with grpc.insecure_channel(both.grpc) as channel:
         call = channel.stream_stream(f"/inference.GRPCInferenceService/{name}")
@@ -394,7 +394,7 @@ def test_a_server_that_ends_answers_what_is_under_way_and_takes_nothing_new() ->
 
 
 def live(address: str) -> bool:
-    """Whether a new connection is answered."""
+    """True if a new connection is answered."""
     with grpc.insecure_channel(address) as channel:
         try:
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(

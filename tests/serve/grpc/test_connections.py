@@ -1,4 +1,4 @@
-"""What one connection of gRPC may do: ping, hold calls, reset them; none of it touches the calls of others."""
+"""The acts of one gRPC connection: it may ping, hold calls and reset them; none of it touches the calls of others."""
 
 import struct
 import threading

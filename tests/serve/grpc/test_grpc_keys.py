@@ -158,7 +158,7 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_sent(keyed: Keyed
 def test_calls_without_their_message_end_and_leave_room_for_others(
     tmp_path: Path, start: Start, path: str
 ) -> None:
-    """These calls need no key. If they waited without end, one connection without a key could hold every call."""
+    """The calls need no key. If they waited without end, one connection without a key could hold every call."""
     access = AccessControl(KeyFile(tmp_path / "keys.json"), needed=True)
     both = start(access=access, bounds=ServerBounds(seconds=0.5, connections=Connections(4)))
     ended = threading.Event()
@@ -312,7 +312,7 @@ def test_an_order_goes_on_when_its_caller_leaves_and_keeps_its_place_until_it_en
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds; an error of gRPC counts as not yet."""
+    """Wait until ``holds`` is true; an error of gRPC counts as not yet."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:
@@ -324,7 +324,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def live(port: str, authority: Any) -> bool:
-    """Whether the server answers a new connection whose client trusts only this certificate authority."""
+    """True if the server answers a new connection whose client trusts only this certificate authority."""
     root = authority.cert_pem.bytes()
     with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(root)) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

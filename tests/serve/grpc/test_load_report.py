@@ -51,7 +51,7 @@ def trailing(address: str, form: str | None) -> dict[str, str | bytes]:
 
 
 def sent_for(address: str, form: str) -> bytes:
-    """What the server sends for a call: clients of grpcio keep ``endpoint-load-metrics-bin`` for themselves."""
+    """The bytes that the server sends for a call; grpcio's clients keep ``endpoint-load-metrics-bin`` to themselves."""
     sent = list[bytes]()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

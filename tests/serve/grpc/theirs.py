@@ -12,5 +12,5 @@ triton: Any = tritonclient.grpc
 
 
 def retry_after(error: Any) -> str:
-    """Of a call that was refused, from the trailing metadata."""
+    """The ``retry-after`` of a call that was refused, from the trailing metadata."""
     return dict(error.trailing_metadata())["retry-after"]

@@ -80,7 +80,7 @@ CHROME = (
 
 
 def test_the_bytes_of_a_browser_ask_first_and_then_send_on_one_connection(http: httpx.Client) -> None:
-    """As Chrome writes them: names in capitals, no body of a preflight, both requests on a kept connection."""
+    """Chrome writes the bytes so: names in capitals, no body of a preflight, both requests on a kept connection."""
     host = http.base_url.netloc.decode()
     asks = "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,content-type\r\n"
     sends = (

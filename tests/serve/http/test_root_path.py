@@ -1,4 +1,4 @@
-"""Behind a proxy that shows the server below a path: routes are found, and links lead back there."""
+"""Routes are found behind a proxy that shows the server below a path, and links lead back there."""
 
 import asyncio
 

@@ -72,7 +72,7 @@ def ask(
 
 
 def test_every_route_of_the_application_has_its_own_rule(whole: tuple[Whole, Any]) -> None:
-    """Else it would need `manage`, which may be too much, and nothing would have been decided."""
+    """A route without a rule would need `manage`, which may be too much, and nothing would have been decided."""
     assert [
         (method, path) for method, path in routes(whole[0].front) if not rule_of(method, filled(path))
     ] == []

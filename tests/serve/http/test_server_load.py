@@ -1,4 +1,4 @@
-"""What an autoscaler and a load balancer read about the server's load."""
+"""The server's load, as an autoscaler and a load balancer read it."""
 
 import json
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 from tests.serve.http.route_table import filled, routes
 
-# What browsers send for a page on another site, another port, a sandboxed frame, and in place of Origin.
+# The headers of browsers for a page on another site, another port, a sandboxed frame, and in place of Origin.
 HOSTILE = [
     {"origin": "https://evil.example"},
     {"origin": "null"},

@@ -10,8 +10,8 @@ from uvicorn.server import ServerState
 
 
 class Wire:
-    """Use it inside a running loop. What the server writes is kept in ``written``; ``unsent`` is what the caller has
-    not taken of it."""
+    """A connection without a socket, for use inside a running loop. What the server writes is kept in ``written``;
+    ``unsent`` is what the caller has not taken of it."""
 
     def __init__(self, app: Any, root_path: str = "") -> None:
         self.now, self.timers = 1000.0, list[asyncio.TimerHandle]()
@@ -35,7 +35,7 @@ class Wire:
             await asyncio.sleep(0)
 
     def after(self, seconds: float) -> None:
-        """So much later. Timers fire one by one, each at its time."""
+        """Move the clock on by ``seconds``. Timers fire one by one, each at its time."""
         end = self.now + seconds
         while due := [timer for timer in self.timers if timer.when() <= end]:
             timer = min(due, key=lambda one: one.when())
@@ -44,7 +44,7 @@ class Wire:
             timer._run()
         self.now = end
 
-    # As the loop.
+    # The methods of a loop.
 
     def time(self) -> float:
         return self.now
@@ -66,7 +66,7 @@ class Wire:
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
         self.timers.remove(timer)
 
-    # As the transport.
+    # The methods of a transport.
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default

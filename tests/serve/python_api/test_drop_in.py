@@ -65,11 +65,12 @@ def test_fp16_writes_the_file_and_says_what_was_found(net: Path, tmp_path: Path)
     assert made.proof is not None and (made.proof / "parity.json").is_file() and "passed" in str(made)
 
 
-# What the tests of onnxconverter_common ask: test_float16.py, test_auto_mixed_precision.py and …_model_path.py.
+# The cases of onnxconverter_common's own tests: test_float16.py, test_auto_mixed_precision.py and …_model_path.py.
 
 
 def test_inputs_and_outputs_become_half_unless_they_are_kept(net: Path) -> None:
-    """By default all of them, with ``keep_io_types=True`` none, with a list all but these; and no Cast is left over."""
+    """All of them become half by default, none with ``keep_io_types=True``, all but the named ones with a list; and no
+    Cast is left over."""
     given = onnx.load(net)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -149,7 +150,7 @@ def test_nodes_of_the_lists_stay_in_fp32_and_what_is_ignored_is_named(net: Path)
 
 
 def test_the_automatic_converter_judges_by_its_feed(net: Path) -> None:
-    """And its caller's own rule holds beside the gate."""
+    """The caller's own rule holds beside the gate."""
     feed, seen = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}, list[tuple[Any, Any]]()
 
     def validate(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
@@ -188,7 +189,7 @@ def test_rows_are_samples_also_where_the_model_takes_one_at_a_time(tmp_path: Pat
     assert halves(made) and ends(made) == [10, 10]
 
 
-# What the tests of ModelOpt's AutoCast ask: test_autocast.py, test_nodeclassifier.py, test_referencerunner.py.
+# The cases of ModelOpt AutoCast's own tests: test_autocast.py, test_nodeclassifier.py, test_referencerunner.py.
 
 
 DENSE = """g (float[1,5] X) => (float[1,3] Y) { h = Gemm(X, w, b) a = Add(h, c) Y = Relu(a) }"""
@@ -251,7 +252,7 @@ def test_a_name_of_a_precision_or_a_file_that_is_none_is_refused(tmp_path: Path)
 
 
 def test_bf16_keeps_inputs_and_outputs(net: Path) -> None:
-    """Where ONNX Runtime has no kernels for bf16, as on x86, a second warning says that the model stays in FP32."""
+    """A second warning says that the model stays in FP32 where ONNX Runtime has no kernels for bf16, as on x86."""
     with pytest.warns(UserWarning) as warned, contextlib.suppress(ParityRefused):
         made = drop_in.convert_to_mixed_precision(str(net), "bf16")
         assert ends(made) == [TensorProto.FLOAT] * 2

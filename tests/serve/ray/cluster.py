@@ -15,7 +15,7 @@ ORDERS = ("address", "kill_replica", "kill_node", "add_node", "redeploy", "repli
 
 
 class TwoNodes:
-    """One processor each. The first one has Ray's own services and stays."""
+    """Two nodes of one processor each. The first one has Ray's own services and stays."""
 
     def __init__(self, port: int, options: dict[str, Any]) -> None:
         import ray
@@ -33,7 +33,7 @@ class TwoNodes:
         self._run()
 
     def address(self) -> str:
-        """Of the cluster, for another process."""
+        """The address of the cluster, for another process."""
         return str(self._cluster.address)
 
     def replicas(self) -> int:

@@ -15,7 +15,7 @@ SEEDS = {1: 5, 2: 6}  # of the weights, by version
 
 @pytest.fixture(scope="session")
 def converted() -> Path:
-    """To be copied."""
+    """A folder with a store of converted models, which tests copy."""
 
     def make(folder: Path) -> None:
         store = Store(folder / "store")

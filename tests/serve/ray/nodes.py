@@ -62,7 +62,7 @@ def two_nodes(options: dict[str, Any], log: Path) -> Iterator[Cluster]:
 
 
 def until(holds: Callable[[], bool], what: str, seconds: float = SECONDS) -> float:
-    """Seconds until it holds."""
+    """The seconds until ``holds`` is true."""
     began = time.monotonic()
     while not holds():
         assert time.monotonic() - began < seconds, what

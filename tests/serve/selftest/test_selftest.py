@@ -52,7 +52,7 @@ def nets() -> list[Net]:
 
 @pytest.fixture(scope="module")
 def half_file(nets: list[Net], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Written beforehand: torch's exporter asks torch's C++ side for the device, which is not there."""
+    """An ONNX half, written beforehand: torch's exporter asks torch's C++ side for the device, which is not there."""
     path = tmp_path_factory.mktemp("onnx") / "half.onnx"
     write_onnx(nets[0].half(torch.device("cuda:0")), nets[0].spec, path, {})
     return path
@@ -70,7 +70,7 @@ def gpu() -> Iterator[SimulatedGpu]:
 
 @pytest.fixture
 def on_gpu(gpu: SimulatedGpu, nets: list[Net], half_file: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
-    """Runs the checks of these names, or all, on a simulated device."""
+    """A function that runs the checks of these names, or all, on a simulated device."""
     monkeypatch.setattr(
         check_fast_forms, "write_onnx", lambda program, spec, path, _: shutil.copy(half_file, path)
     )
@@ -196,7 +196,7 @@ def test_a_batch_that_keeps_its_memory_is_found(on_gpu: Found, monkeypatch: pyte
 def test_an_engine_that_a_batch_without_memory_stops_switches_the_device_off(
     on_gpu: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its slot is not free again: soon no batch is taken."""
+    """The slot of that batch does not become free again: soon no batch is taken."""
     plant(monkeypatch, Staging._abandon, "self.release(slot)", "pass")
     outcome = on_gpu(OUT)[OUT]
     assert (

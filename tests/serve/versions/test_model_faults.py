@@ -1,4 +1,5 @@
-"""When a model that could not be made ready is tried again: by a clock and by files, both in the test's hand."""
+"""The moments at which a model that could not be made ready is tried again: by a clock and by files, both in the test's
+hand."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""When a server is ready, by the stated rule; and that a fault of one model leaves the others and the server alone."""
+"""A server is ready by the stated rule; a fault of one model leaves the others and the server alone."""
 
 import re
 import shutil

@@ -8,7 +8,7 @@ from torch.export import ExportedProgram
 
 from tests.corpus import CORPUS, captured, fresh
 
-# Where the plan keeps more in FP32 than live autocast would.
+# The models of which the plan keeps more in FP32 than live autocast would.
 KEPT = {
     "autocast off": "an autocast(enabled=False) region is a true FP32 island: its inputs are upcast",
     "autocast off for CUDA": "the same",

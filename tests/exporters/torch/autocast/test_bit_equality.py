@@ -1,4 +1,4 @@
-"""Over the whole corpus and zoo: the half program is, bit for bit, the captured program under live autocast.
+"""The half program is, bit for bit, the captured program under live autocast, over the whole corpus and zoo.
 
 Before any search, repair or moved cast: those change bits on purpose.
 """
@@ -45,7 +45,7 @@ def test_a_half_program_is_bit_equal_to_live_autocast(name: str) -> None:
 
 
 def test_equal_bits_are_not_asked_on_cuda_of_what_adds_in_any_order_and_of_nothing_else() -> None:
-    """On a CPU, of integers, and of every other model they are."""
+    """Equal bits are asked on a CPU, of integers, and of every other model."""
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     allowed = {
         name: agreement_on(cuda, captured(name).program) for name in (*ADDS, "gather", "running totals")

@@ -178,7 +178,7 @@ def test_the_onnx_form_has_the_same_bodies_and_answers(name: str, op: str, tmp_p
 
 @pytest.mark.slow
 def test_a_loop_from_an_archive_has_its_onnx_form_too(tmp_path: Path) -> None:
-    """Its operands are lists there, tuples in a program that was never written."""
+    """The operands of a loop are lists in an archive, tuples in a program that was never written."""
     model = captured("loop")
     save_program(model.program, tmp_path / "original.pt2", weights=True)
     loaded = load_program(tmp_path / "original.pt2")

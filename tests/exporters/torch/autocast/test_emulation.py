@@ -51,7 +51,7 @@ def true_half(model: Original, precision: Precision, *tensors: Tensor) -> tuple[
 
 
 def apart(one: Tensor, other: Tensor) -> float:
-    """In u of the largest value."""
+    """The largest difference, in u of the largest value."""
     return float((one - other).abs().max() / (U * other.abs().max()))
 
 
@@ -59,7 +59,7 @@ def apart(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("level", slow_but({"O1"}, ["O1", "O2", "O3"]))
 @pytest.mark.parametrize("name", NETS)
 def test_it_gives_what_true_half_kernels_give(name: str, level: str) -> None:
-    """Up to the order in which products are summed, which may differ in the last bits of a half."""
+    """The results are equal up to the order in which products are summed, which may change the last bits of a half."""
     model = captured_net(name)
     tensors = list(NETS[name].inputs(5).values())
     pairs = zip(
@@ -70,7 +70,7 @@ def test_it_gives_what_true_half_kernels_give(name: str, level: str) -> None:
 
 
 def test_a_second_run_remembers_nothing_of_the_first() -> None:
-    """What is read in half and given back as it is, too."""
+    """The input is read in half and also given back as it is."""
     model = original(
         net(lambda self, x: (self.linear(x), x), linear=nn.Linear(4, 4)), {"x": torch.randn(8, 4)}
     )

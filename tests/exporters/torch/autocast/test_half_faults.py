@@ -1,4 +1,4 @@
-"""What goes wrong under CUDA autocast is found in a program that is not run; what autocast has in FP32 is not named."""
+"""Faults under CUDA autocast are found in a program that is not run; operators that it has in FP32 are not named."""
 
 import torch
 from halfeven.exporters.torch.autocast.half_faults import (

@@ -1,4 +1,4 @@
-"""Over corpus and zoo on fake CUDA tensors: the half program computes what live autocast does there, on the device.
+"""The half program computes what live autocast does on the device, over corpus and zoo on fake CUDA tensors.
 
 Names, datatypes and devices of operations, without a device and without values (`tests/fake_cuda.py`).
 """
@@ -27,7 +27,7 @@ if torch.version.cuda is not None and not torch.cuda.is_available():
     )
 TRACED = [name for name in CORPUS if name not in NOT_TRACED]
 LOOPS = {"lstm", "zoo lstm"}  # half on CUDA alone
-# What the host has to know before it can go on: no CUDA graph can hold such a model.
+# The operators whose results the host has to know before it can go on: no CUDA graph can hold such a model.
 SYNCHRONISES = {
     "branch by value": ["cond"],
     "branch by length": ["cond"],

@@ -242,7 +242,8 @@ def flows(draw: st.DrawFn) -> Flow:
 
 
 def answers(flow: Flow, sides: dict[str, bool]) -> dict[str, frozenset[tuple[str, bool]]]:
-    """What every fixed reader sees: for each way from a value that is computed, whether it is rounded on it."""
+    """The values that every fixed reader sees: for each way from a value that is computed, True if it is rounded on
+    that way."""
     seen: dict[str, frozenset[tuple[str, bool]]] = {}
 
     def holds(value: str) -> frozenset[tuple[str, bool]]:
@@ -393,7 +394,7 @@ def test_a_value_that_an_fp32_reader_sees_unrounded_is_never_rounded() -> None:
 
 
 def test_a_rounding_that_an_fp32_reader_sees_stays() -> None:
-    """At O2 the flip is half by level; its input and its reader are kept in FP32."""
+    """The flip is half by its level O2; its input and its reader are kept in FP32."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return x.sin().flip(1).cos()

@@ -47,7 +47,7 @@ def plan(program: GraphModule, *keep: str, level: str = "O1", lists: str = "cuda
 
 
 def actions(program: GraphModule, *keep: str, level: str = "O1") -> dict[str, list[Action]]:
-    """What each op does, in the program's order."""
+    """The actions of each op, in the program's order."""
     made = plan(program, *keep, level=level).actions
     found: dict[str, list[Action]] = {}
     for node in program.graph.nodes:

@@ -9,10 +9,11 @@ from torch._ops import OpOverload
 
 KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 
-# On a list by their plain name, registered by torch under the overload that they call: the same happens below.
+# Overloads that are on a list by their plain name, and whose callee torch registers: the cast happens there.
 CALLS_A_LISTED_ONE = ("vec", "padding")
 BELOW_A_LISTED_ONE = {"_cudnn_rnn"}  # which lstm, gru and rnn call; only a CUDA build has it
-# Not registered either. With an out_dtype the caller has said what he wants; nothing of the product uses them.
+# Overloads that torch does not register either. With an out_dtype the caller has said what he wants; nothing of the
+# product uses them.
 OTHERS = {
     "cuda": {"addmm.dtype", "baddbmm.dtype", "bmm.dtype", "mm.dtype"},
     "cpu": {"addmm.dtype", "baddbmm.dtype", "bmm.dtype", "mm.dtype"},
@@ -72,7 +73,7 @@ def test_no_op_is_on_two_lists(lists: OpLists) -> None:
 
 
 def test_a_plain_name_claims_no_overload_that_autocast_leaves_alone(lists: OpLists) -> None:
-    """Of those that take tensors and give new ones: the others meet no plan."""
+    """The check is for overloads that take tensors and give new ones: the others meet no plan."""
     known, claimed = registered(lists.device), set()
     for schema in torch._C._jit_get_all_schemas():
         name = schema.name.removeprefix("aten::")
@@ -91,7 +92,7 @@ def test_a_plain_name_claims_no_overload_that_autocast_leaves_alone(lists: OpLis
 
 
 def test_the_lists_are_those_of_the_torch_that_runs() -> None:
-    """As read from the registries of 2.11.0, 2.12.0 and 2.13.0: one name came in between."""
+    """The registries of 2.11.0, 2.12.0 and 2.13.0 were read: one name came in between."""
     aten, versions = torch.ops.aten, ("2.11.0+cu130", "2.12.0", "2.13.0+cpu")
     assert [cuda_lists(one).rule(aten.rms_norm.default) for one in versions] == [
         Rule.INPUT, Rule.FP32, Rule.FP32,

@@ -117,7 +117,7 @@ def true_fp32() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", NETS)
 def test_the_half_program_is_bit_equal_to_live_autocast_on_cuda(name: str, dtype: str) -> None:
-    """Under the CUDA lists, on the device; the program is captured and rewritten on the CPU as always."""
+    """The program runs under the CUDA lists, on the device; it is captured and rewritten on the CPU as always."""
     device = torch.device("cuda:0")
     fresh = original(NETS[name].build(), NETS[name].inputs(8))
     half = half_of(fresh, Precision("O1", dtype), "cuda")
@@ -204,7 +204,7 @@ def test_tied_and_transposed_weights_are_rounded_once(tmp_path: Path) -> None:
 
 def test_two_weights_whose_paths_differ_in_a_dot_do_not_become_one() -> None:
     def both(x: Tensor, weight: Tensor) -> Tensor:
-        """Read in half by the product, in FP32 by the sum."""
+        """A weight that is read in half by the product, in FP32 by the sum."""
         return F.linear(x, weight) + (x[:, None, :] * weight).sum(-1)
 
     inner = nn.Module()

@@ -147,7 +147,7 @@ def test_the_half_is_half_where_the_program_is_and_answers_as_it_does(
 
 
 def test_a_tiny_addend_and_a_factor_near_one_survive(tmp_path: Path) -> None:
-    """torch.onnx's default optimiser deletes both."""
+    """torch.onnx's default optimiser deletes a tiny addend and a factor near one."""
     model = original(Made(lambda x: (1.0 / (x + 1e-8), x * (1.0 + 1e-6))), {"x": torch.rand(8, 4)})
     written(model, tmp_path / "original.onnx")
     zeros, big = answers(tmp_path / "original.onnx", torch.zeros(2, 4))[0], torch.full((2, 4), 2.0**20)
@@ -342,7 +342,7 @@ def test_a_file_is_self_contained_and_plain(name: str, tmp_path: Path) -> None:
 def test_large_weights_stand_beside_the_file_and_are_found_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they do above protobuf's limit of 2 GiB, lowered here."""
+    """Weights stand beside the file above protobuf's limit of 2 GiB, which is lowered here."""
     model = captured_net("mlp")
     written(model, tmp_path / "plain.onnx")
     monkeypatch.setattr(onnx_form, "SELF_CONTAINED_BELOW", 64)
@@ -413,7 +413,7 @@ def test_weights_are_cut_when_the_file_is_written_and_not_at_every_call(tmp_path
     constants = {tensor.name for tensor in file.graph.initializer}
     assert [node for node in file.graph.node if node.input and set(node.input) <= constants] == []
     stored = sum(np.prod(tensor.dims) for tensor in file.graph.initializer if tensor.data_type == FLOAT)
-    # And not beside the original.
+    # The cut weights are not stored beside the whole ones.
     assert stored <= 1.1 * sum(weight.numel() for weight in Gated().parameters()) + 64
     x = torch.randn(3, 5, 4)
     assert np.allclose(answers(tmp_path / "m.onnx", x)[0], model.run(x)[0].numpy(), atol=1e-6)

@@ -1,4 +1,5 @@
-"""What torch.onnx looks up for every file is looked up once, the files are the same, and torch is left as it was."""
+"""A fact that torch.onnx looks up for every file is looked up once, the files are the same, and torch is left as it
+was."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -48,7 +48,7 @@ def test_packing_changes_no_answer(name: str) -> None:
 
 
 def randomised(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
-    """With statistics of its own, so that leaving it out would be seen."""
+    """The norm with statistics of its own, so that a norm that is left out would be seen."""
     assert norm.running_mean is not None and norm.running_var is not None
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.2, 3.0)
@@ -121,7 +121,7 @@ def test_a_linear_layer_takes_its_activation_along(activation: nn.Module, left: 
 
 
 class Wide(nn.Module):
-    """Everything that is packed, one behind the other."""
+    """A net of everything that is packed, one layer behind the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_a_small_fp32_layer_stays_as_it_is() -> None:
 
 
 class Addmm(nn.Module):
-    """As in GPT-2: a weight that is not transposed."""
+    """A product as in GPT-2, with a weight that is not transposed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def succeeded() -> Answer:
 
 @dataclass
 class Script:
-    """What the server answers, and what it was asked. The last state is given for ever."""
+    """The answers of a server, and the requests that came to it. The last state is given for ever."""
 
     states: list[Answer] = field(default_factory=lambda: [state("queued"), succeeded()])
     upload: Answer = (200, {"id": "file-1", "object": "file"})

@@ -27,7 +27,7 @@ JOB = {
 
 
 class Server(Remote):
-    """Answers as a server does, two evaluations a page."""
+    """A server that answers as a real one does, two evaluations a page."""
 
     def _call(
         self, method: str, path: str, body: Any = b"", headers: Any = None, timeout_s: float | None = None

@@ -1,4 +1,4 @@
-"""What ``halfeven finetune --sweep`` asks of a server, and how it ends; a real one runs in `jobs/test_queue.py`."""
+"""The requests of ``halfeven finetune --sweep`` to a server, and its ends; a real one runs in `jobs/test_queue.py`."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What is remarkable about data that fit: classes that are missing, another scale, rows that occur again."""
+"""Remarkable facts about data that fit: classes that are missing, another scale, rows that occur again."""
 
 import numpy as np
 import pytest

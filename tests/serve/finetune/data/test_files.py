@@ -302,7 +302,7 @@ def test_another_life_than_openai_has_is_refused_with_its_bounds(
 
 
 def test_uploads_that_begin_at_once_reserve_what_they_declared(tmp_path: Path, content: bytes) -> None:
-    """Each one fits alone, and all of them together do not: the quota is taken before a byte is waited for."""
+    """Each upload fits alone, and all of them together do not: the quota is taken before a byte is waited for."""
     body = form(content)
     files = Files(tmp_path / "files", LIMIT, most_bytes=3 * len(body))
     headers = sized(len(body))
@@ -333,7 +333,7 @@ def test_uploads_that_begin_at_once_reserve_what_they_declared(tmp_path: Path, c
 
 
 def test_one_key_cannot_take_the_room_of_all_files(tmp_path: Path, content: bytes) -> None:
-    """What a key has in records, what of it arrives and what it declares count together."""
+    """The bytes of a key in records, those of it that arrive and those that it declares count together."""
     body = form(content)
     files = Files(tmp_path / "files", LIMIT, most_bytes=4 * len(content))
 

@@ -61,7 +61,7 @@ def nested(arrays: Arrays) -> pyarrow.Table:
 
 
 def fixed(arrays: Arrays) -> pyarrow.Table:
-    """Lists of a fixed size, flat."""
+    """A table whose arrays are flat lists of a fixed size."""
     return pyarrow.table(
         {
             name: pyarrow.FixedSizeListArray.from_arrays(array.ravel(), array[0].size)
@@ -219,7 +219,7 @@ def test_a_table_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) 
 
 
 def test_a_table_that_pyarrow_gives_up_on_is_refused_with_words(arrays: Arrays, tmp_path: Path) -> None:
-    """By the reader itself: a process that ended with a traceback says nothing to the caller."""
+    """The reader itself refuses: a process that ended with a traceback says nothing to the caller."""
     path = tmp_path / "table"
     parquet.write_table(flat(arrays), path)
     cut = path.read_bytes()[:-200]

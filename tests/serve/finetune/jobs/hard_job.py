@@ -56,7 +56,7 @@ def create(client: openai.OpenAI, begun: Path, model: str = "net", **more: Any) 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job leaves: the digest of the weights, of the files that serve, every step, every evaluation."""
+    """The results of a job: the digest of the weights, of the files that serve, every step, every evaluation."""
 
     store: Store = field(compare=False)
     weights: str

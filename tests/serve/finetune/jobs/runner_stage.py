@@ -16,7 +16,7 @@ from halfeven.serve.finetune.jobs.training_request import NEEDED
 
 
 class Runner(JobRunner):
-    """Trains and converts by what the test says; the rest is the runner's own."""
+    """A runner that trains and converts by what the test says; the rest is the runner's own."""
 
     def __init__(self, root: Path) -> None:
         self.store, self.job_store = Store(root), JobStore(root / "halfeven.db")
@@ -54,7 +54,7 @@ class Runner(JobRunner):
         return self.job_store.create_job(JobRequest(model, "net", 1, "file-1", hyperparameters, 3))[0]
 
     def again(self, job: JobRow) -> None:
-        """As the next server does it."""
+        """Run the job once more, as the next server does."""
         self.job_store.move(job.id, "queued")
         self.go(job)
 

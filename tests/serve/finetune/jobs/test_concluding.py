@@ -1,4 +1,4 @@
-"""How a job ends by its published version, whatever moved meanwhile: real stores, a roster that follows."""
+"""The end of a job by its published version, whatever moved meanwhile: real stores, a roster that follows."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PASSED: Gate = {"passed": True, "against": 1, "not_judged": None}
 
 
 class Roster:
-    """Serves what the alias says; ``serving`` where there is none."""
+    """A roster that serves what the alias says; ``serving`` where there is none."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.serving = store, "1"
@@ -142,7 +142,7 @@ def test_what_was_measured_against_another_version_than_its_parent_is_stale(plac
 
 
 def test_a_job_that_may_be_judged_against_the_active_version_replaces_it(place: Place) -> None:
-    """Its gate measured version 2, which became active while it was trained."""
+    """The gate of the job measured version 2, which became active while the job was trained."""
     place.store.promote(publish(place.store))
     job, _ = place.job_store.create_job(JobRequest("net", "net", 1, "file-1", {"stale_parent": "rejudge"}, 3))
     place.job_store.move(job.id, "running", stage="judging")
@@ -201,7 +201,7 @@ def test_after_a_crash_behind_the_promotion_the_job_ends_as_promoted(place: Plac
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_after_a_crash_within_the_promotion_it_is_done(place: Place, recorded: bool) -> None:
-    """Before anything was written, and between the record and the alias."""
+    """The crash comes before anything was written, or between the record and the alias."""
     version = learnt(place.store)
     place.job_store.note(place.id, stage="activating")
     if recorded:

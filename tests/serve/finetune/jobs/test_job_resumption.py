@@ -30,7 +30,7 @@ CONVERSION = b"weights_to_version"
 
 
 def left_behind(store: Store) -> list[str]:
-    """What no death may leave: folders of jobs, drafts, checkpoints, tables that were being read."""
+    """The files that no death may leave: folders of jobs, drafts, checkpoints, tables that were being read."""
     return [
         str(path)
         for name in ("jobs/*", "models/*/.draft-*", "files/.upload-*")

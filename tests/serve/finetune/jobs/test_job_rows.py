@@ -56,7 +56,7 @@ def parent(tmp_path: Path) -> Version:
 
 
 def rows(path: Path, count: int = 40) -> Path:
-    """Row 5 has a class that there is not."""
+    """Rows, of which row 5 has a class that there is not."""
     random = np.random.default_rng()
     targets = random.integers(0, 3, count)
     targets[5] = 3

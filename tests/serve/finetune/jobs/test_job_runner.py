@@ -1,4 +1,4 @@
-"""How a job goes on after a death: what is done is not done again, and what always dies is given up."""
+"""A job goes on after a death: what is done is not done again, and what always dies is given up."""
 
 import errno
 import os

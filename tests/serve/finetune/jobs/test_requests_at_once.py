@@ -42,7 +42,7 @@ class Place:
         return self.job_store.job(self.job.id)
 
     def take(self) -> None:
-        """As the supervisor does with the job that it has looked up."""
+        """Take the job that was looked up, as the supervisor does."""
         self.supervisor._guarded(self.job, partial(self.supervisor._runner.go, self.job))
 
 
@@ -139,7 +139,8 @@ REJUDGED = {"stale_parent": "rejudge"}
 def test_as_many_jobs_run_at_once_as_asked_for_but_none_that_would_end_stale(
     at_once: int, begun: list[str], tmp_path: Path
 ) -> None:
-    """Of ``net`` one after the other, of ``third`` beside each other: they are judged against what is active then."""
+    """The jobs of ``net`` run one after the other, those of ``third`` beside each other: they are judged against what
+    is active then."""
     place = Place(tmp_path / "store")
     for name, settings in (
         ("net", {}),

@@ -147,9 +147,9 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
 def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
     store: Store, new_data: Path, tmp_path: Path
 ) -> None:
-    """Both start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing of what
-    the first one learnt: only that one's held-out rows, among the judging samples of version 2, show it. Trained again
-    from version 2 it would know."""
+    """The two jobs start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing
+    of what the first one learnt: only that one's held-out rows, among the judging samples of version 2, show it.
+    Trained again from version 2 it would know."""
     held_out = load_file(zoo_folder("digits") / "samples.safetensors")
     images, labels = held_out["image"], held_out["target:logits"]
     data = load_file(new_data)

@@ -1,4 +1,4 @@
-"""What the job store gets of a trainer's lines."""
+"""The records that the job store gets of a trainer's lines."""
 
 from pathlib import Path
 from types import SimpleNamespace

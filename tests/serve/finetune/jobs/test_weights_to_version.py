@@ -21,7 +21,8 @@ child.wait()
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PR_SET_PDEATHSIG")
 def test_when_the_server_is_killed_a_busy_conversion_dies_though_its_pipes_stay_open(tmp_path: Path) -> None:
-    """Its request is a pipe that nobody fills: it is busy reading, and never comes to an end by itself."""
+    """The request of the conversion is a pipe that nobody fills: the conversion is busy reading, and never ends by
+    itself."""
     request = tmp_path / "request.json"
     os.mkfifo(request)
     command = [sys.executable, "-c", SERVER, weights_to_version.__name__, str(request)]

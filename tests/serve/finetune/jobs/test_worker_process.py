@@ -19,7 +19,7 @@ print(json.dumps(line), flush=True)
 sys.stdin.read()
 """
 
-# Its fork, a worker of the operator's code, keeps the report pipe open.
+# A child whose fork, a worker of the operator's code, keeps the report pipe open.
 FORKING = """
 import os, signal
 if os.fork() == 0:
@@ -46,7 +46,7 @@ def started(folder: Path, script: str) -> Child:
 
 
 def whole_lines(child: Child) -> list[object]:
-    """Its lines until they end, without the looks between them."""
+    """The lines of a child until they end, without the looks between them."""
     found, looks = [], 0
     for line in child.lines(every_s=0.1):
         looks += line is None

@@ -22,7 +22,7 @@ VALUES = ModelSpec(
 
 
 def of(targets: np.ndarray, right: int) -> dict[str, np.ndarray]:
-    """Predictions of which the first ``right`` are right."""
+    """Predictions, of which the first ``right`` are right."""
     rows = np.arange(len(targets))
     return {"y": np.where(rows < right, targets, (targets + 1) % 3)}
 
@@ -145,7 +145,8 @@ def test_a_class_of_few_rows_or_none_refuses_no_version_by_its_ranking(positives
 
 
 def test_a_ranking_depends_neither_on_the_level_of_logits_nor_on_their_size() -> None:
-    """Their softmax is the same at every level; where it rounds to 1, sharper logits rank the rows all the same."""
+    """The softmax of logits is the same at every level; where it rounds to 1, sharper logits rank the rows all the
+    same."""
     random = np.random.default_rng()
     targets = np.arange(60) % 2
     samples = {HELD_OUT: Samples({"x": np.zeros((60, 3))}, {"y": targets})}

@@ -1,4 +1,4 @@
-"""What may judge a job: real targets that differ, from the parent's samples or a validation file."""
+"""The targets that may judge a job: real ones that differ, from the parent's samples or a validation file."""
 
 import re
 from typing import Any

@@ -19,7 +19,7 @@ DRAWS = 400
 
 
 def drawn(random: np.random.Generator, rows: int, before: float, lost: float, gained: float):  # type: ignore[no-untyped-def]
-    """Which rows are right before and now: a share ``lost`` and ``gained`` of all rows changes."""
+    """The rows that are right before and those that are now: a share ``lost`` and ``gained`` of all rows changes."""
     old = random.random(rows) < before
     change = random.random(rows)
     new = np.where(old, change >= lost / before, change < (gained / (1 - before) if before < 1 else 0))

@@ -39,7 +39,7 @@ def mended(text: str, path: Path) -> str:
 
 
 def run(text: str, folder: Path, **given: Any) -> dict[str, Any]:
-    """What the script's names are at its end."""
+    """The values of the script's names at its end."""
     torch.manual_seed(0)
     text = text.replace('"cuda"', '"cpu"').replace("'cuda'", "'cpu'").replace(".cuda()", "")
     batches = [(torch.randn(6, 8), torch.randint(0, 4, (6,))) for _ in range(6)]

@@ -66,7 +66,7 @@ def test_a_layer_that_multi_head_attention_never_calls_gets_no_adapter() -> None
 
 @pytest.mark.slow
 def test_the_held_out_loss_of_an_encoder_is_that_of_its_merged_weights(tmp_path: Path) -> None:
-    """In evaluation `torch.nn.TransformerEncoderLayer` has a fused kernel, which would not see the adapters."""
+    """`torch.nn.TransformerEncoderLayer` has a fused kernel in evaluation, which would not see the adapters."""
     job = hard_job(tmp_path / "job")
     (tmp_path / "job" / "source" / "model.py").write_text(ENCODER)
     save_file(encoder().state_dict(), job["weights"])

@@ -24,7 +24,7 @@ OURS = Identity("ftjob-1", "settings", "rows")
 
 
 class Killed(BaseException):
-    """In place of a SIGKILL: no handler of errors may see it."""
+    """An end in place of a SIGKILL: no handler of errors may see it."""
 
 
 def written(folder: Path, *steps: int, identity: Identity = OURS) -> Checkpoints:

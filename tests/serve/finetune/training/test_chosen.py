@@ -1,4 +1,4 @@
-"""What a job leaves to measurement is measured once: whatever ends the job, it goes on with the same choice."""
+"""A choice that a job leaves to measurement is made once: whatever ends the job, it goes on with the same choice."""
 
 import json
 from pathlib import Path

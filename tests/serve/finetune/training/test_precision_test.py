@@ -105,7 +105,7 @@ def test_on_each_processor_the_fastest_is_found(processor: str) -> None:
 @pytest.mark.parametrize("times", [10.0, 180.0, 1e4])
 @pytest.mark.parametrize("steps", [10, 300, 100_000])
 def test_the_choice_costs_few_steps_whatever_a_slow_precision_costs(times: float, steps: int) -> None:
-    """Its first rows are the fewest, so that it is left out before it meets many."""
+    """The first rows of a slow precision are the fewest, so that it is left out before it meets many."""
     net = Fake({"fp32": 1.0, "fp16": times, "bf16": 0.9})
     measuring(net, steps=steps).timed()
     step_s = 32 * ROW_S
@@ -114,7 +114,7 @@ def test_the_choice_costs_few_steps_whatever_a_slow_precision_costs(times: float
 
 
 def test_a_slow_precision_is_ended_in_the_middle_of_its_step() -> None:
-    """With many operators, of which each takes long, only a few are run."""
+    """The module has many operators, of which each takes long: only a few are run."""
     net = Fake({"fp32": 1.0, "fp16": 100.0, "bf16": 1.0})
     calls: list[str] = []
 

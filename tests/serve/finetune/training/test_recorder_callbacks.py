@@ -42,7 +42,7 @@ def scaler() -> torch.amp.GradScaler:
 def test_hugging_faces_trainer_tells_the_layer_and_the_row(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has fp16 on a GPU alone: on a processor the scaler and autocast are put in here."""
+    """The trainer has fp16 on a GPU alone: on a processor the scaler and autocast are put in here."""
     transformers = pytest.importorskip("transformers")
 
     class Trainer(transformers.Trainer):
@@ -86,7 +86,8 @@ def test_without_a_scaler_nothing_is_watched() -> None:
 def test_lightnings_trainer_tells_the_layer_and_the_row(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the calls of its trainer; the modules of ``training_step`` are attributes, and forward is never called."""
+    """The calls of Lightning's trainer tell both; the modules of ``training_step`` are attributes, and forward is never
+    called."""
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     parent = package.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Which parameters of a module learn."""
+"""The parameters of a module that learn."""
 
 import pytest
 import torch

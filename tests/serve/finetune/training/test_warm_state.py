@@ -1,4 +1,4 @@
-"""What a training leaves for the next one, and that no other training takes it up."""
+"""The state that a training leaves for the next one; no other training takes it up."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -646,7 +646,7 @@ class Keyed:
         app.include_router(
             router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda *_: {})
         )
-        # By this clock a second passes between two requests: each request looks at the file.
+        # A second passes between two requests by this clock: each request looks at the file.
         access = AccessControl(self.file, needed=True, clock=partial(next, itertools.count()))
         self.front = InferFront(app, make_roster(), access=access)
 

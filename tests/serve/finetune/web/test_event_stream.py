@@ -1,4 +1,4 @@
-"""How many streams of events may be open at once, however many are asked for at the same moment."""
+"""The number of streams of events that may be open at once, however many are asked for at the same moment."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -58,7 +58,7 @@ def test_a_file_is_deleted_when_its_time_is_over(place: Place) -> None:
 
 
 def test_a_file_is_deleted_where_the_disk_is_full(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nothing could make room."""
+    """Nothing could make room otherwise."""
     root = place.files.folder.parent
     kept, delete = place.kept.keep(place.upload(b"rows")), place.job_store.delete_file
     keep_reserve(root)

@@ -43,7 +43,7 @@ def body_of(data: Any = None, **changes: Any) -> bytes:
     return json.dumps({"inputs": [entry], **more}).encode()
 
 
-# What hypothesis draws: any numpy array of any datatype, zero-size and non-finite ones too.
+# The arrays that hypothesis draws: any numpy array of any datatype, zero-size and non-finite ones too.
 NAMES = [name for name in DATATYPES if name != "BF16"]
 ARRAYS = st.sampled_from(NAMES).flatmap(
     lambda name: st.tuples(
@@ -375,7 +375,7 @@ def test_a_raw_request_that_cannot_be_deduced_is_refused(case: str) -> None:
 
 
 def test_a_shape_of_very_many_sizes_is_refused_at_once() -> None:
-    """To multiply all sizes took ten seconds of the processor."""
+    """The product of all sizes once took ten seconds of the processor."""
     body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2**20] * 200_000, "data": []}]})
     began_s = thread_time()
     with pytest.raises(BadRequest, match="exceed maximum size") as refused:

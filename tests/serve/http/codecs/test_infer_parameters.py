@@ -1,4 +1,4 @@
-"""What a caller asks for beside its tensors."""
+"""The wishes of a caller beside its tensors."""
 
 from dataclasses import astuple
 from typing import Any

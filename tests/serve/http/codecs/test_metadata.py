@@ -1,4 +1,4 @@
-"""What perf_analyzer and people read about a model."""
+"""The metadata that perf_analyzer and people read about a model."""
 
 from dataclasses import replace
 

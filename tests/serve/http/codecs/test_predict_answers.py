@@ -1,4 +1,4 @@
-"""What Accept asks for is what comes, where the answer can have that form."""
+"""The answer has the form that Accept asks for, where it can have that form."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""What a load may set, and what it is refused."""
+"""The settings that a load may make, and those that it is refused."""
 
 import json
 from typing import Any

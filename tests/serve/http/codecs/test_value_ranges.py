@@ -39,7 +39,7 @@ def v2_json(spec: ModelSpec, ids: np.ndarray) -> None:
 
 
 def v2_binary(spec: ModelSpec, ids: np.ndarray) -> None:
-    """Twice: what a header says is remembered, what the numbers are is not."""
+    """Read two requests with one header: the header is remembered, the numbers are not."""
     entry = {
         "name": "ids",
         "datatype": "INT64",

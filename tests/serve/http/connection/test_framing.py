@@ -1,4 +1,5 @@
-"""What readers of HTTP differ about is refused, and the connection ends: `tests/fuzz/test_framing.py` draws streams."""
+"""Bytes that readers of HTTP read differently are refused, and the connection ends: `tests/fuzz/test_framing.py` draws
+streams."""
 
 import pytest
 from halfeven.serve.http.connection.framing import Cuts
@@ -64,7 +65,7 @@ def test_spaces_around_a_value_are_not_part_of_it() -> None:
 
 
 def test_a_caller_that_is_refused_while_it_waits_to_send_its_body_sends_its_next_request_elsewhere() -> None:
-    """What it sends next might be the body, or another request: nobody can tell."""
+    """The next bytes of the caller might be the body, or another request: nobody can tell."""
     asked = (
         (INFER % len(GOOD)).replace(b"double", b"nobody").replace(HOST, HOST + b"expect: 100-continue\r\n")
     )

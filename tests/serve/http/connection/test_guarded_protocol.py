@@ -56,7 +56,7 @@ def wires(bounds: ServerBounds | None = None, roster: FakeRoster | None = None) 
 
 
 def held_back() -> FakeRoster:
-    """Its model answers when `release` says so."""
+    """A roster whose model answers when `release` says so."""
     roster = make_roster()
     roster.models["double"].holding = True
     return roster
@@ -347,7 +347,7 @@ def test_the_last_answer_of_a_connection_that_closes_is_waited_for_and_not_for_e
     on_a_wire(steps)
 
 
-# How many.
+# The number of connections.
 
 
 def test_one_connection_too_many_is_refused_while_the_others_are_busy() -> None:

@@ -85,7 +85,7 @@ class Secured:
 
 @contextmanager
 def serving_tls(roster: FakeRoster, folder: Path) -> Iterator[Callable[[], Secured]]:
-    """What makes a connection; all are closed at the end."""
+    """A function that makes a connection with TLS; all connections are closed at the end."""
     front, pair = InferFront(build_app(roster, lambda: b"", HISTORY), roster), Pair(folder)
     with (
         started(front, tls=Certificates(pair.certificate, pair.key).server_context()) as server,

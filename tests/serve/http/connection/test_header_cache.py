@@ -73,7 +73,7 @@ class Line:
     def end(self) -> None:
         self.protocol.connection_lost(None)
 
-    # As the transport.
+    # The methods of a transport.
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default
@@ -108,7 +108,7 @@ def answers(written: bytes) -> list[bytes]:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What the parser was given."""
+    """The bytes that the parser was given."""
     seen: list[bytes] = []
     read = GuardedProtocol.data_received
 
@@ -149,7 +149,7 @@ def test_another_head_is_parsed_and_then_known_itself(parsed: list[bytes]) -> No
 
 @pytest.mark.parametrize("path", [INFER, "/v2/models/nobody/infer", "/v1/nothing"])
 def test_a_request_inside_the_body_of_another_is_no_request(path: str) -> None:
-    """Else who decides on a body would ask in the caller's name."""
+    """A person who decides on a body would ask in the caller's name otherwise."""
     outer = message(good(2), path)
     cut = len(outer) - len(good(2))
     found = sent(good(1), good(1), outer[:cut], outer[cut:])

@@ -165,7 +165,7 @@ def test_a_connection_that_is_not_kept_alive_is_closed_after_its_answer(server: 
 
 
 def test_a_caller_of_http_1_0_gets_no_interim_answer(server: str) -> None:
-    """It would take it for the answer (RFC 9110 10.1.1)."""
+    """The caller would take an interim answer for the last one (RFC 9110 10.1.1)."""
     with connected(server) as connection:
         sent = request(json.dumps(GOOD).encode(), {"expect": "100-continue"})
         connection.sendall(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))

@@ -32,7 +32,7 @@ LOOPS = pytest.mark.parametrize(
 
 
 class Greeting(asyncio.Protocol):
-    """Answers what comes with ``200``; it stays open."""
+    """A connection that answers what comes with ``200`` and stays open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -52,7 +52,7 @@ class Busy:
 
 @contextmanager
 def room_for(count: int) -> Iterator[None]:
-    """This process may open so many descriptors more."""
+    """A limit under which this process may open ``count`` descriptors more."""
     free = [os.dup(0) for _ in range(count + 1)]
     for descriptor in free:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""How many connections there may be."""
+"""The number of connections that there may be."""
 
 import logging
 import os

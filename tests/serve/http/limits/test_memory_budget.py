@@ -65,7 +65,7 @@ def test_a_random_walk_never_passes_the_limit_and_gives_all_back() -> None:
                     refused += 1
                     continue
                 assert before + FREE_BYTES <= lease.held <= before + 2 * FREE_BYTES
-            # What of it was free is used up: counted as if it stayed.
+            # The free bytes of the lease that were used meanwhile are counted as if they stayed.
             held[lease] = max(held[lease], min(held[lease] + 2 * FREE_BYTES, FREE_BYTES))
         else:
             for _ in range(draw.randrange(1, 3)):
@@ -107,7 +107,8 @@ def test_a_thread_that_goes_on_for_a_request_that_has_ended_takes_nothing() -> N
 
 
 def used_by(steps: Callable[[Lease], Awaitable[Any]], limit: int) -> tuple[Any, int, int]:
-    """What the steps gave or raised, what the lease then held, and what was left in the budget when it was closed."""
+    """The result or the error of the steps, what the lease then held, and what was left in the budget when it was
+    closed."""
 
     async def run() -> tuple[Any, int, int]:
         budget = MemoryBudget(limit)
@@ -207,7 +208,7 @@ def test_the_memory_is_what_the_tightest_control_group_allows(
     assert usable_memory(groups) == (whole if limit is None else limit) > 0
 
 
-# In the server.
+# The budget in the server.
 
 ROWS = 8
 BINARY = json.dumps(

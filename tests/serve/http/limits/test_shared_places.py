@@ -6,7 +6,7 @@ from halfeven.serve.http.limits.shared_places import SharedPlaces, TakenPlace, m
 
 
 def filled(places: SharedPlaces, owner: str) -> list[TakenPlace]:
-    """As many places as the owner gets."""
+    """The places that the owner gets, as many as are given."""
     taken = list[TakenPlace]()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""What is read in threads leaves nothing behind where it fails."""
+"""A read in a thread leaves nothing behind where it fails."""
 
 import asyncio
 import gc
@@ -9,11 +9,11 @@ from halfeven.serve.http.inference import WorkerThreads
 
 
 class Large:
-    """Stands for a body that is being unpacked."""
+    """A stand-in for a body that is being unpacked."""
 
 
 def test_what_a_refused_request_held_is_free_when_it_is_refused() -> None:
-    """Without the collector: a traceback that refers to itself would keep a body until that runs."""
+    """The collector is not needed: a traceback that refers to itself would keep a body until that runs."""
     held: list[weakref.ref[Large]] = []
 
     def unpack() -> None:

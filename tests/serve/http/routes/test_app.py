@@ -249,7 +249,7 @@ def test_metrics_are_given_as_they_are(http: httpx.Client) -> None:
 
 
 def test_a_long_metrics_page_holds_nobody_up() -> None:
-    """Of a thousand models it takes seconds to write."""
+    """The metrics of a thousand models take seconds to write."""
     begun, goes_on = threading.Event(), threading.Event()
 
     def written() -> bytes:

@@ -1,4 +1,4 @@
-"""What is read from the headers of an infer request."""
+"""The values that are read from the headers of an infer request."""
 
 import pytest
 from halfeven.models.errors import BadRequest

@@ -1,4 +1,4 @@
-"""What an infer request may ask for beside its tensors: compression, terms, ids, Triton's own answers."""
+"""The wishes of an infer request beside its tensors: compression, terms, ids, Triton's own answers."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What Prometheus reads: Triton's names, true numbers, nothing paid before the scrape."""
+"""The metrics that Prometheus reads: Triton's names, true numbers, nothing paid before the scrape."""
 
 import asyncio
 import bisect

@@ -151,7 +151,7 @@ class World:
         return SimpleNamespace(native_id=None, asleep=True)
 
     def seconds(self, engine: Any, parts: Any) -> float:
-        """As `cpu_choice.batch_seconds`."""
+        """The seconds of a batch, as `cpu_choice.batch_seconds` takes them."""
         began = self.now
         engine.run(parts)
         return self.now - began

@@ -34,7 +34,7 @@ FORMS = ("torch", "onnx")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """With a setup for every form, so that nothing is measured at a load."""
+    """A store with a setup for every form, so that nothing is measured at a load."""
     made = Store(Path(shutil.copytree(digits_of_either_form(), tmp_path / "store")))
     for number in (1, 2):
         for form in FORMS:

@@ -1,4 +1,4 @@
-"""When a version is measured again: once it has served, at once where live batches disagree, and ever less often."""
+"""A version is measured again once it has served, at once where live batches disagree, and ever less often."""
 
 import threading
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Stage:
     slower: set[str] = field(default_factory=set)  # what a sweep that changes nothing finds clearly slower
 
     def after(self, seconds: float, serve: float = 0.0, each_s: float = 0.02) -> int:
-        """How many sweeps began in so many seconds, in which batches ran for ``serve`` seconds."""
+        """The number of sweeps that began in ``seconds`` seconds, in which batches ran for ``serve`` seconds."""
         before = len(self.sweeps)
         for _ in range(max(round(seconds), 1)):
             self.world.now += 1.0

@@ -148,7 +148,7 @@ def test_where_callers_do_not_always_wait_the_cost_of_a_row_counts() -> None:
 
 
 class Timing:
-    """Engines by name, and what their next runs take."""
+    """Engines by name, and the seconds that their next runs take."""
 
     def __init__(self, **seconds: list[float]) -> None:
         self.seconds = {name: iter(taken) for name, taken in seconds.items()}
@@ -168,7 +168,7 @@ class Timing:
 
 
 def named(name: str, form: str = "torch") -> Any:
-    """Stands for an engine."""
+    """A stand-in for an engine."""
     return SimpleNamespace(name=name, form=form)
 
 

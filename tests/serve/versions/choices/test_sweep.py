@@ -1,4 +1,4 @@
-"""What serves replaces a wrong choice on every processor: threads, passes, form and useful rows, by given facts."""
+"""Serving versions replace wrong choices on every processor: threads, passes, form, useful rows, by given facts."""
 
 import json
 import random
@@ -52,7 +52,7 @@ PLAIN_ONE = Way("torch", "fp32", CpuSetup(1))
 
 @dataclass(eq=False)
 class Loaded:
-    """Stands for a loaded version: engines are exchanged at once, and closed where nothing needs them."""
+    """A stand-in for a loaded version: engines are exchanged at once, and closed where nothing needs them."""
 
     version: Version
     prepared: PreparedVersion
@@ -180,7 +180,7 @@ class Bench:
         self.world.now += pause
 
     def serve(self, pause: float) -> None:
-        """Live batches as large as batches are now, for as long as the pause, at least one."""
+        """Serve live batches as large as batches are now, for as long as the pause, at least one."""
         end = self.world.now + pause
         while True:
             seconds = self.live_s() * self.beside(self.loaded.way)
@@ -203,7 +203,7 @@ class Bench:
         return self.rows / self.live_s()
 
     def run_until(self, end_s: float) -> None:
-        """Sweeps until then, or until one changes nothing; a trial that is under way is ended."""
+        """Sweep until ``end_s``, or until a sweep changes nothing; a trial that is under way is ended."""
         self.rates = [(0, self.share_of_best())]
         changed = True
         while changed and self.world.now < end_s:
@@ -377,7 +377,7 @@ def test_a_way_that_loses_beside_the_callers_programs_is_tried_by_them_and_not_t
 
 
 def test_a_form_is_tried_in_batches_of_its_own_size(version: Version) -> None:
-    """In batches of one row, which are right for the form that serves, the half would be slower."""
+    """The half would be slower in batches of one row, which are right for the form that serves."""
 
     class Sizes(Processor):
         def seconds(self, way: Way, rows: int) -> float:
@@ -490,7 +490,7 @@ def test_disturbed_runs_do_not_hide_the_better_way(version: Version) -> None:
 
 
 def test_on_a_crowded_machine_threads_that_lose_a_little_stay(version: Version) -> None:
-    """Beside a program that has the other cores four threads are slower than one, for as long as it runs."""
+    """Four threads are slower than one beside a program that has the other cores, for as long as that program runs."""
 
     class Beside(Processor):
         def seconds(self, way: Way, rows: int) -> float:

@@ -1,4 +1,4 @@
-"""What is not measured faster on this processor is not taken: every pass has to gain beside the plain program."""
+"""A pass that is not measured faster on this processor is not taken: it has to gain beside the plain program."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a load chooses on four processors, by given facts: the fastest threads, passes, form and useful rows."""
+"""The choices of a load on four processors, by given facts: the fastest threads, passes, form and useful rows."""
 
 from collections.abc import Callable, Iterator
 

@@ -21,7 +21,7 @@ FOUND = CpuSetup(2, frozenset({PACKED_PRODUCTS}))
 
 
 class Machine:
-    """Stands for a device's thread, and counts how often something was measured."""
+    """A stand-in for a device's thread, which counts the measurements."""
 
     device = CPU
     measured = 0

@@ -1,4 +1,4 @@
-"""What the selftest found wrong on a device is not used there, and the version says so. The GPU is simulated."""
+"""A way that the selftest found wrong on a device is not used there, and the version says so. The GPU is simulated."""
 
 import random
 from collections.abc import Iterator

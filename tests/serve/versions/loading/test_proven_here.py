@@ -1,4 +1,4 @@
-"""What the gate found on a device is kept for it, its driver and libraries, shown, and reused at the next start."""
+"""The gate's findings on a device are kept for it, its driver and libraries, shown, and reused at the next start."""
 
 import json
 from collections.abc import Iterator

@@ -223,7 +223,7 @@ def test_an_original_that_is_passed_over_because_its_file_is_damaged_is_named(
     assert damaged[0] in caplog.text
 
 
-# On a device that is simulated
+# Loads on a simulated device
 
 
 def published(store: Store, net: Original, spec: ModelSpec, halves: tuple[str, ...] = ()) -> Version:

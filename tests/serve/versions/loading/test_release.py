@@ -1,4 +1,4 @@
-"""What the process keeps for its next batch, and what it gives back."""
+"""The memory that the process keeps for its next batch, and the memory that it gives back."""
 
 import subprocess
 import sys

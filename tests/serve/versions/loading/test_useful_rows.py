@@ -29,7 +29,7 @@ def measured(
     budget_s: float = 0.8,
     worth: RowsWorth = ONE_BY_ONE,
 ) -> tuple[int, float]:
-    """What was found, and after how many seconds; each measurement takes ``runs`` runs."""
+    """The useful rows, and the seconds after which they were found; each measurement takes ``runs`` runs."""
     clock = Clock()
 
     def run_seconds(rows: int) -> float:
@@ -51,7 +51,7 @@ def test_the_smallest_long_batch_within_five_percent_of_the_best_is_enough() -> 
 
 
 def test_where_cores_go_on_with_the_next_batch_none_is_smaller_than_what_they_share() -> None:
-    """Not even where two servers that load at once make a single row look as good as many."""
+    """No batch is smaller even where two servers that load at once make a single row look as good as many."""
     assert measured(lambda rows: 0.02 * rows, 32, runs=1)[0] == 4
     assert measured(lambda rows: 0.02 * rows, 32, runs=1, worth=AHEAD)[0] == 8
     assert measured(lambda rows: 0.02 * rows, 4, runs=1, worth=AHEAD)[0] == 4

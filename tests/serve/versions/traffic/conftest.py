@@ -69,7 +69,8 @@ class Engine(engine.Engine):
 
 @dataclass(eq=False)
 class Versions:
-    """What ``make_ready`` gives: ``halves[n]`` is the newest engine of version n, ``originals[n]`` its original.
+    """The engines that ``make_ready`` gives: ``halves[n]`` is the newest engine of version n, ``originals[n]`` its
+    original.
 
     ``prepare[n]`` changes an engine before it serves; ``refuse[n]`` is raised; ``gate`` holds loading.
     """
@@ -98,7 +99,7 @@ class Versions:
 
 @pytest.fixture(autouse=True)
 def nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each load and unload a server collects garbage: 80 ms there, and half a second in the heap of all tests."""
+    """A server collects garbage after each load and unload: 80 ms there, and half a second in the heap of all tests."""
     for module in (roster_file, release):
         monkeypatch.setattr(module, "take_out_of_sight", lambda: None)
 
@@ -164,6 +165,6 @@ def infer(address: str, value: float = 0.5, id: str | None = None, version: str 
 
 
 def attached(roster: Roster) -> int:
-    """How many queues the device thread looks at."""
+    """The number of queues that the device thread looks at."""
     thread = roster.place.thread
     return len(thread._attached) + len(thread._background)

@@ -47,7 +47,7 @@ def writer(store: Store) -> Writer:
 
 @pytest.fixture
 def roster(store: Store, versions: Versions, writer: Writer) -> Iterator[Roster]:
-    """It follows when the test says so."""
+    """A roster that follows when the test says so."""
     thread = DeviceThread("cpu")
     thread.start()
     made = Roster(store, Place(torch.device("cpu"), thread), None, writer)

@@ -30,7 +30,7 @@ U = 2.0**-11
 
 
 def growing(engine: Engine, after: int) -> None:
-    """From the ``after``-th row on the half errs, by more with every batch."""
+    """Let the half err from the ``after``-th row on, by more with every batch."""
 
     def drift(y: np.ndarray) -> np.ndarray:
         beyond = engine.rows - after
@@ -56,7 +56,7 @@ def kinds(store: Store) -> list[str]:
 def test_a_half_that_drifts_falls_back_to_its_original_within_the_stated_number_of_requests(
     store: Store, versions: Versions
 ) -> None:
-    """After the first request of a drifted half that is checked, five over the limit among the checked suffice."""
+    """Five requests over the limit suffice, among those that are checked after the half began to drift."""
     sampled_every, healthy = 20, 200
     versions.prepare[1] = lambda engine: growing(engine, healthy)
     with serving(store, parity_sample=1 / sampled_every) as (address, roster):

@@ -23,7 +23,7 @@ from tests.serve.versions.traffic.conftest import Versions
 
 
 class Writer(StoreWriter):
-    """As one replica sees the one writer: its copy follows each order. ``away``: the writer does not answer."""
+    """The one writer as a replica sees it: its copy follows each order. ``away``: the writer does not answer."""
 
     def __init__(self, store: Store, copy: StoreCopy) -> None:
         super().__init__(store)
@@ -45,7 +45,7 @@ class Writer(StoreWriter):
 
 
 class Replica(NamedTuple):
-    """It follows when the test says so."""
+    """A replica that follows when the test says so."""
 
     roster: Roster
     following: Following
@@ -89,7 +89,7 @@ def replicas(store: Store, versions: Versions, tmp_path: Path) -> Iterator[tuple
 
 
 def kinds(store: Store) -> list[str]:
-    """Of the decisions; what became active or was let go by them is told in `test_recorded_changes.py`."""
+    """The kinds of the decisions; what became active or was let go by them is told in `test_recorded_changes.py`."""
     return [event["kind"] for event in events(store, "net") if event["kind"] not in ("activated", "retired")]
 
 

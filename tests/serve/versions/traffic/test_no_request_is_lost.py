@@ -93,7 +93,7 @@ class Life:
 
 @contextmanager
 def callers(port: int) -> Iterator[list[Caller]]:
-    """Some straight from the parser, some through ASGI, some of one version by its number or its label."""
+    """Callers: some straight from the parser, some through ASGI, some of one version by its number or its label."""
     ways = [("", {}), ("", {"X-Request-Id": "me"}), ("/versions/stable", {})]
     each = [ways[number % len(ways)] for number in range(CALLERS)]
     asking = [Caller(port, f"/v2/models/net{version}/infer", more) for version, more in each]

@@ -1,4 +1,4 @@
-"""On trial: nobody fails by the new version, and only what it alone gets wrong is held against it."""
+"""A version on trial: nobody fails by it, and only what it alone gets wrong is held against it."""
 
 import asyncio
 from bisect import bisect_left
@@ -23,7 +23,7 @@ Future = asyncio.Future[Answer]
 
 @dataclass(eq=False)
 class Queue:
-    """Answers at once with ``value``, or fails with ``fault``, or refuses; ``holds`` keeps the futures."""
+    """A queue that answers at once with ``value``, or fails with ``fault``, or refuses; ``holds`` keeps the futures."""
 
     number: int
     value: float = 1.0
@@ -223,7 +223,8 @@ async def test_a_trial_ends_once_and_an_cleared_one_never() -> None:
 
 
 def counters(**batches: tuple[int, int]) -> Counters:
-    """Of ``r8=(5, 1000)``: five batches of 8 rows took 1000 ns together, each as long as the others."""
+    """The counters after given batches. ``r8=(5, 1000)``: five batches of 8 rows took 1000 ns together, each as long as
+    the others."""
     made = Counters("1")
     made.batches = {int(rows[1:]): found for rows, found in batches.items()}
     for count, took_ns in batches.values():

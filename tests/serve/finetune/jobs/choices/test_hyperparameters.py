@@ -1,4 +1,4 @@
-"""What ``auto`` becomes: a number that fits the data and the model, and the asker's own word before it."""
+"""The value of ``auto``: a number that fits the data and the model, and the asker's own word before it."""
 
 import inspect
 import math

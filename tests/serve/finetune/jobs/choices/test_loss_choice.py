@@ -1,4 +1,4 @@
-"""Which loss an output gets, and the losses, weights and targets that are refused before a job exists."""
+"""The loss of each output, and the losses, weights and targets that are refused before a job exists."""
 
 from typing import Any
 

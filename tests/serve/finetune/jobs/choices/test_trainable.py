@@ -1,4 +1,4 @@
-"""What of a model learns, through the API: parameters by pattern, the head, adapters; and what it learns by."""
+"""The parts of a model that learn, through the API: parameters by pattern, the head, adapters; and the loss."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +63,7 @@ def trained(served: Served, begun: Path, model: str = "net", **hyperparameters: 
 
 
 def weights_of(store: Store, job: Any) -> list[dict[str, np.ndarray]]:
-    """Of the version that the job started from, and of the one that it made."""
+    """The weights of the version that the job started from, and of the one that it made."""
     ours, model = job.to_dict()["halfeven"], job.model.partition("@")[0]
     numbers = (ours["parent_version"], ours["version"])
     return [load_file(store.version(model, each).file("weights.safetensors")) for each in numbers]

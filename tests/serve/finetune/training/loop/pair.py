@@ -53,7 +53,7 @@ class Pair:
         return other
 
     def of_critic(self, rows: Tensor) -> Tensor:
-        """Without detach: the loop has to see to that."""
+        """The loss of the critic, without detach: the loop has to see to that."""
         real, made = self.judged(rows, self.y[rows]), self.judged(rows, self.nets["model"](self.x[rows]))
         return bce(real, torch.ones_like(real)) + bce(made, torch.zeros_like(made))
 

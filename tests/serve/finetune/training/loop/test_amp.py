@@ -163,7 +163,7 @@ COLLAPSING = replace(FINITE, init_scale=16.0, scale_floor=4.0, n_epochs=40, lear
 
 
 def endless_then_clean(problem: Problem, endless: int) -> Callable[[Tensor], Tensor]:
-    """For some steps a loss that is finite and has gradients that are not, at any scale; the true loss from then on."""
+    """A loss that is finite for some steps and has gradients that are not, at any scale; the true loss from then on."""
 
     def loss(rows: Tensor) -> Tensor:
         poison = (problem.net(problem.inputs[rows]).float().sum() * 0).sqrt()  # 0, and its slope is infinite
@@ -173,7 +173,7 @@ def endless_then_clean(problem: Problem, endless: int) -> Callable[[Tensor], Ten
 
 
 def no_floor(scaler: torch.amp.GradScaler, floor: float) -> None:
-    """What torch does."""
+    """The scale as torch leaves it, with no floor."""
 
 
 def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:

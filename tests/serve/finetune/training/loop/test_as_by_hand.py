@@ -1,5 +1,5 @@
-"""What a job learns is bit for bit what a loop learns that is written by hand with torch alone, setting by setting, and
-a job that is resumed somewhere learns the same bits."""
+"""A job learns bit for bit what a loop learns that is written by hand with torch alone, setting by setting, and a job
+that is resumed somewhere learns the same bits."""
 
 import copy
 import json

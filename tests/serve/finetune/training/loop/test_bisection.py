@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Asked:
-    """Bad where one of the culprits is among the rows, as BatchNorm in need of two rows."""
+    """A test that is bad where one of the culprits is among the rows; like BatchNorm it needs two rows."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad, self.passes = bad, 0

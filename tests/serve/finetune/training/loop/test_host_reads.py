@@ -1,4 +1,4 @@
-"""On a device the host runs ahead. What makes it wait is counted here on a CPU: reads of a tensor's numbers."""
+"""The host runs ahead of a device. Reads of a tensor's numbers make it wait, and are counted here on a CPU."""
 
 import math
 import warnings

@@ -184,7 +184,7 @@ MASKED = {
 
 @pytest.mark.parametrize("name", MASKED)
 def test_a_missing_target_counts_nothing_and_the_others_as_torchs_loss_of_them_alone(name: str) -> None:
-    """Of several labels at once, or of each position, some are not known."""
+    """Some of several labels at once, or the labels of some positions, are not known."""
     answer = torch.randn(6, 3, 4, requires_grad=True)
     target = (torch.rand(6, 3, 4) > 0.5).float() * (2 if name == "soft_margin" else 1) - (
         int(name == "soft_margin")

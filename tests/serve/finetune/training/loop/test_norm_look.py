@@ -1,4 +1,5 @@
-"""What stays in FP32 in a half model: norms by torch's types, by the operator's word, and by what they compute."""
+"""The parts of a half model that stay in FP32: norms by torch's types, by the operator's word, and by what they
+compute."""
 
 from collections.abc import Callable
 from typing import Any

@@ -38,7 +38,7 @@ def rows() -> dict[str, np.ndarray]:
 
 
 def trained(data: TrainingData, first: str, precision: str) -> nn.Module:
-    """Every float buffer is finite after every step."""
+    """The trained net; every float buffer of it is finite after every step."""
     torch.manual_seed(0)
     net = nn.Sequential(FIRST[first](), nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, CLASSES))
     x, y = torch.tensor(data.samples.arrays["x"]), torch.tensor(data.samples.targets["y"])

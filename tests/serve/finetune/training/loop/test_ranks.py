@@ -164,7 +164,7 @@ def test_the_death_of_one_ends_both_and_the_training_goes_on_to_the_same_bits(
 def test_a_process_with_fewer_rows_of_a_batch_or_none_takes_the_step_of_the_others(
     tmp_path: Path, size: int
 ) -> None:
-    # In FP32: a weight that differs in its last bit may round to another half, and the next step is then another one.
+    # FP32: a weight with another last bit may round to another half, and then the next step is another one.
     asked = request(tmp_path / "job", batch_size=size, n_epochs=1) | {"precision": "fp32"}
     (alone, _), (both, errors) = (run(of(asked, count, f"of-{count}")) for count in (1, 2))
     assert both[-1]["type"] == "done", errors

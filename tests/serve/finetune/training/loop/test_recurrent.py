@@ -107,7 +107,7 @@ def test_every_recurrent_layer_trains_under_autocast_on_this_processor(
 def test_a_processor_that_answers_in_half_and_does_not_train_in_it_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As oneDNN with AVX512-FP16: the kernel of the answer exists, that of training does not."""
+    """oneDNN with AVX512-FP16 is so: the kernel of the answer exists, that of training does not."""
     monkeypatch.setattr(recurrent, "_known", {})
 
     def kernel(x: Tensor) -> tuple[Tensor]:
@@ -128,7 +128,7 @@ def test_an_error_of_the_callers_own_is_left_to_be_raised() -> None:
 def test_a_kind_of_call_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
     monkeypatch.setattr(recurrent, "_known", {})
-    # It runs in FP32 alone: not every processor has the call in half.
+    # The layer runs in FP32 alone: not every processor has the call in half.
     monkeypatch.setattr(recurrent, "_runs", lambda _, call, half: tried.append(call) if half else True)
     layer = nn.LSTM(3, 6)
     with torch.autocast("cpu", torch.bfloat16), recurrent.RecurrentInFp32(torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Why a loss scale collapses: each remedy that the message names is followed, and the training goes on."""
+"""The causes of a loss scale's collapse: each remedy that the message names is followed, and the training goes on."""
 
 import re
 from dataclasses import replace
@@ -17,14 +17,14 @@ SETTINGS = Settings(n_epochs=30, batch_size=16, learning_rate=1e-3, max_floor_hi
 
 
 class Gain(nn.Module):
-    """Its product does not fit in half: where the gradient behind it is zero, its own is NaN."""
+    """A product that does not fit in half: where the gradient behind it is zero, its own is NaN."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (x.abs() * 1e7)
 
 
 class Root(nn.Module):
-    """Its slope at zero is infinite in every precision."""
+    """A root whose slope at zero is infinite in every precision."""
 
     guard = 0.0
 

@@ -38,7 +38,7 @@ class Power(nn.Module):
 
 
 class Root(nn.Module):
-    """As steep as a root is near zero: in FP32, whose gradient goes back to a half."""
+    """A function as steep as a root near zero, in FP32; its gradient goes back to a half."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -65,7 +65,7 @@ class Sequences(nn.Module):
 
 
 def strong(layer: nn.Module) -> nn.Module:
-    """Its products add up."""
+    """The layer with all its weights set to 1, so that its products add up."""
     for one in layer.parameters():
         nn.init.ones_(one)
     return layer

@@ -19,7 +19,7 @@ OVERFLOWS = {"model": {4, 9}, "critic": {2, 9}}
 
 
 def by_hand(pair: Pair, skipped: Mapping[str, set[int]]) -> None:
-    """Both steps in FP32, without a scaler: gradients of each loss for its own net alone."""
+    """The two steps in FP32, without a scaler: gradients of each loss for its own net alone."""
     asked = declared()["optimizers"]
     optimizers = {
         name: torch.optim.AdamW(
