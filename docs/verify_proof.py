@@ -106,11 +106,11 @@ class Half:
         return self.kernels[place]
 
 
-def batches(inputs: Arrays, most: int) -> Iterator[tuple[slice | int, Arrays]]:
+def batches(inputs: Arrays, most: int) -> Iterator[Arrays]:
     """The rows, as many at a time as the model takes; one without a batch axis of a model that is not batched."""
     for start in range(0, min(map(len, inputs.values())), most or 1):
-        rows = slice(start, start + most) if most else start
-        yield rows, {name: array[rows] for name, array in inputs.items()}
+        rows = slice(start, start + most) if most else (start, ...)  # an array also of a scalar input
+        yield {name: array[rows] for name, array in inputs.items()}
 
 
 def check_output(name: str, half: np.ndarray, fp32: np.ndarray, judged: Mapping[str, Any], u: float) -> float:
@@ -180,7 +180,7 @@ def verified(half: Path) -> str:
     judging = said["samples"]  # the rows behind them are perturbed ones, which are judged apart
     inputs = {name: array[:judging] for name, array in inputs.items()}
     run, found = Half(half), dict[str, list[np.ndarray]]()
-    for _, batch in batches(inputs, spec["max_batch_size"]):
+    for batch in batches(inputs, spec["max_batch_size"]):
         for name, array in run(batch).items():
             found.setdefault(name, []).append(array)
     join = np.concatenate if spec["max_batch_size"] else np.stack

@@ -95,7 +95,7 @@ def moved(arrays: Arrays, steps: Mapping[str, float]) -> dict[str, np.ndarray]:
             return array
         by = steps.get(name, STEP) * random.choice((-1.0, 1.0), array.shape)
         with np.errstate(over="ignore", invalid="ignore"):
-            return (array * (1 + by)).astype(array.dtype)
+            return np.asarray(array * (1 + by), array.dtype)  # a product of scalars is a number
 
     return {name: step(name, array) for name, array in arrays.items()}
 

@@ -151,7 +151,7 @@ class OnnxSide:
                 tensor = value.type.tensor_type
                 alone = tensor.HasField("shape") and len(tensor.shape.dim) == array.ndim - 1
                 fixed = tensor.shape.dim[0].dim_value if tensor.shape.dim else 0
-                found[value.name] = array[0] if alone else array[: fixed or most]
+                found[value.name] = array[0, ...] if alone else array[: fixed or most]
         return found
 
     def units(self, tensors: Arrays, known: Collection[str]) -> dict[str, float]:

@@ -76,7 +76,7 @@ class ProgramSide:
     def rows(self, arrays: Arrays, most: int) -> dict[str, np.ndarray]:
         most = min(most, self.spec.max_batch_size)
         return {
-            tensor.name: arrays[tensor.name][:most] if self.spec.batched else arrays[tensor.name][0]
+            tensor.name: arrays[tensor.name][:most] if self.spec.batched else arrays[tensor.name][0, ...]
             for tensor in self.spec.inputs
             if tensor.name in arrays
         }

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-HALF_DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+NUMPY_HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
 # The relative error that rounding may cost a weight of one number, such as an eps: it may be subnormal, not vanish.
 NUMBER = 2.0**-6
@@ -65,14 +65,14 @@ class Entry:
 def rounded(array: np.ndarray, half: str) -> np.ndarray:
     """The FP32 array in half (``fp16`` or ``bf16``), as torch's ``.to(half)`` rounds."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return array.astype(HALF_DTYPES[half])
+        return array.astype(NUMPY_HALVES[half])
 
 
 def measure(name: str, weight: np.ndarray | float, half: str) -> Entry:
     """The error of rounding ``weight`` (FP32) to ``half``."""
     with np.errstate(over="ignore"):
         weight = np.asarray(weight, np.float32)
-    limits, came = ml_dtypes.finfo(HALF_DTYPES[half]), rounded(weight, half).astype(np.float32)
+    limits, came = ml_dtypes.finfo(NUMPY_HALVES[half]), rounded(weight, half).astype(np.float32)
     is_finite = np.isfinite(weight)
     nonzero = int(np.count_nonzero(weight))
     lost = nonzero - int(np.count_nonzero(came))

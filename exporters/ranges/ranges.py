@@ -1,4 +1,5 @@
-"""The magnitudes of a tensor, gathered chunk by chunk, and the limits of a half."""
+"""The magnitudes of a tensor, gathered chunk by chunk, the limits of a half, and the profile of a graph: the magnitudes
+of each node's result."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ..gate.divergence import SENTINEL
-from ..policy.weights import HALF_DTYPES
+from ..policy.weights import NUMPY_HALVES
 from .divisions import Guard
 
 _COUNTS = ("count", "zeros", "non_finite", "sentinels", "under_smallest", "under_normal", "over")
@@ -27,7 +28,7 @@ class Limits:
     @classmethod
     def of(cls, half: str) -> "Limits":
         """The limits of ``fp16`` or ``bf16``."""
-        info = ml_dtypes.finfo(HALF_DTYPES[half])
+        info = ml_dtypes.finfo(NUMPY_HALVES[half])
         normal = float(info.smallest_normal)
         return cls(float(info.max), normal, normal * float(info.eps))
 
@@ -210,7 +211,7 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "half": HALF_DTYPES[self.half].name,
+            "half": NUMPY_HALVES[self.half].name,
             "batches": self.batches,
             "nodes": [node.to_json() for node in self.nodes.values()],
             "guards": [guard.to_json() for guard in self.guards],

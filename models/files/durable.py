@@ -1,5 +1,5 @@
-"""Files that are on the disk when the call returns, and folders whose changes are; their locks; and whether the disk is
-full."""
+"""Files that are on the disk when the call returns, and folders whose changes are; their locks; new folders, which are
+there whole or not at all; and whether the disk is full."""
 
 import errno
 import fcntl

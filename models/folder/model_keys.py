@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from ..spec.datatypes import DATATYPES
 from ..spec.spec import DIM, FORMS, KINDS, Batching, ParityLimits
+from .loss_and_optimizer_names import DEFAULT, LOSSES, OPTIMIZERS, OWN_LOSS, SWITCHES
 from .model_name import NAME
-from .optimizer_names import DEFAULT, LOSSES, OPTIMIZERS, OWN_LOSS, SWITCHES
 
 LEVELS = ("O0", "O1", "O2", "O3")
 # The words of Keras' and TensorFlow's dtype policies, as (level, dtype).

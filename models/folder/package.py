@@ -62,7 +62,7 @@ class ModelFolder:
     ``source`` is ``file.py:function``, ``hf:folder`` (transformers), ``program.pt2`` or ``model.onnx``.
     ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
     ``metrics``: what judges a fine-tuned version, the first that fits an output before the others. ``loss``: what it
-    minimises, a name of `optimizer_names.py` or ``file.py:function``; None: the default of the output's kind.
+    minimises, a name of `loss_and_optimizer_names.py` or ``file.py:function``; None: the default of the output's kind.
     ``transform``: ``file.py:function`` that augments a row. ``own_optimizer``: one that makes the optimizer of a
     training. ``fp32_modules``: patterns of the modules that it computes in FP32. ``declared_steps``: of a training with
     several optimizers (`training_reader.py`). ``module``: an ``nn.Module`` of this process, which is captured instead

@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .loss_and_optimizer_names import DEFAULT, LOSSES, OWN_LOSS, read_optimizer, short_name
 from .model_keys import CLASS_METRICS, NET, OPTIMIZER, STEP, TRAINING, VALUE_METRICS
-from .optimizer_names import DEFAULT, LOSSES, OWN_LOSS, read_optimizer, short_name
 from .tensor_reader import TensorReader
 from .toml_reader import one_of
 

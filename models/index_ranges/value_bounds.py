@@ -96,8 +96,8 @@ def intersection(one: Bounds | None, other: Bounds) -> Bounds:
 
 
 def spec_with(spec: ModelSpec, found: Iterable[Bounds | None]) -> ModelSpec:
-    """The spec with the ranges derived for its inputs. Raises BadFolder
-    where model.toml admits values that the model's tables do not have."""
+    """The spec with the ranges derived for its inputs. Raises BadFolder where model.toml admits values that the model's
+    tables do not have."""
     inputs = tuple(
         tensor if bounds is None else _ranged(spec, tensor, bounds)
         for tensor, bounds in zip(spec.inputs, found, strict=True)

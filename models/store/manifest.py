@@ -1,4 +1,5 @@
-"""The manifest of a version: the digest of each of its files, and the facts of its conversion. It is read strictly."""
+"""The manifest of a version: the digest of each of its files, and the facts of its conversion. It is read strictly.
+Files and keys that older versions call otherwise have their present names here."""
 
 import errno
 import hashlib

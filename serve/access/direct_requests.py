@@ -175,7 +175,7 @@ def ask(
     try:
         answer = answer_to(url, body, sent, timeout_s)
     except TimeoutError as error:
-        raise _no_answer(url, error) from None
+        raise no_answer(url, error) from None
     except (OSError, http.client.HTTPException):
         answer = None
     except ValueError as error:  # urllib cannot take it apart, or it is not ASCII
@@ -185,13 +185,14 @@ def ask(
         try:
             answer = answer_to(url, body, sent, timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            raise _no_answer(url, error) from None
+            raise no_answer(url, error) from None
     if answer.status >= 300:
         raise _refusal(answer)
     return answer.headers, answer.body
 
 
-def _no_answer(url: str, error: Exception) -> NotReady:
+def no_answer(url: str, error: Exception) -> NotReady:
+    """The error for a caller whose request got no answer."""
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
 

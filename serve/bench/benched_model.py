@@ -15,12 +15,12 @@ from urllib.parse import SplitResult
 
 from ...exporters.inputs.samples import load_samples
 from ...exporters.inputs.synthetic import USUAL_LENGTH, generate
-from ...models.errors import BadInput, BadSetting, NotReady
+from ...models.errors import BadInput, BadSetting
 from ...models.spec.batch_axis import array_batch_back, batch_first
 from ...models.spec.datatypes import DATATYPES
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import request_headers
-from ..access.direct_requests import answer_to, error_of_status
+from ..access.direct_requests import answer_to, error_of_status, no_answer
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -114,7 +114,7 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
     try:
         answer = answer_to(url, body, headers, _PATIENCE_S)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise NotReady(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
+        raise no_answer(url, error) from None
     if (status := answer.status) >= 300:
         refusal = error_of_status(status, answer.body, f"{url} answers")
         raise (

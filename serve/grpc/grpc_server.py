@@ -26,7 +26,7 @@ from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .call_end import abort, add_load, load_format, words_of
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
-from .health import HEALTH, HealthService, ReflectionService
+from .health_and_reflection import HEALTH, HealthService, ReflectionService
 from .messages import SERVICE, check_parts, only_message, unreadable
 from .open_stream import NotRead, OpenStream, UnreadAnswers, ended, most_streams, most_watchers, no_place
 

@@ -120,8 +120,12 @@ def parameters_of(answer: Answer) -> dict[str, str]:
 
 
 class WorkerThreads:
-    """``threads``: by default half the usable cores, two where there are two. They are `_NICE` steps of niceness behind
-    the event loop."""
+    """A few threads that read large, compressed or picture bodies, which would hold up the event loop. They are few, so
+    that callers with such bodies leave most of the processor to the others.
+
+    ``threads``: by default half the usable cores, two where there are two. They are `_NICE` steps of niceness behind
+    the event loop.
+    """
 
     def __init__(self, threads: int | None = None, most_waiting: int = MOST_WAITING) -> None:
         self._threads = threads or min(usable_cores(), max(2, usable_cores() // 2))

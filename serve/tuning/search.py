@@ -33,6 +33,7 @@ from ..versions.loading.kept_setups import measured_setup
 from ..versions.loading.ready import ORIGINALS, proven_halves
 from ..versions.loading.tuned import Way, Winner, save_tuned
 from ..versions.loading.useful_rows import batch_sizes, useful_rows
+from ..versions.versions_in_store import version_called
 from .delay import Simulated, best_delay, simulate
 
 Notify = Callable[[str], None]
@@ -67,7 +68,8 @@ def tune(name: str, store: Store, device_word: str, seconds: float, notify: Noti
     if not seconds > 0:
         raise BadSetting(f"--seconds {seconds:g}: expected a number above 0")
     use_true_fp32()
-    version = _version(name, store)
+    store.known(name.partition("@")[0])  # no folder is tuned, which `version_called` speaks of
+    version = version_called(name, store)
     device = resolve_device(device_word)
     obey_selftest(version, device)
     place = Place(device, DeviceThread(str(device)))
@@ -92,16 +94,6 @@ def choose(measured: list[MeasuredWay]) -> MeasuredWay:
 
 def _handicapped(one: MeasuredWay) -> float:
     return one.rows_per_second / (1.0 if one.way.precision == "fp32" else HALF_MUST_GAIN)
-
-
-def _version(name: str, store: Store) -> Version:
-    model, _, number = name.partition("@")
-    if number:
-        return store.numbered(model, number)
-    store.known(model)
-    version = store.live(model) or store.newest(model)
-    assert version is not None  # a name in the store has a version
-    return version
 
 
 def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> dict[str, Any]:

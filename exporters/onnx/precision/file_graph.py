@@ -19,7 +19,7 @@ from ...inputs.planning import executions, few
 from ...inputs.samples import Samples
 from ...inputs.synthetic import adversarial
 from ...policy.operations import UNKNOWN, Counted, Operations, Shape
-from ...policy.weights import HALF_DTYPES, measure
+from ...policy.weights import NUMPY_HALVES, measure
 from ...proof.prove import Answers, Arrays, TieTolerance
 from ...question import Invented, Question
 from ...ranges.ranges import Profile
@@ -151,7 +151,7 @@ class FileGraph:
     def profile(self) -> Mapping[str, Any]:
         if self.profiled is None:  # nothing may be half
             return {
-                "half": HALF_DTYPES[self.precision.dtype].name,
+                "half": NUMPY_HALVES[self.precision.dtype].name,
                 "batches": 0,
                 "nodes": [],
             }
@@ -234,7 +234,7 @@ def by_node(model: ModelProto, observe: Observe) -> Any:
     return see
 
 
-_NUMPY = {FLOAT: np.dtype(np.float32), **{HALVES[name]: dtype for name, dtype in HALF_DTYPES.items()}}
+_NUMPY = {FLOAT: np.dtype(np.float32), **{HALVES[name]: dtype for name, dtype in NUMPY_HALVES.items()}}
 _VIEWS = ops("Identity Reshape Flatten Squeeze Unsqueeze")
 
 

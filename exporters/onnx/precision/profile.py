@@ -8,12 +8,12 @@ from functools import reduce
 
 import numpy as np
 
-from ...policy.weights import HALF_DTYPES
+from ...policy.weights import NUMPY_HALVES
 from ...ranges.ranges import Limits, NodeProfile, Profile, Range, RangeCollector
 from ..reading.graph import FLOAT, ForeignProgram, graphs, read_by
 from .oracle import Oracle
 
-LARGEST = {dtype: Limits.of(dtype).largest for dtype in HALF_DTYPES}
+LARGEST = {dtype: Limits.of(dtype).largest for dtype in NUMPY_HALVES}
 
 
 def profile(

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ....models.errors import BadInput, CannotServe, NotReady
+from ....models.errors import BadInput, CannotServe
 from ....models.files.opened_file import opened_named
 from ...access.client_key import key_headers
-from ...access.direct_requests import answer_to, error_of_status, sent_on
+from ...access.direct_requests import answer_to, error_of_status, no_answer, sent_on
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -109,10 +109,7 @@ class Remote:
         try:
             answer = answer_to(self._place + path, body, sent, timeout_s or self._timeout_s, _bounded, method)
         except (OSError, http.client.HTTPException) as error:
-            what = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise NotReady(
-                f"no server answers at {self.url}{path} ({what}); is `halfeven serve` running there?"
-            ) from None
+            raise no_answer(self.url + path, error) from None
         if 300 <= answer.status < 400:
             raise sent_on(answer)
         return _read(answer.status, answer.body)

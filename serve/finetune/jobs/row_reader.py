@@ -19,7 +19,7 @@ import numpy as np
 
 from ....models.errors import BadSamples, DiskFull, HalfevenError
 from ....models.files.durable import no_space_left
-from ....models.folder.optimizer_names import IGNORED
+from ....models.folder.loss_and_optimizer_names import IGNORED
 from ....models.order.ends_with_parent import reporting
 from ....models.store.store import Store, Version
 from ..data.data_findings import findings_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....models.archive.archive import save_program
 from ....models.engines.load_program import original_program
-from ....models.folder.optimizer_names import DEFAULT
+from ....models.folder.loss_and_optimizer_names import DEFAULT
 from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version
 from ..training.loop.setting_names import NONE, STATE_FILE

@@ -35,7 +35,12 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Adapters:
-    """``asked``: ``rank``, ``alpha``, ``dropout`` and ``targets`` (patterns of layers; None: see `layers_of`)."""
+    """LoRA by the ``peft`` library, which is imported only where a job asks for it: small matrices beside the weights
+    of chosen layers learn, and are added to the weights.
+
+    ``asked``: ``rank``, ``alpha``, ``dropout`` and ``targets`` (patterns of layers; None: see `layers_of`). Source: Hu
+    et al., LoRA (2021), in the form of peft.LoraConfig.
+    """
 
     def __init__(self, module: nn.Module, asked: Mapping[str, Any]) -> None:
         from peft import LoraConfig, inject_adapter_in_model

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ....models.folder.optimizer_names import OPTIMIZERS
+from ....models.folder.loss_and_optimizer_names import OPTIMIZERS
 from .loop.batch_loop import BatchLoop
 from .loop.learner import Learner
 from .loop.loop_state import copied

@@ -37,7 +37,10 @@ from .openai_shapes import checkpoint_body, event_body, file_body, job_body, pag
 
 
 class KeptFiles:
-    """Every method may be called from any thread, and blocks for the disk. ``now`` gives Unix seconds."""
+    """The uploaded files: their bytes and their records are added and deleted together.
+
+    Every method may be called from any thread, and blocks for the disk. ``now`` gives Unix seconds.
+    """
 
     def __init__(self, job_store: JobStore, files: Files, now: Callable[[], float] = time.time) -> None:
         self._job_store, self._files, self._now = job_store, files, now

@@ -1,8 +1,8 @@
 """The metrics that Prometheus reads at /metrics, made from the batchers' counters at the moment of reading.
 
-Requests pay nothing for it. Families of versions and traffic (shares, drift, disagreement, decisions) are read once per
-scrape too. Triton's counters keep Triton's names, so that its dashboards work here; those that Triton
-does not have (histograms of queue, compute and batch size) are called ``halfeven_…``.
+Requests pay nothing for it. Triton's counters keep Triton's names, so that its dashboards work here; those that Triton
+does not have (histograms of queue, compute and batch size; shares, drift, disagreement and decisions of versions in
+traffic) are called ``halfeven_…``.
 """
 
 import re

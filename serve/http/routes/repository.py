@@ -1,4 +1,8 @@
-"""``/v2/repository``: the index of the versions, and the verbs that load and unload a model."""
+"""``/v2/repository``: the index of the versions, and the verbs that load and unload a model.
+
+Source: Triton's model repository extension. ``load`` may override a model's configuration: of Triton's ModelConfig
+the batch size and the queue are honoured, fields equal to the model's own are accepted, the others refused by name.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -301,6 +301,19 @@ def test_a_half_that_takes_half_and_a_file_that_is_not_batched_are_compared(tmp_
     assert differences(a, b, x)["equal"]
 
 
+def test_a_file_that_is_not_batched_takes_a_scalar(tmp_path: Path) -> None:
+    """NumPy makes a number, and no array, of one element of a column of scalars."""
+    file, samples = tmp_path / "scaled.onnx", tmp_path / "x.npz"
+    onnx.save(
+        parsed(
+            "scaled (float[4] x, float by) => (float[4] y) { most = ReduceMax <keepdims=0> (by) y = Mul(x, most) }"
+        ),
+        file,
+    )
+    np.savez(samples, x=np.ones((3, 4), np.float32), by=np.ones(3, np.float32))
+    assert differences(file, file, samples)["equal"]
+
+
 def test_an_engine_is_compared_by_its_outputs(tmp_path: Path) -> None:
     a, b, x = written(tmp_path)
 

@@ -26,7 +26,7 @@ from torch.export import Dim, ExportedProgram
 from tests.conversions import converted, samples_of
 from tests.corpus import CORPUS, built, captured, fresh
 from tests.exporters.sabotaged_engines import AROUND, IN_PARTS, engine_of, model_of, module_of
-from tests.programs import exported
+from tests.programs import described, exported
 
 pytestmark = pytest.mark.slow  # captures and conversions
 
@@ -191,6 +191,18 @@ def test_an_honest_pair_has_no_difference(tmp_path: Path, pair: str) -> None:
     rows = rows_of(tmp_path, samples_of(name, 8, seed=5).arrays)
     facts = differences(ProgramSide(model.program, model.spec), other(name, tmp_path), rows)
     assert facts["equal"] and facts["tensors"], facts
+
+
+def test_a_program_that_is_not_batched_takes_a_scalar(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, by: Tensor) -> tuple[Tensor]:
+            return (x * by,)
+
+    program = torch.export.export(Scaled(), (torch.ones(4), torch.tensor(2.0)))
+    net = described(program, {"x": torch.ones(3, 4), "by": torch.ones(3)}, None, max_batch_size=0)
+    side = ProgramSide(net.program, net.spec)
+    rows = rows_of(tmp_path, {"x": np.ones((3, 4), np.float32), "by": np.ones(3, np.float32)})
+    assert differences(side, side, rows)["equal"]
 
 
 def test_another_python_runs_the_same_model(tmp_path: Path) -> None:

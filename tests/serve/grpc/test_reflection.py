@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.grpc.calls import CALLS
-from halfeven.serve.grpc.health import _classes
+from halfeven.serve.grpc.health_and_reflection import _classes
 from halfeven.serve.grpc.messages import SERVICE, pool
 
 from tests.serve.grpc.conftest import Start

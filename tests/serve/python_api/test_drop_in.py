@@ -180,6 +180,15 @@ def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) ->
     assert (tmp_path / "weights.data").stat().st_size <= 2 * 4096  # of one half, not of two
 
 
+def test_rows_are_samples_also_where_the_model_takes_one_at_a_time(tmp_path: Path) -> None:
+    """Nobody's rule is asked, so the model need not run with all rows at once."""
+    model = onnx.load(dense(tmp_path / "dense.onnx"))
+    made = drop_in.auto_convert_mixed_precision(
+        model, {"X": np.random.normal(size=(8, 5)).astype(np.float32)}
+    )
+    assert halves(made) and ends(made) == [10, 10]
+
+
 # The cases of ModelOpt AutoCast's own tests: test_autocast.py, test_nodeclassifier.py, test_referencerunner.py.
 
 

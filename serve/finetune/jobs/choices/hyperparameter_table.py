@@ -1,11 +1,12 @@
-"""The table of what a job may set: ranges, words and defaults. docs/finetune.md has the same table."""
+"""The table of what a job may set: ranges, words and defaults; and the error of a setting that it does not allow.
+docs/finetune.md has the same table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .....models.errors import BadInput
-from .....models.folder.optimizer_names import IGNORED
+from .....models.folder.loss_and_optimizer_names import IGNORED
 from ...training.loop.setting_names import ALL, HALF_LEVELS, MASK, NETS, NONE, PRECISIONS, REFUSE, SCHEDULES
 
 AUTO = "auto"

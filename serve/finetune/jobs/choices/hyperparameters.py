@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .....models.folder.optimizer_names import DEFAULT, read_optimizer
+from .....models.folder.loss_and_optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE, growth_interval
 from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS, bad, shown
 from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight

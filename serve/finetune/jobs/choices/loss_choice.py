@@ -7,7 +7,7 @@ import numpy as np
 
 from .....exporters.inputs.samples import TARGET, Samples
 from .....models.errors import BadSamples
-from .....models.folder.optimizer_names import (
+from .....models.folder.loss_and_optimizer_names import (
     CLASS_LOSSES,
     LOSSES,
     LOSSES_OF_KIND,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
-from .....models.folder.optimizer_names import DEFAULT, OPTIMIZERS
+from .....models.folder.loss_and_optimizer_names import DEFAULT, OPTIMIZERS
 from .....models.nearest_name import nearest_name
 from .hyperparameter_table import bad, shown
 

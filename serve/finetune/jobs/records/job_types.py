@@ -1,4 +1,5 @@
-"""The types of the job store: files, jobs, events, and the one state machine.
+"""The types of the job store: files, jobs, events, and the one state machine; and the reason codes of a job's end, on
+which callers act (a job's ``error.code`` and its gate).
 
     queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
     queued ⇄ paused ◀─ running

@@ -154,7 +154,8 @@ def evenly(rows: Tensor, size: int) -> Sequence[Tensor]:
 
 
 class Average:
-    """The average of the parameters that learn and of the floating buffers among ``sound``; each keeps its dtype.
+    """The exponential moving average, over the steps that were taken, of the parameters that learn and of the floating
+    buffers among ``sound``; each keeps its dtype.
 
     After step t the old average counts min(``decay``, (1+t)/(10+t)): the parent's weights soon count nothing.
     Source of that limit: tf.train.ExponentialMovingAverage (``num_updates``).

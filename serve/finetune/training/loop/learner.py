@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from .....models.folder.optimizer_names import OPTIMIZERS
+from .....models.folder.loss_and_optimizer_names import OPTIMIZERS
 from .norm_look import norms_of
 from .passes import is_finite
 from .setting_names import ONE_CYCLE

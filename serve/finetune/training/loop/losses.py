@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .....models.folder.optimizer_names import IGNORED
+from .....models.folder.loss_and_optimizer_names import IGNORED
 from .setting_names import MASK
 from .training_terms import Stopped
 

@@ -1,5 +1,5 @@
-"""Forward and backward passes over a batch, and the undoing of a pass that made a buffer not finite. Needs torch
-alone."""
+"""Forward and backward passes over a batch, the undoing of a pass that made a buffer not finite, and the search for the
+rows that did. Needs torch alone."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

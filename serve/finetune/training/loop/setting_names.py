@@ -1,5 +1,6 @@
-"""The schedules that a job may have, its usual learning rate, which precision is taken, and how many rows may be left
-out. The server, the reader of its files and the trainer read them here; needs nothing, not even torch."""
+"""The schedules that a job may have, its usual learning rate, which precision is taken, when the loss scale grows, and
+how many rows may be left out. The server, the reader of its files and the trainer read them here; needs nothing, not
+even torch."""
 
 from collections.abc import Mapping, Sequence
 

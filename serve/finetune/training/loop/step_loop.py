@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .....models.folder.optimizer_names import DEFAULT, OPTIMIZERS
+from .....models.folder.loss_and_optimizer_names import DEFAULT, OPTIMIZERS
 from .amp import fell, grad_scaler, update
 from .batch_loop import BatchLoop, alone
 from .learner import Learner, learner_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .....models.folder.optimizer_names import DEFAULT
+from .....models.folder.loss_and_optimizer_names import DEFAULT
 from .setting_names import EMULATED, SCHEDULES
 
 GRADIENT_OVERFLOW = "gradient overflow"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, BadSamples
-from halfeven.models.folder.optimizer_names import IGNORED
+from halfeven.models.folder.loss_and_optimizer_names import IGNORED
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.finetune.data.datasets import (

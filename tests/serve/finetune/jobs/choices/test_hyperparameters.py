@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.errors import BadInput
-from halfeven.models.folder.optimizer_names import OPTIMIZERS
+from halfeven.models.folder.loss_and_optimizer_names import OPTIMIZERS
 from halfeven.serve.finetune.jobs.choices.hyperparameter_table import AUTO, RANGES, WORDS
 from halfeven.serve.finetune.jobs.choices.hyperparameters import (
     KNOWN,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.models.folder.optimizer_names import (
+from halfeven.models.folder.loss_and_optimizer_names import (
     CLASS_LOSSES,
     IGNORED,
     LOSSES,
