@@ -12,7 +12,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
 
 
 def _most_similar(name: str, known: list[str]) -> str:
-    """As `difflib.get_close_matches` finds it, which compares all names in full."""
+    """The name that `difflib.get_close_matches` finds, which compares all names in full."""
     compared, nearest, best = difflib.SequenceMatcher(), known[0], -1.0
     compared.set_seq2(name)
     for one in known:

@@ -74,8 +74,8 @@ class BackgroundServer:
         return self._thread.is_alive()
 
     def until_it_ends(self) -> None:
-        # Not by `join`: a KeyboardInterrupt in it marks a thread that still runs as ended (seen with Python 3.11), and
-        # `close` would not wait for it.
+        # `join` is not used: a KeyboardInterrupt in it marks a thread that still runs as ended (seen with Python 3.11),
+        # and `close` would not wait for it.
         while self.is_open:
             self._ended.wait(_LOOK_S)
 

@@ -6,7 +6,7 @@ from ...models.spec.spec import UNIT_ROUNDOFF
 from ..graph.backend import GraphNode
 
 FP32 = 2.0**-24
-# By the names that numpy has for the types of half.
+# The keys are numpy's names for the types of half.
 ROUNDOFF: Mapping[str, float] = {"float16": UNIT_ROUNDOFF["fp16"], "bfloat16": UNIT_ROUNDOFF["bf16"]}
 
 

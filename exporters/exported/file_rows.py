@@ -72,7 +72,7 @@ def _joined(spec: ModelSpec, parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """As ``numpy.savez`` writes it, which cannot write an array named ``file``."""
+    """Write the file as ``numpy.savez`` does, which cannot write an array named ``file``."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

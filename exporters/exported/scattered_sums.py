@@ -75,8 +75,8 @@ def sum_of_elements(new: NewNodes, node: ir.Node, sizes: Sizes) -> ir.Value | st
 
 
 def sum_of_slices(new: NewNodes, node: ir.Node, sizes: Sizes) -> ir.Value | str:
-    """As `sum_of_elements`, of a ScatterND that adds: one line of all places that an index tuple can name; the elements
-    of a slice lie on the axis beside it."""
+    """The value as `sum_of_elements` gives it, of a ScatterND that adds: one line of all places that an index tuple can
+    name; the elements of a slice lie on the axis beside it."""
     if reason := _reason_against(node, sizes):
         return reason
     data, indices, updates, dtype = _inputs(node)
@@ -95,7 +95,7 @@ def sum_of_slices(new: NewNodes, node: ir.Node, sizes: Sizes) -> ir.Value | str:
 
 
 def _sums(new: NewNodes, lines: _Lines) -> ir.Value | str:
-    """For each place the sum of its updates: the shape of the updates, in which N places stand for the K updates. A
+    """The sum of the updates of each place: the shape of the updates, in which N places stand for the K updates. A
     reason where a comparison of the indices with all places is too large."""
     least = lines.compared if lines.dtype in FLOATS else lines.summed
     if least > LARGEST:

@@ -31,7 +31,7 @@ _CHOOSERS: dict[Any, tuple[int, int | None]] = {
     aten.kthvalue.default: (2, 1),
     aten.median.dim: (1, 1),
 }
-# Their dim is the last one unless it is given.
+# The operations whose dim is the last one unless it is given.
 _LAST = {
     aten.topk.default,
     aten.sort.default,

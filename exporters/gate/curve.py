@@ -51,7 +51,7 @@ class Curve:
     first: Point | None
 
     def to_json(self) -> dict[str, Any]:
-        """At most 512 points, the worst of each stretch."""
+        """The curve with at most 512 points, the worst of each stretch."""
         stretches = np.array_split(np.arange(len(self.points)), min(len(self.points), MAX_POINTS) or 1)
         worst = (max(stretch, key=lambda i: self.points[i].error_u) for stretch in stretches if len(stretch))
         return {
@@ -156,7 +156,7 @@ def _first_astray(nodes: Sequence[GraphNode], points: Mapping[str, Point]) -> Po
 
 
 def _largest_inputs(nodes: Sequence[GraphNode], points: Mapping[str, Point]) -> dict[str, float]:
-    """For every node the largest error among its inputs; what has no error of its own passes theirs on."""
+    """The largest error among each node's inputs; what has no error of its own passes theirs on."""
     seen: dict[str, float] = {}
     found: dict[str, float] = {}
     for node in nodes:

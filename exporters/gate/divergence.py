@@ -116,7 +116,7 @@ class Divergence:
         )
 
     def ratios(self) -> tuple[np.ndarray, ...]:
-        """For every non-batch axis, the decibels of each slice."""
+        """The decibels of each slice, for every non-batch axis."""
         return tuple(decibels(sums.signal, sums.noise) for sums in self.axes)
 
     def _slices(self, axis: int, sums: _Axis, u: float, noise: np.ndarray) -> AxisSlices:

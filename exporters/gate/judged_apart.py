@@ -23,7 +23,8 @@ def judge_apart(
     names: the report on the real samples says that already."""
     report = judge(spec, dtype, trials, noise=noise)
     said = any(failure.rule in ("samples", "names") for failure in report.failures)
-    # Not in `by_sample`, which a stored report goes through again: its failures have these words already.
+    # These words are not given in `by_sample`, which a stored report goes through again: its failures have them
+    # already.
     return None if said else by_sample(replace(report, failures=tuple(map(perturbed, report.failures))))
 
 

@@ -95,7 +95,7 @@ def in_units(error: float, u: float, scale: float) -> float:
 
 
 def thinned(values: np.ndarray, most: int) -> tuple[float, ...]:
-    """At most so many numbers in the given order, each the largest of its stretch."""
+    """The values in the given order, at most ``most`` of them, each the largest of its stretch."""
     stretches = np.array_split(values, min(len(values), most)) if len(values) else []
     return tuple(float(stretch.max()) for stretch in stretches)
 

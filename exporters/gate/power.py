@@ -11,7 +11,8 @@ from .rule_verdicts import finite
 
 FINE, SIGN, EXPONENT = "8u", "sign", "exponent"
 FAULTS = (FINE, SIGN, EXPONENT)
-# Why a fine fault at a node is not noticed. No samples show a damped one; the last two are hidden by these samples.
+# The reasons why a fine fault at a node is not noticed. No samples show a damped one; the last two are hidden by these
+# samples.
 UNEXPLAINED, STEP, DAMPED, BYPASSED = "unexplained", "step", "damped", "bypassed"
 SATURATED, DEAD = "saturated", "dead"
 MOST_BLIND = 0.5  # of the nodes

@@ -16,7 +16,7 @@ from .verdict import OutputVerdict
 
 MAX_TOLERABLE_SHARE = 0.1  # an error of a tenth of S, a tenth of the choices: no override is offered
 MIN_TOLERABLE_DB = 10.0
-# of each limit: in what steps it is offered, whether a larger one is more lenient, and where garbage begins
+# Facts of each limit: in what steps it is offered, whether a larger one is more lenient, and where garbage begins.
 _STEPS = {
     "max_error_u": (0.1, True, math.inf),  # garbage by its share of S
     "min_sqnr_db": (0.1, False, MIN_TOLERABLE_DB),

@@ -99,7 +99,7 @@ class Steps(Generic[V]):
     scales: dict[V, float] = field(default_factory=dict)
 
     def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
-        """For each output the elements in which the candidate may differ: what ``Trial.ties`` takes."""
+        """The elements of each output in which the candidate may differ: what ``Trial.ties`` takes."""
         odd = [name for name in self.outputs if self._differs(reference[name], candidate.get(name))]
         if not odd:
             return {}

@@ -46,7 +46,7 @@ class Ties:
     scales: dict[str, float] = field(default_factory=dict)
 
     def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
-        """By output, where the candidate's integers may differ: what ``Trial.ties`` takes."""
+        """The elements of each output in which the candidate's integers may differ: what ``Trial.ties`` takes."""
         odd = [output for output in self.outputs if _differs(reference[output], candidate.get(output))]
         if not odd:
             return {}

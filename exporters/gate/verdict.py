@@ -186,7 +186,7 @@ class ParityReport:
 
     @property
     def rule_of_three(self) -> float | None:
-        """With n clean samples the true share of bad ones is below 3/n at 95 % confidence."""
+        """The true share of bad samples is below 3/n at 95 % confidence, where n samples are clean."""
         return min(3.0 / self.samples, 1.0) if self.samples else None
 
     def summary(self) -> str:

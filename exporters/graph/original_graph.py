@@ -22,7 +22,7 @@ class OriginalGraph(Protocol):
     """An FP32 model as a graph."""
 
     def nodes(self) -> Sequence[GraphNode]:
-        """In the order in which they run; those of bodies are left out by `watched`."""
+        """The nodes in the order in which they run; those of bodies are left out by `watched`."""
         ...
 
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:

@@ -119,7 +119,8 @@ def absolute(path: Path) -> Path:
 
 
 def _is_transformers(path: Path) -> bool:
-    """Without a model.toml, which would count. Other libraries write a config.json too, which names no model."""
+    """True for a folder of transformers without a model.toml, which would count. Other libraries write a config.json
+    too, which names no model."""
     config = path / "config.json"
     if (
         not path.is_dir()

@@ -174,7 +174,7 @@ class _Found:
         return run
 
     def given_rows(self, axes: Mapping[str, int] | None) -> Rows | None:
-        """So many rows of the given samples; of a model that is not batched, the first sample."""
+        """The given samples, so many rows of them; of a model that is not batched, the first sample."""
         given = self.given
         if given is None:
             return None

@@ -213,7 +213,7 @@ def _lengths(spec: ModelSpec, arrays: Arrays, first: int = 0) -> list[tuple[Tens
 
 
 def _rising(lengths: np.ndarray, longest_of: int) -> np.ndarray:
-    """From 1 in the first row to nearly the longest in the last."""
+    """Lengths from 1 in the first row to nearly the longest in the last."""
     if lengths.ndim == 0:
         return np.ones_like(lengths)
     rising = 1 + np.arange(len(lengths)) * (longest_of - 1) // max(len(lengths), 1)

@@ -1,4 +1,4 @@
-"""From a model folder to the module that is served live, checked against itself in FP32 before a half is made."""
+"""The way from a model folder to the module served live, checked against itself in FP32 before a half is made."""
 
 from dataclasses import dataclass, replace
 

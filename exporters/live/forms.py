@@ -164,7 +164,8 @@ class LiveForms:
         return [kept.node for kept in self.kept]
 
     def facts(self) -> dict[str, Any]:
-        """As in `proof.maker.Maker`; ops are counted in one run, for autocast casts at every request."""
+        """The facts as `proof.maker.Maker` has them; ops are counted in one run, for autocast casts at every
+        request."""
         counts = self.counts
         size = sum(
             tensor.numel() * tensor.element_size() for tensor in self.built.live.module.state_dict().values()

@@ -176,7 +176,7 @@ Read = tuple[ForeignProgram, ModelSpec, list[str]]
 
 
 def read_freed(path: Path, folder: ModelFolder, samples: Samples) -> Read:
-    """As `read_foreign`; a batch of 1 is made free, and the notes say so, or why not.
+    """The model as `read_foreign` gives it; a batch of 1 is made free, and the notes say so, or why not.
 
     Raises BadFolder and TooLarge as `read_foreign` does.
     """

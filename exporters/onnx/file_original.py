@@ -41,7 +41,7 @@ class FileOriginal:
         return Oracle(model, self.program.weights, observe=by_node(model, observe)).run
 
     def otherwise(self, observe: Observe) -> Answers:
-        """As ONNX Runtime runs the file: with its sums in another order than node by node."""
+        """The answers as ONNX Runtime runs the file: with its sums in another order than node by node."""
         graph = self.program.model.graph
         makers = {output: node.name for node in graph.node for output in node.output if output}
         watched = WatchedRun(assembled(self.program.model, self.program.weights), list(makers))

@@ -17,7 +17,7 @@ _SEEN_THROUGH = ("Cast", "Identity", "Mul", "Div")
 
 
 def part_transposes_in(path: Path) -> int:
-    """As `part_transposes`, for a file, which is written anew if it has such a pair."""
+    """Do what `part_transposes` does for a file, which is written anew if it has such a pair."""
     model = onnx.load(path, load_external_data=False)
     if parted := part_transposes(model):
         onnx.save(model, path)

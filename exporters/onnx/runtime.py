@@ -75,7 +75,7 @@ def _types_by_runtime(model: ModelProto, known: Collection[str]) -> list[ValueIn
     asked.graph.output.extend(ValueInfoProto(name=name) for name in wanted)
     values = {value.name: value for value in session_of(asked).get_outputs()}
     return [
-        # It gives no sizes for a scalar, and none where it does not know how many axes there are.
+        # ONNX Runtime gives no sizes for a scalar, and none where it does not know how many axes there are.
         helper.make_tensor_value_info(
             name, TensorProto.DataType.Value(found[1].upper()), values[name].shape or None
         )

@@ -12,7 +12,8 @@ from ..inputs.synthetic import LARGEST
 # before fails. A plan by the rules alone may use up all of that share, a plan that a search finds `SEARCHED` at most.
 SHARES = (1.0, 0.75, 0.4)
 SEARCHED = SHARES[1]
-# For what is given to FP32 besides where the proof misses a limit (`road`); after the last of them everything is.
+# The shares for what is given to FP32 besides where the proof misses a limit (`road`); after the last of them
+# everything is.
 RETREATS = (0.2, 0.1, 0.05)
 
 

@@ -81,7 +81,7 @@ class Rehearsal:
         return Question(numbers, inputs, self._graph.original()(inputs)).nbytes  # no part of any budget
 
     def leave_room_for(self, operations: int) -> None:
-        """For so many operations from now on a plan has to leave room for swaps of samples that are never tried.
+        """A plan, for so many operations from now on, has to leave room for swaps of samples that are never tried.
         Afterwards the gate's own limit is enough, so that the search of a large net ends with a plan."""
         self.counterexamples.room_ends = self.meter.spent() + operations
 

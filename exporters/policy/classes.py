@@ -167,7 +167,7 @@ CLASSES: tuple[OpClass, ...] = (
     _class("sampling on a grid", "grid_sampler", "GridSample", _WIDEST),
     _class("scatter by index", "index_put", "ScatterND", _WIDEST),
     _class("scatter", "scatter_add", "ScatterElements Scatter", _WIDEST),
-    # On no list of autocast: they follow their inputs at O1.
+    # The scatters that are on no list of autocast: they follow their inputs at O1.
     _class("other scatter", "scatter_reduce index_add index_reduce put scatter", "", _INPUT),
     _class("embedding", "embedding", "", _INPUT, _T.EMBEDDING, _T.MOVES, _T.COPIES),
     _class("sum of embeddings", "embedding_bag", "", _INPUT, _T.EMBEDDING),
@@ -224,7 +224,7 @@ CLASSES: tuple[OpClass, ...] = (
 )
 # fmt: on
 
-# Why recurrent layers are kept where everything else is half.
+# The reason why recurrent layers are kept where everything else is half.
 NO_HALF_KERNEL = "no half kernel on every device"
 
 _BY_NAME: Mapping[str, OpClass] = {

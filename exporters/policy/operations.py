@@ -18,8 +18,8 @@ from .classes import Trait, class_of, has
 
 PER_NODE = 1 << 19  # half of the measured time: the machine was not idle
 PER_ELEMENT = 16
-# For each element and frequency. Measured with ONNX Runtime 1.32 on a Xeon: 3 for frames of 256 and 512 samples, 15 for
-# frames of 400, whose length is no power of two.
+# Operations for each element and frequency. Measured with ONNX Runtime 1.32 on a Xeon: 3 for frames of 256 and 512
+# samples, 15 for frames of 400, whose length is no power of two.
 FOURIER = 8
 
 Shape = Sequence[int]

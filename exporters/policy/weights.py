@@ -103,5 +103,5 @@ def in_range(original: np.ndarray, half: np.ndarray) -> np.ndarray:
 
 
 def _norm(array: np.ndarray) -> float:
-    """In float64: squares of numbers near 1e-30 are nothing in FP32."""
+    """The norm in float64: squares of numbers near 1e-30 are nothing in FP32."""
     return math.sqrt(np.square(array, dtype=np.float64).sum())

@@ -53,7 +53,8 @@ def with_pixels(subject: Subject, original: OriginalGraph | None, row_operations
 
 
 def _shows_more(found: tuple[float, float], best: tuple[float, float]) -> bool:
-    """By what `_shown` gives. Where all answers are alike, the share of noticed faults is by chance."""
+    """True if these pictures show more, by what `_shown` gives. Where all answers are alike, the share of noticed
+    faults is by chance."""
     (noticed, variation), (most, widest) = found, best
     if noticed >= most + CLEARLY:
         return TIMES * variation >= widest

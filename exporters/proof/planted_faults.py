@@ -263,7 +263,7 @@ def _size(result: np.ndarray) -> float:
 
 
 def _spread(several: Sequence[T], most: int) -> list[T]:
-    """At most so many: one of each stretch, by a seeded choice."""
+    """Some of the several, at most ``most``: one of each stretch, by a seeded choice."""
     drawn = np.random.default_rng(0)
     parts = np.array_split(np.arange(len(several)), min(most, len(several)) or 1)
     return [several[int(drawn.choice(part))] for part in parts if len(part)]
@@ -278,7 +278,7 @@ def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[
 
 
 def _answers_alike(run: ReferenceRun, dtype: str) -> list[bool]:
-    """For each output: whether all answers are the same, so that a half which mixes the samples up would pass."""
+    """True for each output all of whose answers are the same, so that a half which mixes the samples up would pass."""
     trials = [Trial(one.samples, *pair) for one, pair in _beside_others(run, lambda one: one.reference)]
     return [one.passed for one in judge(run.spec, dtype, trials, noise=run.noise).outputs]
 

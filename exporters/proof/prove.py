@@ -269,7 +269,8 @@ ENOUGH = 32  # samples: with so many, a proof needs no others
 
 
 def augmented(spec: ModelSpec, samples: Samples, seed: int = 0) -> Samples | None:
-    """As many as ``samples`` lack to `ENOUGH`; None where they are enough, or where no input can be changed."""
+    """The perturbed samples that ``samples`` lack to `ENOUGH`; None where they are enough, or where no input can be
+    changed."""
     missing = ENOUGH - samples.count
     if missing <= 0 or not changeable(spec, samples):
         return None

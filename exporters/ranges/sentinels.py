@@ -165,7 +165,7 @@ def _replace(site: Site, graph_module: GraphModule) -> None:
 
 
 def _quiet_rows(attention: Node, mask: Node) -> None:
-    """With a query of 0, all scores of a row are the mask's, and the row is uniform."""
+    """All scores of a row are the mask's where the query is 0, and the row is uniform."""
     query = attention.args[0]
     assert isinstance(query, Node)
     is_masked = insert(_aten.le.Scalar, (mask, HIGH), before=attention)

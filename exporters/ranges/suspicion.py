@@ -27,7 +27,7 @@ class Suspicion(NamedTuple):
 
 
 def suspicion(profile: Profile) -> list[Suspicion]:
-    """At most one entry for each op, its gravest; ties in the graph's order. Harmless ops have none.
+    """The suspicions, at most one for each op, its gravest; ties in the graph's order. Harmless ops have none.
 
     Inputs and weights have no entry of their own: the ops that read them have.
     """

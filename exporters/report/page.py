@@ -266,7 +266,7 @@ class Rule(NamedTuple):
 
 
 def judged_outputs(forms: Forms) -> list[list[Judged]]:
-    """For each output the forms that were judged on it."""
+    """The forms that were judged on each output."""
     found: dict[str, list[Judged]] = {}
     for form, facts in forms.items():
         parity = facts.get("parity") or {}

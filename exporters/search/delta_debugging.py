@@ -214,7 +214,7 @@ class _Search:
                 self.suspects = [*self.suspects[:needed], *reorder(self.suspects[needed:])]
                 more, reorder, self.reordered = 1, None, True
         passing = min(needed + more, len(self.suspects))
-        # in the order given, `reduced` finds the same length
+        # `reduced` finds the same length in the order given.
         return self.bisected(needed + more // 2, passing) if self.reordered or self.over else passing
 
     def bisected(self, failing: int, passing: int) -> int:

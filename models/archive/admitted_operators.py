@@ -37,7 +37,7 @@ _PRIVATE = {
     "_trilinear", "_unique2", "_unsafe_view", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa",
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_weight_norm",
 }  # fmt: skip
-# Without a tensor among their arguments, and yet they show nothing: every element is written.
+# These have no tensor among their arguments, and yet they show nothing: every element is written.
 _FROM_NOTHING = {
     "arange", "bartlett_window", "blackman_window", "eye", "fft_fftfreq", "fft_rfftfreq", "full", "hamming_window",
     "hann_window", "kaiser_window", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm",

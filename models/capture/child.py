@@ -346,7 +346,8 @@ def whole_storages(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
 
 
 def dims(program: "ExportedProgram") -> list[list[Size]]:
-    """Per input and axis what the program takes: a size, or [symbol, low, high]; high is null if unbounded."""
+    """The sizes of each input's axes that the program takes: a size, or [symbol, low, high]; high is null if
+    unbounded."""
     import torch
 
     found = []

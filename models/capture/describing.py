@@ -248,7 +248,8 @@ def _free(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def _called(module: "nn.Module", arrays: Named) -> Any:
-    """As the capture calls it: the module's hooks see all inputs in order, whether forward gets them by name or not."""
+    """The answers of the module, called as the capture calls it: its hooks see all inputs in order, whether forward
+    gets them by name or not."""
     forward, names = module.forward, list(arrays)
     if child.takes_by_name(forward, names):
         module.forward = lambda *tensors: forward(**dict(zip(names, tensors, strict=True)))

@@ -305,7 +305,7 @@ def sharded_state(index: Path) -> State:
 
 
 def why_not_opened(error: Exception) -> str:
-    """Without torch's advice to open the file all the same."""
+    """Torch's reason, without its advice to open the file all the same."""
     reason = failures.first_lines(str(error).rpartition("WeightsUnpickler error: ")[2]).partition("\n")[0]
     return reason.partition(" Please use")[0][:300]
 

@@ -1,4 +1,4 @@
-"""Between numpy and torch without copies, bfloat16 included (numpy's comes from ml_dtypes)."""
+"""Conversion between numpy and torch without copies, bfloat16 included (numpy's comes from ml_dtypes)."""
 
 import ml_dtypes
 import numpy as np

@@ -21,7 +21,7 @@ from .staging import CudaStreams
 
 _READ_BY_THE_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _MASKS = (torch.bool, torch.uint8)
-# On CUDA these add with atomics, in another order in each run (docs.pytorch.org, torch.use_deterministic_algorithms).
+# These add with atomics on CUDA, in another order in each run (docs.pytorch.org, torch.use_deterministic_algorithms).
 _SCATTERS = {"scatter_add", "scatter_reduce", "index_add", "index_reduce"}
 _OTHERS_IN_ANY_ORDER = {"cumsum", "bincount", "histc"}
 _ADDS_IF_ASKED = {"index_put", "_unsafe_index_put", "put"}

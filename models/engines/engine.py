@@ -24,7 +24,7 @@ class Launched(Protocol):
     """A batch on its way on a device."""
 
     def wait(self) -> list[np.ndarray]:
-        """Its outputs, as ``run`` gives them; blocks until they are here. Raises what the run raised."""
+        """The batch's outputs, as ``run`` gives them; blocks until they are here. Raises what the run raised."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""From a version on disk to an engine on a device: the only place that chooses the kind of the engine.
+"""The way from a version on disk to an engine on a device: the only place that chooses the kind of the engine.
 
 What brings a kind's libraries is imported at its first use: ONNX files need no torch on a CPU, and a server of torch
 forms alone is 17 MB smaller without ONNX Runtime.

@@ -75,7 +75,7 @@ class OnnxEngine(StagedEngine):
         return super().launch(parts) if self._staging is None else self._staged(self._staging, parts)
 
     def change_inputs(self, change: "Callable[..., Sequence[torch.Tensor]]") -> None:
-        """On CUDA: from now on ``change`` gets every batch's tensors, on the device, before the session does."""
+        """``change`` gets every batch's tensors from now on, on the CUDA device, before the session does."""
         runs = self._runs
         self._runs = lambda *inputs: runs(*change(*inputs))
 

@@ -112,7 +112,8 @@ class PrivateImports:
         return self._is_ours[top]
 
     def _in_the_roots(self, top: str) -> bool:
-        """As on ``sys.path``: a file or package of the roots comes first, a mere folder last."""
+        """True if the name is in the roots, searched as ``sys.path`` is: a file or package of the roots comes first, a
+        mere folder last."""
         spec = PathFinder.find_spec(f"{self._package}.{top}", [str(root) for root in self.roots])
         if spec is None or spec.origin is not None:
             return spec is not None

@@ -123,7 +123,7 @@ def slots_on(device: torch.device) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """Per input, bytes on the host and on the device; and the outputs of the batch under way."""
+    """The bytes of each input on the host and on the device; and the outputs of the batch under way."""
 
     number: int
     hosts: list[Tensor] = field(default_factory=list)
@@ -173,7 +173,7 @@ class Staging:
         dtype = _torch_dtype(first.dtype)
         nbytes = math.prod(shape) * first.dtype.itemsize
         if index == len(slot.hosts) or slot.hosts[index].numel() < nbytes:
-            # Both buffers are made before either is kept: where the device has no memory, the slot stays as it was.
+            # The two buffers are made before either is kept: where the device has no memory, the slot stays as it was.
             host, device = self._streams.on_host((nbytes,), torch.uint8), self._streams.on_device(nbytes)
             slot.hosts[index : index + 1], slot.devices[index : index + 1] = [host], [device]
         joined = slot.hosts[index][:nbytes].view(dtype).view(shape)

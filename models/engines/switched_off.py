@@ -37,7 +37,7 @@ def is_off(feature: str, device: "torch.device") -> bool:
 
 @contextmanager
 def only_off(device: "torch.device", *features: str) -> Iterator[None]:
-    """For the time being exactly these features are off."""
+    """Exactly these features are off within the block."""
     before = _off.get(str(device), {})
     switch_off(device, dict.fromkeys(features, "the selftest tries without it"))
     try:

@@ -82,7 +82,7 @@ def opened_inside(folder: Path, path: Path, most_bytes: int | None = None) -> Op
     if not place.is_relative_to(root):
         raise OSError(errno.EXDEV, f"it leads out of the folder {folder.name}", str(path))
     opened = OpenedFile(place, most_bytes)
-    # Where a folder on the way was replaced by a link since, the open file is another one.
+    # The open file is another one where a folder on the way was replaced by a link since.
     if (linked := opened.again) != place and not linked.resolve().is_relative_to(root):
         opened.close()
         raise OSError(errno.EXDEV, f"it leads out of the folder {folder.name}", str(path))

@@ -27,7 +27,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 }
 SWITCHES = frozenset(("amsgrad", "foreach", "fused", "decoupled_weight_decay", "centered", "nesterov"))
 _BELOW_ONE = frozenset(("rho", "alpha", "momentum"))
-# As other libraries write them: https://huggingface.co/docs/transformers (optim), Keras (lower case).
+# The names as other libraries write them: https://huggingface.co/docs/transformers (optim), Keras (lower case).
 ALIASES: Mapping[str, str] = {
     "adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "adamw_hf": "AdamW", "adam_w": "AdamW",
 }  # fmt: skip

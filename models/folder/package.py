@@ -34,8 +34,8 @@ class Precision:
     def parse(
         cls, level: str, dtype: str | None, keep: Iterable[str], embeddings: str, where: str
     ) -> "Precision":
-        """Also takes Keras' words for the level, which mean a dtype too. ``dtype`` None: it was not given. Raises
-        BadFolder naming ``where``."""
+        """The precision that the settings ask for. Keras' words for the level are taken too, and mean a dtype.
+        ``dtype`` None: it was not given. Raises BadFolder naming ``where``."""
         one_of(level, PRECISION["level"].one_of, f"{where} level")
         if dtype is not None:
             one_of(dtype, HALF_DTYPES, f"{where} dtype")

@@ -1,4 +1,4 @@
-"""From an index of a graph of ATen operations back to the input that it is taken from.
+"""The way from an index of a graph of ATen operations back to the input that it is taken from.
 
 Through views, casts among integers, constant offsets and columns. Constants and positions (``arange``) in place of an
 input are in range or not whatever is sent. Everything else is left to the guard in the engine.

@@ -69,7 +69,7 @@ class Bounds:
         return Bounds(lows, highs)
 
     def as_range(self, low: int, high: int) -> ValueRange | None:
-        """As a spec says it, or None where it says nothing: every value of low..high is within, or none is.
+        """The range as a spec says it, or None where it says nothing: every value of low..high is within, or none is.
 
         Ends that differ along another axis than the last become the widest of them.
         """

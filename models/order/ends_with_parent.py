@@ -29,7 +29,7 @@ def die_with_the_parent(control: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """As `die_with_the_parent`, for a process that has no such pipe: it knows its parent's number."""
+    """The same request as `die_with_the_parent`'s, of a process that has no such pipe: it knows its parent's number."""
     _ask_the_kernel()
     if os.getppid() != parent:
         os._exit(1)

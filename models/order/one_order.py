@@ -105,7 +105,7 @@ class Order:
 
     @contextmanager
     def bounds_this_process(self, what: str) -> Iterator[None]:
-        """Within the block this process is bounded by the order's memory too; what it had before counts. Raises
+        """This process is bounded by the order's memory too within the block; what it had before counts. Raises
         OutOfMemory, which names ``what``, for an error that says that memory was lacking."""
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         within = self.memory_bytes if soft == resource.RLIM_INFINITY else min(soft, self.memory_bytes)
@@ -124,7 +124,7 @@ class Order:
 
     @contextmanager
     def watched(self, end: Callable[[OutOfTime], object]) -> Iterator[None]:
-        """At the end of the time ``end`` is called in a thread of its own, whatever this one is doing: code of a
+        """``end`` is called at the end of the time in a thread of its own, whatever this one is doing: code of a
         library cannot be interrupted, only its process be ended."""
         timer = threading.Timer(self.left_s, lambda: end(self.out_of_time("the work")))
         timer.daemon = True

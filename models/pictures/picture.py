@@ -70,7 +70,7 @@ def _opened(data: bytes, error: type[BadInput]) -> ImageFile:
     if not is_picture(data):
         raise error(f"expected a PNG or JPEG file, got {len(data)} bytes that begin with {data[:8].hex(' ')}")
     try:
-        # Not Image.open: it tries further formats, and its own bound on sizes is the whole process's.
+        # Image.open is not used: it tries further formats, and its own bound on sizes is the whole process's.
         image = PngImageFile(io.BytesIO(data)) if data.startswith(PNG) else JpegImageFile(io.BytesIO(data))
     except Exception as fault:
         raise error(f"the picture's header cannot be read ({fault}); send the whole file") from None
@@ -103,7 +103,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _sized(image: Image.Image, picture: Picture) -> Image.Image:
-    """In the entry's colours and size."""
+    """The image in the entry's colours and size."""
     clear = image.has_transparency_data
     image = image.convert("RGBA" if clear else picture.color)
     height, width = picture.sizes

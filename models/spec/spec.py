@@ -128,7 +128,7 @@ class TensorSpec:
         return [dim.wire for dim in batch_back(self.shape, self.batch_axis)]
 
     def as_called(self) -> "TensorSpec":
-        """With the axes in the model's own order, as in ``model.toml`` and in requests."""
+        """The spec with the axes in the model's own order, as in ``model.toml`` and in requests."""
         if self.batch_axis == 0:
             return self
         return replace(self, shape=batch_back(self.shape, self.batch_axis))
@@ -263,7 +263,7 @@ class Batching:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Batching":
-        """From JSON; a missing key (in a file of an older version) has its default."""
+        """The settings from JSON; a missing key (in a file of an older version) has its default."""
         all_typed(cls(), data)
         buckets, lengths = data.get("buckets", "auto"), data.get("lengths", ())
         buckets = buckets if buckets == "auto" else tuple(typed(int, n) for n in buckets)
@@ -303,7 +303,8 @@ class ModelSpec:
         return replace(self, inputs=tuple(inputs))
 
     def as_called(self) -> "ModelSpec":
-        """With every tensor's axes in the model's own order. The batch is then on axis ``batch_axis`` of each."""
+        """The spec with every tensor's axes in the model's own order. The batch is then on axis ``batch_axis`` of
+        each."""
         if not self.batch_axes:
             return self
         inputs, outputs = (tuple(t.as_called() for t in some) for some in (self.inputs, self.outputs))

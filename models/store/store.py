@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
-# By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
+# The origin of the order by which a version becomes active; FOR_DEVICE: one that was planned again for a device.
 OPERATOR, ROLLBACK, FOR_DEVICE = "operator", "rollback", "device"
 
 
@@ -127,7 +127,8 @@ class Version:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 
     def spec(self) -> "ModelSpec":
-        """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
+        """The version's spec under the name of its folder, which may have been copied or renamed since the
+        conversion."""
         from ..spec.spec import ModelSpec  # brings numpy, which the commands that list versions do not need
 
         return replace(self.read("spec.json", ModelSpec.from_json), name=self.name)

@@ -74,7 +74,7 @@ class Permit:
 
     @property
     def owner(self) -> str:
-        """To whom belongs what the request makes: the key's identifier, empty on a server without keys."""
+        """The owner of what the request makes: the key's identifier, empty on a server without keys."""
         return "" if self.record is None else self.record.id
 
     @property
@@ -95,7 +95,7 @@ class Permit:
         return self._access is None or self._access.has(self.record)
 
     def check(self, scopes: Collection[str], model: str | None) -> None:
-        """For a route whose URL does not name the model. Raises Forbidden."""
+        """Check the scopes on a route whose URL does not name the model. Raises Forbidden."""
         if self.record is not None:
             _check(self.record, scopes, model)
 
@@ -170,7 +170,7 @@ class AccessControl:
         return Permit(record, True, limits, self)
 
     def check(self, authorization: str | None, scopes: Collection[str]) -> None:
-        """As `admit`, before it is known which model is concerned; no limit is counted."""
+        """Check as `admit` does, before it is known which model is concerned; no limit is counted."""
         self._now()
         if self._needed and scopes:
             _check(self._record_of(authorization), scopes, None)

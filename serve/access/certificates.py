@@ -107,7 +107,7 @@ class Certificates:
     def _context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # Without a password function OpenSSL would ask for one on the terminal.
+        # OpenSSL would ask for a password on the terminal if it had no function for it.
         context.load_cert_chain(*self._files, password=lambda: "")
         return context
 

@@ -68,7 +68,7 @@ class Batcher:
         self._drained: asyncio.Event | None = None
         device.attach(self, background)
 
-    # On the event loop.
+    # The methods for the event loop.
 
     @property
     def waiting(self) -> int:
@@ -248,7 +248,7 @@ class Batcher:
         request.future.set_result(answer)
         return True
 
-    # On the device thread.
+    # The methods for the device thread.
 
     @property
     def queued(self) -> int:
@@ -301,7 +301,7 @@ class Batcher:
         except RuntimeError:  # the loop is closed: its callers are gone with it
             logger.info("answers of '%s' came after the event loop was closed", self.spec.name)
 
-    # From any thread.
+    # The methods for any thread.
 
     def statistics(self, version: str | None = None) -> Statistics:
         """The counters of a version that is or was active here (by default the active one).

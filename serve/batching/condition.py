@@ -18,7 +18,7 @@ from .rescue import Mended, Rescue, TimedItem
 
 _NOTHING: Mapping[int, Mended] = {}
 _SUSPICIOUS = 3  # batches in a row in which no request was answered
-# To find the failing requests of a batch; four times the batch's own time if that is more.
+# The time to find the failing requests of a batch; four times the batch's own time if that is more.
 _PATIENCE_NS = 10_000_000_000
 
 

@@ -125,7 +125,7 @@ class DeviceThread:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """In this order: refuse new work, finish the waiting requests, stop. False where the time did not suffice.
+        """Refuse new work, then finish the waiting requests, then stop. False where the time did not suffice.
 
         It blocks. A server first awaits ``Batcher.drain()``, so that its event loop can take the answers.
         """
@@ -265,7 +265,8 @@ class DeviceThread:
             pass
 
     def _sleep(self, wait_ns: int | None, rested: bool) -> bool:
-        """Until the bell rings or the time is over; gives whether `at_rest` has been called since the last work."""
+        """Sleep until the bell rings or the time is over; gives whether `at_rest` has been called since the last
+        work."""
         if self._at_rest is None or rested or wait_ns is not None:
             self._bell.wait(wait_ns)
             return rested

@@ -272,7 +272,7 @@ class RequestQueue:
         return self._next is not None and self._full(self._next)
 
     def wait_for_more(self, answered: int, until_ns: int) -> None:
-        """Until ``until_ns`` begin no batch with fewer rows than those that wait now plus the ``answered`` rows."""
+        """Begin no batch until ``until_ns`` with fewer rows than those that wait now plus the ``answered`` rows."""
         self._expected = sum(group.rows for group in self._groups.values()) + answered
         self._wait_ends_ns = until_ns
 

@@ -184,7 +184,7 @@ class BatchScheduler:
         return Answer(outputs, self.prepared, began_ns - since_ns, took_ns, rows, assemble_ns)
 
     def _mistake(self, batch: FormedBatch, error: BaseException) -> list[Outcome]:
-        """Out of memory, or a mistake of ours: all requests are answered nevertheless."""
+        """The answers where memory is lacking, or where the mistake is ours: every request gets the error."""
         logger.error("a batch of '%s' could not be run", self.spec.name, exc_info=error)
         failed = EngineFailed(f"{type(error).__name__}: {error}")
         return [(request, failed) for request in batch.requests]

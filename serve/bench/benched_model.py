@@ -88,7 +88,7 @@ def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> 
 def bodies(
     subject: BenchedModel, rows: int, wire: str, data: Path | None, seed: int = 0
 ) -> list[tuple[bytes, dict[str, str]]]:
-    """Up to 16 different requests of ``rows`` rows, (body, headers) each: from a file, or plausible ones."""
+    """Different requests of ``rows`` rows, at most 16, (body, headers) each: from a file, or plausible ones."""
     if wire not in WIRES:
         raise BadSetting(f"--wire {wire!r}: expected binary or json")
     spec = subject.spec

@@ -40,7 +40,7 @@ class Record:
             self.sent += 1
 
     def was_late(self, scheduled: float, now: float) -> None:
-        """By how much the generator itself missed an arrival."""
+        """Note by how much the generator itself missed an arrival."""
         if self.begin <= scheduled < self.end:
             self.late.append(now - scheduled)
 

@@ -169,7 +169,7 @@ def listing(*columns: str, whole: str = "") -> Table:
 
 
 def check_target(option: str, file: Path | None) -> None:
-    """Before long work whose result goes into ``file``. Raises BadSetting where that cannot be written."""
+    """Raises BadSetting, before long work whose result goes into ``file``, where that cannot be written."""
     if file is None:
         return
     folder = file.parent

@@ -35,7 +35,7 @@ async def abort(context: Any, error: Exception) -> NoReturn:
 def words_of(error: Exception) -> str:
     """The error's message, short enough for a header."""
     words = message_of(error)[:_LONGEST_WORDS]
-    # In a header an ASCII character takes up to three bytes, any other one up to twelve.
+    # An ASCII character takes up to three bytes in a header, any other one up to twelve.
     return words if words.isascii() else words[: _LONGEST_WORDS // 2]
 
 

@@ -85,7 +85,8 @@ class GrpcServer:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # else two servers could share the port
             ("grpc.max_allowed_incoming_connections", connections),  # each takes a descriptor
-            # Without a bound one connection fills the queue of calls, and gRPC drops calls of others from it.
+            # One connection would fill the queue of calls if there were no bound, and gRPC would drop others' calls
+            # from it.
             ("grpc.max_concurrent_streams", self._limits.streams_per_connection),
             (
                 "grpc.http2.ping_on_rst_stream_percent",

@@ -89,7 +89,7 @@ class NoDescriptor(errors.Overloaded):
 
 
 class TooManyConnections(errors.Overloaded):
-    """As many connections are open as may be. Close unused ones, or raise HALFEVEN_MAX_CONNECTIONS."""
+    """The server has as many open connections as it may have. Close unused ones, or raise HALFEVEN_MAX_CONNECTIONS."""
 
     code = "too_many_connections"
 
@@ -120,7 +120,7 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     LoadFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-# As Triton answers, with --triton-strict and on /v2 alone.
+# The statuses as Triton answers, with --triton-strict and on /v2 alone.
 _TRITON_STATUS = {
     **_STATUS,
     errors.UnknownName: HTTPStatus.BAD_REQUEST,

@@ -126,7 +126,8 @@ class Utilisation:
         self._share = 0.0
 
     def share(self) -> float:
-        """From 0 to 1, over the last `WINDOW_NS`; over the time since the last read where that is longer."""
+        """The share of time that is busy, from 0 to 1, over the last `WINDOW_NS`; over the time since the last read
+        where that is longer."""
         now_ns = self._clock()
         if now_ns - self._looks[-1][0] < _STEP_NS:
             return self._share

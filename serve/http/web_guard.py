@@ -166,7 +166,7 @@ def _is_same_origin(origin: bytes, host: bytes) -> bool:
 
 
 def _plain_name(host: str) -> str:
-    """Without the brackets of an IPv6 address and without a last dot."""
+    """The name in lower case, without the brackets of an IPv6 address and without a last dot."""
     return host.lower().removeprefix("[").removesuffix("]").removesuffix(".")
 
 

@@ -49,10 +49,10 @@ def convert_float_to_float16(
     check_fp16_ready: bool = True,
     **others: Any,
 ) -> ModelProto:
-    """As ``onnxconverter_common.float16`` and ``onnxruntime.transformers.float16`` have it. Weights keep their values:
-    none is moved to ``min_positive_val`` or ``max_finite_val``. ``keep_io_types``: True, or the names of the inputs and
-    outputs that stay FP32. Raises ParityRefused, BadInput for a model that has half values already (but with
-    ``check_fp16_ready=False``)."""
+    """The function as ``onnxconverter_common.float16`` and ``onnxruntime.transformers.float16`` have it. Weights keep
+    their values: none is moved to ``min_positive_val`` or ``max_finite_val``. ``keep_io_types``: True, or the names of
+    the inputs and outputs that stay FP32. Raises ParityRefused, BadInput for a model that has half values already (but
+    with ``check_fp16_ready=False``)."""
     _ignored(
         min_positive_val=min_positive_val not in (1e-7, 5.96e-8),
         max_finite_val=max_finite_val not in (1e4, 65504.0),
@@ -86,8 +86,9 @@ def auto_convert_mixed_precision(
     atol: float | None = None,
     keep_io_types: bool = False,
 ) -> ModelProto:
-    """As ``onnxconverter_common.auto_mixed_precision`` has it. ``feed_dict`` judges: each row of it is a sample. A half
-    that passes the gate has to pass ``validate_fn``, or ``rtol`` and ``atol``, as well. Raises ParityRefused."""
+    """The function as ``onnxconverter_common.auto_mixed_precision`` has it. ``feed_dict`` judges: each row of it is a
+    sample. A half that passes the gate has to pass ``validate_fn``, or ``rtol`` and ``atol``, as well. Raises
+    ParityRefused."""
     half = _converted(_read(model), feed_dict, (), "fp16", keep_io_types)
     if not _accepted(model, half, feed_dict, validate_fn, rtol, atol):
         raise ParityRefused(
@@ -142,8 +143,8 @@ def convert_to_mixed_precision(
     opset: int | None = None,
     **others: Any,
 ) -> ModelProto:
-    """As ``modelopt.onnx.autocast`` has it; ``calibration_data`` (inputs by name, an npz file or a folder of them) are
-    the samples that judge. Bounds by magnitude, forced nodes and plug-ins have no meaning here. Raises
+    """The function as ``modelopt.onnx.autocast`` has it; ``calibration_data`` (inputs by name, an npz file or a folder
+    of them) are the samples that judge. Bounds by magnitude, forced nodes and plug-ins have no meaning here. Raises
     ParityRefused."""
     _ignored(
         nodes_to_include=bool(nodes_to_include),
@@ -175,7 +176,7 @@ def convert_to_f16(
     use_standalone_type_inference: bool = False,
     opset: int | None = None,
 ) -> ModelProto:
-    """As ``modelopt.onnx.autocast`` has it. Raises ParityRefused."""
+    """The function as ``modelopt.onnx.autocast`` has it. Raises ParityRefused."""
     _ignored(tensor_block_dict=bool(tensor_block_dict), trt_plugins=bool(trt_plugins))
     model = _at_opset(_read(model), opset)
     keep = _patterns(model, op_block_list, None, str.__eq__)

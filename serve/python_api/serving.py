@@ -72,9 +72,9 @@ def _place_of(endpoint: type[Endpoint]) -> str:
 
 
 def _serve_on() -> None:
-    """After the last line of a script: wait with the servers that it left open, until a signal comes. Where an error
-    ended the script, or a person did, they are closed at once: their threads must not run while the interpreter ends.
-    """
+    """Wait, after the last line of a script, with the servers that it left open, until a signal comes. Where an error
+    ended the script, or a person did, they are closed at once: their threads must not run while the interpreter
+    ends."""
     failed, interactive = hasattr(sys, "last_value"), hasattr(sys, "ps1") or sys.flags.interactive
     still_open = [server for server in _open if server.is_open]
     if still_open and not failed and not interactive:

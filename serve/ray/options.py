@@ -92,6 +92,6 @@ class Options(BaseModel):
         return asked
 
     def deployment_options(self) -> dict[str, Any]:
-        """For `Deployment.options`: what was given, over the defaults. Raises BadSetting."""
+        """The arguments of `Deployment.options`: what was given, over the defaults. Raises BadSetting."""
         shutdown_s = read_settings(**self.settings).shutdown_seconds
         return {**_DEPLOYMENT, "graceful_shutdown_timeout_s": shutdown_s, **self.deployment}

@@ -53,9 +53,9 @@ class Replica:
         return _named_by(self._front, get_runtime_context().get_node_id())
 
     def check_health(self) -> None:
-        """Before the first request: readiness, and that every version could be copied: another replica may have it.
-        Then liveness: a model that cannot be served is no reason to start the replica again, a lost device is. Raises
-        NotReady."""
+        """Readiness is checked before the first request, and that every version could be copied: another replica may
+        have it. Then liveness: a model that cannot be served is no reason to start the replica again, a lost device is.
+        Raises NotReady."""
         reasons = [] if self._was_ready else self._roster.not_ready_reasons() or self._copy.faults()
         if (lost := self._roster.lost) is not None or reasons:
             raise NotReady(lost or "; ".join(reasons))

@@ -31,7 +31,7 @@ def ordering(device: torch.device, nets: Sequence[Net]) -> Outcome:
         for net in nets:
             engine, came = net.engine(net.original, device), []
             try:
-                # Its slots have their memory then, as in a server.
+                # The engine's slots have their memory then, as in a server.
                 engine.warm_up(net.batch(net.spec.max_batch_size))
                 for start in range(0, BATCHES, LOADED_EVERY):
                     _load(device)

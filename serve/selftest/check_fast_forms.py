@@ -35,7 +35,7 @@ _PROVIDER = "CUDAExecutionProvider"
 
 
 def bit_equality(device: torch.device, nets: Sequence[Net]) -> Outcome:
-    """Over all nets but those whose plan keeps recurrent layers in FP32 on this device."""
+    """The comparison over all nets but those whose plan keeps recurrent layers in FP32 on this device."""
     judged = [net for net in nets if device.type == "cuda" or not net.loops]
     acted: list[str] = []
 

@@ -55,7 +55,7 @@ class MeasuredWay:
 
     @property
     def rows_per_second(self) -> float:
-        """At the useful batch."""
+        """The rows of a batch of the useful size, for each second that it takes."""
         return self.useful_rows / self.seconds[self.useful_rows]
 
 

@@ -93,7 +93,7 @@ class Roster:
                 await asyncio.to_thread(loaded.close)
         await asyncio.to_thread(self.place.thread.stop, timeout_s)
 
-    # For every request.
+    # The methods for every request.
 
     def find(self, name: str, version: str | None = None) -> ServedModel | LoadedVersion:
         """The model, or one loaded version of it by number, label or the first eight digits of a digest."""
@@ -202,7 +202,7 @@ class Roster:
         names = sorted({*self.store.names(), *self._served})
         return index_of(names, self._served, self._loading, self._seen, self._unloaded, self._faults)
 
-    # For `director.py`.
+    # The methods for `director.py`.
 
     def working(self, name: str) -> threading.RLock:
         """The lock for work on a name. Only locks of known models are kept: callers may send any other name."""
@@ -342,7 +342,7 @@ class Roster:
         if version is None or (served is not None and served.traffic.stable.number == version.number):
             return
         loaded = self.loaded_version_for(version)
-        # Where the alias has moved meanwhile, the next look follows it.
+        # The next look follows the alias where it has moved meanwhile.
         if self.store.live_number(name) != state[0]:
             self._close_unused(loaded)
             del self._seen[name]

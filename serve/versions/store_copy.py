@@ -51,7 +51,7 @@ class StoreCopy:
             raise BadSetting(f"store = {source!r}: {error}; expected a folder or a URL of fsspec") from error
         _make_private(folder)
         self._stamps: dict[str, tuple[str, str]] = {}  # of a followed file: in the source, in the copy
-        # For each version (name, number): the source's entry of its folder when the two manifests were last compared.
+        # The source's entry of each version's folder (by name, number) when the two manifests were last compared.
         self._compared: dict[tuple[str, int], str] = {}
         self._faults: dict[
             tuple[str, int], tuple[str, str]

@@ -37,8 +37,9 @@ class StoreWriter:
             self._forget(name, number)
 
     def promote_over(self, name: str, current: int | None, number: int, by: str) -> None:
-        """As `promote`, ``by`` whose order is recorded, and only where ``current`` (None: nothing) is still active. It
-        may be called again: a version that is active stays so. Raises Conflict where another one is."""
+        """Make the version active as `promote` does, ``by`` whose order is recorded, and only where ``current`` (None:
+        nothing) is still active. It may be called again: a version that is active stays so. Raises Conflict where
+        another one is."""
         with self._lock:
             if self._store.live_number(name) != number:
                 self._store.promote_over(current, self._store.version(name, number), by)

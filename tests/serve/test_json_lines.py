@@ -1,4 +1,4 @@
-"""With ``--log-format json`` every line on stderr is one JSON object, whoever wrote it."""
+"""Every line on stderr is one JSON object with ``--log-format json``, whoever wrote it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""From the file's graph to the normalised one (`graph.ForeignProgram`).
+"""The way from the file's graph to the normalised one (`graph.ForeignProgram`).
 
 Functions are inlined, an old opset is converted up, nodes are sorted and named, every value has a unique name over all
 graphs, constants are taken out, and half values of the file are widened to the FP32 original.

@@ -91,7 +91,8 @@ def _drop_unread(graph: GraphProto, inputs: set[str]) -> None:
 
 
 def _rename(graph: GraphProto, old: str, new: str) -> None:
-    """By a node that passes the value on: inner values, those of bodies too, keep their names."""
+    """Rename an input or output by a node that passes the value on: inner values, those of bodies too, keep their
+    names."""
     for value in graph.input:
         if value.name == old:
             value.name = new

@@ -25,7 +25,7 @@ from .reading import read_as, with_dtype
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """Per node, by its qualified name (`models.program.walk`).
+    """The dtypes of each node, by its qualified name (`models.program.walk`).
 
     ``out``: the dtypes of the tensors of its result, in order. ``reads``: source node → the dtype in which
     its tensor is read. ``numel``: elements of its result at the example's sizes.

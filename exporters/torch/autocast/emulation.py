@@ -35,7 +35,8 @@ _DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}  # of FP32's 23 bits of 
 
 
 def half_rounding(half: torch.dtype) -> Rounding:
-    """As torch's ``.to(half)``: nearest even, small numbers become subnormal or zero, large ones infinite."""
+    """Rounding as torch's ``.to(half)`` does it: nearest even, small numbers become subnormal or zero, large ones
+    infinite."""
     return lambda tensor: tensor.to(half).float()
 
 

@@ -128,7 +128,8 @@ def keep_without_kernel(
             kept += [
                 Kept(c.node, c.op_name, "no half kernel in ONNX Runtime", "it refuses a Scatter that reduces")
                 for c in found.calls.values()
-                # As ONNX it is a Scatter that reduces, which ONNX Runtime refuses in half, but only when it runs.
+                # The call is, as ONNX, a Scatter that reduces, which ONNX Runtime refuses in half, but only when it
+                # runs.
                 if scatters_and_adds(c.op, c.args, c.kwargs) and all(c.node != other.node for other in kept)
             ]
         if not kept:

@@ -205,7 +205,7 @@ def _sharing_written_memory(nodes: Mapping[str, Node]) -> set[str]:
 
 
 class _Layouts(Typer):
-    """Also writes down the dtype and the strides in which each node reads its tensors."""
+    """A `Typer` that also writes down the dtype and the strides in which each node reads its tensors."""
 
     def __init__(self, module: GraphModule, plan: PrecisionPlan) -> None:
         super().__init__(module, plan, {}, Dtypes(plan.dtype), "")

@@ -176,8 +176,8 @@ class Autocast(Interpreter):
             if isinstance(arg, GraphModule):
                 arg = self._body(arg, next(names), given, agreed)
             elif position == captured_at(node):
-                # In the sequence that the program has: torch.onnx joins a loop's captured operands to its state, and a
-                # program from an archive has lists.
+                # The sequence has the type that the program has: torch.onnx joins a loop's captured operands to its
+                # state, and a program from an archive has lists.
                 arg = type(arg)(version for one in given for version in one.versions(self.cast))
             elif position == state_at(node):
                 arg = self._as_agreed(arg, agreed)

@@ -1,4 +1,4 @@
-"""On a CPU: weights in the layout that oneDNN's kernels read, packed once at load, with the ops after them fused in.
+"""Weights on a CPU in the layout that oneDNN's kernels read, packed once at load, with the ops after them fused in.
 
 Torch packs a weight anew in each call. Measured on two cores with AVX-512: an encoder takes 0.6 to 0.7 of the time with
 packed products, an image net 0.5 (batch 1) to 0.7 (batch 32) with packed convolutions; restricted to AVX2 packed
@@ -95,7 +95,7 @@ def _pack_addmm(module: GraphModule, node: Node, matrix: Tensor) -> None:
 def _pack_product(
     module: GraphModule, node: Node, rows: Node, weight: Node, matrix: Tensor, bias: Node | None
 ) -> None:
-    """With the GELU behind it, as `mkldnn::_linear_pointwise`."""
+    """Replace a product, with the GELU behind it, by `mkldnn::_linear_pointwise`."""
     last, activation = _activation_behind(node)
     packed = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
     _replace(

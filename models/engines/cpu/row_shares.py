@@ -1,4 +1,4 @@
-"""On a CPU: the rows of a long batch, an even share of them for each core, each computed by itself.
+"""The rows of a long batch on a CPU, an even share of them for each core, each computed by itself.
 
 OpenMP gives every core the same share of every operation and then waits for the last one: where another program takes
 one core for a moment, all cores wait. Here no core waits for another while there is a next batch (docs/batching.md).
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..arrays import to_numpy
 
-# On one core. An image model with 1.2 ms a row lost a tenth and more under load: short batches lose more by the moments
-# in which the event loop has one of the cores.
+# The seconds on one core. An image model with 1.2 ms a row lost a tenth and more under load: short batches lose more by
+# the moments in which the event loop has one of the cores.
 LONG_ROW_SECONDS = 4e-3
 FEWEST_SHARED = 8  # rows of a batch
 _LEAST = 2  # rows of a share: a product with a single row reads its weights for that row alone

@@ -113,8 +113,8 @@ def words_of(settings: Settings) -> str:
 
 
 def summary_of(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """For ``--json``: ``jobs``; ``best``: the settings of the smallest held-out loss; ``active``: the version that the
-    last promotion made active, None where none did."""
+    """The sweep for ``--json``: ``jobs``; ``best``: the settings of the smallest held-out loss; ``active``: the version
+    that the last promotion made active, None where none did."""
     losses = [(loss, place) for place, job in enumerate(jobs) if (loss := _held_out_loss(job)) is not None]
     promoted = [job["fine_tuned_model"] for job in jobs if _state(job) == "promoted"]
     newest = max(promoted, key=lambda version: int(version.rpartition("@")[2]), default=None)

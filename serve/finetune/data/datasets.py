@@ -226,7 +226,7 @@ def _check_classes(name: str, target: np.ndarray, classes: Dim, ignored: int | N
 
 
 def _check_shares(name: str, target: np.ndarray) -> None:
-    """For soft labels: each decision has a share for each class; the shares add up to 1."""
+    """Each decision of soft labels has a share for each class; the shares add up to 1."""
     _check_finite(name, target)
     wrong = (target < 0).any(-1) | (np.abs(target.sum(-1) - 1) > SHARES_NEARLY)
     if rows := np.flatnonzero(wrong.reshape(len(target), -1).any(1)).tolist():

@@ -222,7 +222,7 @@ class Files:
             )
 
     def expected(self, change: int, more: int, owner: str) -> None:
-        """As `expect`, without a bound."""
+        """The change of counts that `expect` makes, without a bound."""
         with self.counting:
             self._coming += change
             self._arriving[owner] += more

@@ -117,7 +117,7 @@ class Supervisor:
         self._running[job.id].start()
 
     def _await_models(self) -> None:
-        """Until the models of the store are ready, or the server ends: a job asks the active version."""
+        """Wait until the models of the store are ready, or the server ends: a job asks the active version."""
         while not self._stopping.is_set():
             with suppress(TimeoutError):
                 self._roster.wait(_LOOK_EVERY_S)

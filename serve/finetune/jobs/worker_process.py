@@ -84,7 +84,7 @@ class Child:
                 process_group=0,  # no new session: Linux divides processor time among sessions whatever their niceness
                 env=environment,
             )  # fmt: skip
-        # Before it has begun: its imports alone take seconds of a core.
+        # The priority is lowered before the process has begun: its imports alone take seconds of a core.
         with suppress(OSError):
             _lower(self._process.pid, priority)
         bound_child(self._process.pid, memory_bytes)
@@ -117,7 +117,7 @@ class Child:
 
     @property
     def seconds(self) -> float:
-        """Since it was started."""
+        """The seconds since the process was started."""
         return time.monotonic() - self._started
 
     @property

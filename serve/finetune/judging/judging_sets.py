@@ -87,7 +87,7 @@ def _graded(tensor: TensorSpec, targets: np.ndarray | None) -> np.ndarray:
 
 
 def evenly(samples: Samples, most: int) -> Samples:
-    """At most ``most`` samples, spread over all."""
+    """Samples spread over all, at most ``most``."""
     if samples.count <= most:
         return samples
     return samples.take(np.linspace(0, samples.count - 1, most).round().astype(np.int64))

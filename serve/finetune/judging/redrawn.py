@@ -165,7 +165,7 @@ class _Compared:
         self._starts = np.unique(self._labels, return_index=True)[1]
 
     def pairs(self, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `_Sorted.pairs`, ``[classes, draws]`` each."""
+        """The numbers of `_Sorted.pairs`, ``[classes, draws]`` each."""
         scores = self._scores[:, self._labels]
         mine = scores[self._own, np.arange(len(self._own))]
         before = (scores < mine).astype(np.float32) + (scores == mine).astype(np.float32) / 2

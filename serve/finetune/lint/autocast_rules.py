@@ -148,7 +148,8 @@ def _is_banned_alias(events: Events, one: Called) -> bool:
 def _loss_of_logits(
     names: ScriptNames, events: Events, one: Called, made: ast.Call | None
 ) -> tuple[Rewriting, str]:
-    """With logits, where the sigmoid before the loss is seen and can be left away; else in FP32, out of autocast."""
+    """A loss with logits, where the sigmoid before the loss is seen and can be left away; else in FP32, out of
+    autocast."""
     advice = names.rewriting()
     sigmoid = _sigmoid(names, events, one)
     if sigmoid is not None and (inner := _inside(names, sigmoid)) is not None:

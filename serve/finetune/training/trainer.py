@@ -107,7 +107,7 @@ def watch(control: int, orders: Any) -> None:
 
 
 def leave() -> NoReturn:
-    """At once, with everything the operator's code started, if the process group is ours."""
+    """End at once, with everything the operator's code started, if the process group is ours."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -134,8 +134,8 @@ def _declared(
     shape = _shape(tensor.name, entry.get("shape"))
     _check_datatype(spec, tensor, entry.get("datatype"))
     itemsize = tensor.type.itemsize
-    # Before anything is multiplied by machine: numpy wraps where Python does not.
-    # The product is compared as it grows: to multiply a hundred thousand sizes takes seconds.
+    # The check comes before anything is multiplied by machine: numpy wraps where Python does not. The product is
+    # compared as it grows: to multiply a hundred thousand sizes takes seconds.
     if any(product > _INT64_MAX for product in accumulate((max(size, 1) for size in shape), mul)):
         raise BadRequest(
             f"the shape {_shortened(shape)} of input '{tensor.name}' causes total element count to "

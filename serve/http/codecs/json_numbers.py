@@ -164,7 +164,7 @@ def show(value: object) -> str:
 
 
 def writable(array: np.ndarray) -> np.ndarray:
-    """As orjson can write it: C-contiguous, and BF16 as the FP32 numbers that it is exactly."""
+    """The array as orjson can write it: C-contiguous, and BF16 as the FP32 numbers that it is exactly."""
     return np.ascontiguousarray(array.astype(np.float32) if array.dtype == _BF16 else array)
 
 

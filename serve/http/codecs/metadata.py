@@ -40,8 +40,8 @@ def model_metadata(
 
 
 def _tensor(tensor: TensorSpec) -> dict[str, Any]:
-    """Its parameters, where it has any: the range of integers that index a table, the axis of which they are lengths,
-    a batch axis that is not 0."""
+    """The tensor's entry. Its parameters, where it has any: the range of integers that index a table, the axis of which
+    they are lengths, a batch axis that is not 0."""
     found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.wire_shape}
     parameters: dict[str, Any] = {}
     if tensor.range is not None:

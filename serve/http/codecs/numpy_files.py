@@ -100,7 +100,7 @@ def write_npy(array: np.ndarray) -> bytes:
 
 
 def write_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Not compressed, as ``numpy.savez`` (which cannot write an array named ``file``)."""
+    """A file that is not compressed, as that of ``numpy.savez`` (which cannot write an array named ``file``)."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():

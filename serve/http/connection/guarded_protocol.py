@@ -174,7 +174,7 @@ class GuardedProtocol(PoliteProtocol):
     # The methods that the parser calls.
 
     def begin_message(self) -> None:
-        """To be called first in `on_message_begin`."""
+        """Begin to count; `on_message_begin` calls this first."""
         self._in_head = self._in_message = True
         self._head_bytes = self._first_bytes = self._framing_bytes = self._trailers = 0
         self._chunked = False
@@ -191,7 +191,7 @@ class GuardedProtocol(PoliteProtocol):
             raise self._stopping(HeadTooLarge(f"the request has more than {MAX_HEADERS} headers; send fewer"))
 
     def check_head(self) -> None:
-        """To be called first in `on_headers_complete`: check the head against the bounds.
+        """Check the head against the bounds; `on_headers_complete` calls this first.
 
         Raises HeadTooLarge, UrlTooLong, BadRequest.
         """
@@ -310,12 +310,13 @@ class GuardedProtocol(PoliteProtocol):
         self._close_in(self._bounds.seconds if self._in_head else self.timeout_keep_alive + _LATER_SECONDS)
 
     def is_idle(self) -> bool:
-        """For `Connections`."""
+        """True if `Connections` may close the connection."""
         under_way = self.cycle is not None and not self.cycle.response_complete
         return not under_way and not self.has_unread and self.loop.time() - self._idle_since >= _IDLE_SECONDS
 
     def close_idle(self) -> None:
-        """For `Connections`. The unsent rest of an answer is lost, where its caller has not read it."""
+        """Close the connection, at the order of `Connections`. The unsent rest of an answer is lost, where its caller
+        has not read it."""
         self.transport.abort()
 
     def _close_in(self, seconds: float) -> None:

@@ -18,7 +18,8 @@ def may_hold(more: int, own: int, taken: int, most: int, owner: str) -> bool:
 
 
 class SharedPlaces:
-    """So many places; ``what`` has them, in the plural. It has no lock: only the event loop's thread may use it."""
+    """A number of places; ``what``: their name, in the plural. There is no lock: only the event loop's thread may use
+    it."""
 
     def __init__(self, most: int, what: str, advice: str, retry_after_s: float) -> None:
         self.most, self._what, self._advice, self._retry_after_s = most, what, advice, retry_after_s

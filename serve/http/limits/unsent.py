@@ -21,7 +21,7 @@ class Unsent:
 
     @property
     def bytes(self) -> int:
-        """In the transport's buffer now."""
+        """The bytes that are in the transport's buffer now."""
         return self._transport.get_write_buffer_size()
 
     def watch(self) -> None:

@@ -33,7 +33,7 @@ class HeaderFields(NamedTuple):
 
     @property
     def request_id(self) -> str | None:
-        """For the log."""
+        """The first of the request's ids, for the log."""
         return self.ids[0][1].decode() if self.ids else None
 
 

@@ -141,7 +141,7 @@ _INSTANCES = {"instances": [[5.1, 3.5, 1.4, 0.2]]}
 _TENSORS = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [5.1, 3.5, 1.4, 0.2]}]}
 _A_JOB = {"model": "mymodel", "training_file": "file-…", "hyperparameters": {"n_epochs": 4}}
 _SHARE = {"version": 3, "percent": 5}
-# For each path the content types of its POST: the schema, None where the route has its own, and the example.
+# The content types of each path's POST: the schema, None where the route has its own, and the example.
 _BODIES: dict[str, dict[str, tuple[Schema | None, Any]]] = {
     "/v1/models/{m}:predict": {JSON: (None, _INSTANCES), FORM: (None, {"file": "@picture.png"})},
     "/v1/models/{m}/versions/{v}:predict": {JSON: (None, _INSTANCES)},

@@ -63,7 +63,7 @@ def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_ti
         response.raw_headers.extend(answer_headers(answer))
         return response
 
-    # Else the routes of models would take what is behind the colon for a part of the name.
+    # The routes of models would else take what is behind the colon for a part of the name.
     @app.get("/v1/models/{m}/versions/{v}:predict", include_in_schema=False, name=POST_ONLY)
     @app.get("/v1/models/{m}:predict", include_in_schema=False, name=POST_ONLY)
     @app.get("/v1/models/{m}:endpoint", include_in_schema=False, name=POST_ONLY)

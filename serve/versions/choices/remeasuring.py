@@ -226,5 +226,5 @@ class Remeasuring(threading.Thread):
 
 
 def _pause_s(rounds: int) -> float:
-    """From the sweep that confirmed a choice for so many rounds in a row to the next one."""
+    """The seconds from the sweep that confirmed a choice for so many rounds in a row to the next one."""
     return min(FIRST_S * 2.0 ** (rounds // CONFIRMS - 1), LONGEST_S)

@@ -37,10 +37,11 @@ Call = Callable[[Callable[[], Any]], Any]  # runs a function on the device threa
 MUST_GAIN = {
     PACKED_CONVOLUTIONS: 1.03,
     PACKED_PRODUCTS: 1.03,
-    # Its gain is not seen here: beside a busy event loop an encoder's batch of 8 takes 0.07 s instead of 0.86 s.
+    # The gain of this one is not seen here: beside a busy event loop an encoder's batch of 8 takes 0.07 s instead of
+    # 0.86 s.
     WITHOUT_LOCK: 0.97,
     SHARED_ROWS: 0.99,
-    # Their gain is not seen here either: threads that spin take the core of another program, and lose with it.
+    # The gain of these is not seen here either: threads that spin take the core of another program, and lose with it.
     BRIEF_SPINNING: 0.97,
     NO_SPINNING: 0.97,
 }

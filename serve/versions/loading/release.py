@@ -94,7 +94,7 @@ def _comes_back(permissions: str, path: str) -> bool:
 
 
 def give_back() -> None:
-    """After engines were closed: collect their cycles, and hand free pages to the system (glibc keeps them)."""
+    """Collect the cycles of engines that were closed, and hand free pages to the system (glibc keeps them)."""
     _forget_sources()
     take_out_of_sight()
     let_go_of_files()
@@ -102,8 +102,8 @@ def give_back() -> None:
 
 
 def give_back_tried() -> None:
-    """After an engine was closed that was loaded since the last `give_back`: no object of another model is visited, now
-    or by the next call."""
+    """Collect the cycles of an engine that was closed and was loaded since the last `give_back`: no object of another
+    model is visited, now or by the next call."""
     _forget_sources()
     gc.collect()
     gc.freeze()

@@ -36,7 +36,7 @@ class Way:
 
     @property
     def threads(self) -> int:
-        """Within an operation; 0 on a GPU."""
+        """The threads within an operation; 0 on a GPU."""
         return self.setup.threads
 
     def __str__(self) -> str:

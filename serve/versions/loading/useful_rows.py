@@ -30,7 +30,7 @@ class RowsWorth:
 
 
 ONE_BY_ONE = RowsWorth()
-# Where idle cores go on with the next batch, the end of a batch costs no time, unlike in a measurement of single
+# The end of a batch costs no time where idle cores go on with the next batch, unlike in a measurement of single
 # batches; and an admitted request waits for two batches, not for one. Fewer rows are not shared among the cores.
 AHEAD = RowsWorth(within=0.2, long_enough_s=0.035, least=FEWEST_SHARED)
 

@@ -47,7 +47,7 @@ class Scale:
 
 
 def scale_of(version: Version, form: str | None = None) -> Scale:
-    """From the stored parity report (of this form, where it has one); without any, S is each answer's own."""
+    """The scale from the stored parity report (of this form, where it has one); without any, S is each answer's own."""
     u = UNIT_ROUNDOFF[version.manifest["half"] or "fp16"]
     if not version.has("parity.json"):
         return Scale(u, {})

@@ -76,7 +76,7 @@ class ServedModel:
         self._front: Submit = stable
         self._check(stable)
 
-    # As every caller sees it (`batching.interface.Served`).
+    # The methods that every caller sees (`batching.interface.Served`).
 
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS

@@ -42,9 +42,10 @@ class ShadowComparator:
         return self._begun - self._given_up - self._judged_so_far
 
     def hear(self, arrays: Sequence[np.ndarray], rows: int, answered: asyncio.Future[Answer]) -> None:
-        """To be a callback of a request's future, on the event loop: put the request if it was answered."""
+        """Put the request if it was answered: a callback of the request's future, on the event loop."""
         if not answered.cancelled() and answered.exception() is None:
-            # In the next iteration of the loop: the caller, which is woken after this callback, comes first.
+            # The request is put in the next iteration of the loop: the caller, which is woken after this callback,
+            # comes first.
             asyncio.get_running_loop().call_soon(self.ask, arrays, rows, answered.result())
 
     def ask(self, arrays: Sequence[np.ndarray], rows: int, answer: Answer) -> None:

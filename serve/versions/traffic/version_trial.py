@@ -34,7 +34,7 @@ Future = asyncio.Future[Answer]
 Reject = Callable[[str, dict[str, Any]], None]
 ANSWERS_REMEMBERED = 1000  # then both counts are halved: long-past faults weigh less
 MOST_SECOND_OPINIONS = 8
-# After these errors the request is put to the other version: BadRequest is an engine's too, for an id that is outside
+# The request is put to the other version after these errors: BadRequest is an engine's too, for an id that is outside
 # of its table, and the other version's table may be larger.
 _FAILED = (EngineFailed, BadRequest)
 LOOKED_AT = 2**20  # elements: of a larger batch only that many are checked on the event loop

@@ -42,7 +42,7 @@ class HalfModel:
         self.in_fp32: dict[str, str] = {}
         self.mixed: list[str] = []
         self._looked = not norms
-        # By the tensor: what was cast, its state then, and the half.
+        # The entry of each tensor's id: what was cast, its state then, and the half.
         self._halves: dict[int, tuple[Tensor, tuple[Any, ...], Tensor]] = {}
         named = {id(one): NAMED for _, one in named_modules(module, fp32_modules)}
         found = norms_of(module) if norms else []

@@ -53,7 +53,7 @@ class Learner:
         return float(self.scheduler.get_last_lr()[0])
 
     def clear(self) -> None:
-        """Before every step, after a skipped one too: its NaN must not stay."""
+        """The gradients are removed before every step, after a skipped one too: its NaN must not stay."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def take(self, scaler: torch.amp.GradScaler) -> tuple[float, str | None]:
@@ -116,8 +116,8 @@ def gradient_norm(weights: Sequence[Tensor]) -> Tensor:
 
 
 def optimizer_of(module: nn.Module, settings: Settings) -> Optimizer:
-    """On CUDA in one kernel where torch has it, which asks the scaler's flag there: otherwise the host would have to
-    wait for it. Raises Stopped."""
+    """The optimizer, on CUDA in one kernel where torch has it, which asks the scaler's flag there: otherwise the host
+    would have to wait for it. Raises Stopped."""
     groups = parameter_groups(module, settings.weight_decay, settings.learning_rates)
     for group in groups:
         group["lr"] = settings.learning_rate * group.pop("factor", 1.0)
@@ -186,7 +186,7 @@ def _own(make: Any, groups: list[Group]) -> Optimizer:
     return found
 
 
-# By name: the scheduler over so many steps.
+# The scheduler of each name over so many steps.
 _FALLING: Mapping[str, Callable[[Any, Settings, int], LRScheduler]] = {
     "cosine": lambda optimizer, asked, steps: CosineAnnealingLR(optimizer, steps),
     "constant": lambda optimizer, asked, steps: ConstantLR(optimizer, 1.0, steps),

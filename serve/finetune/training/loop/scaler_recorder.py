@@ -39,7 +39,7 @@ class ScalerRecorder:
     def __init__(
         self, module: nn.Module | Mapping[str, nn.Module], scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        """Without a ``scaler`` nothing is watched but the module: the caller says `taken` or `look`."""
+        """Nothing is watched but the module where there is no ``scaler``: the caller says `taken` or `look`."""
         self.records: deque[Overflow] = deque(maxlen=MOST_RECORDS)
         self.skipped = 0
         self._nets = {"": module} if isinstance(module, nn.Module) else dict(module)
@@ -108,8 +108,8 @@ class ScalerRecorder:
         return overflow
 
     def _searched(self, owned: Sequence[str]) -> Found | None:
-        """In the passes of the nets ``owned``; where what they were given was not finite already, in those of the other
-        nets: behind them, which gave the gradient, then before them."""
+        """The fault that is found in the passes of the nets ``owned``; where what they were given was not finite
+        already, in those of the other nets: behind them, which gave the gradient, then before them."""
         passes, first = list(self._passes), None
         for place, one in enumerate(passes):
             if one.net not in owned or (found := self._in_pass(one)) is None:
@@ -203,8 +203,8 @@ class ScalerRecorder:
 def overflow_of(
     recorder: ScalerRecorder | None, cause: str | None, scale: float, batch: Tensor
 ) -> tuple[str, tuple[int, ...]] | None:
-    """For our own loop, which decides itself whether a step is taken: the words, and rows as numbers of ``batch``,
-    where it went through in one pass."""
+    """The words on an overflow, and rows as numbers of ``batch`` where it went through in one pass; for our own loop,
+    which decides itself whether a step is taken."""
     if recorder is None:
         return None
     if cause is None:
