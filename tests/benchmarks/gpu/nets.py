@@ -51,9 +51,11 @@ def batches(phase: Phase) -> tuple[int, ...]:
     return (4, 1) if phase.tiny else (32, 128, 8, 1)
 
 
-def nets(phase: Phase, *names: str) -> list[Net]:
-    """BERT-base on 128 ids and ViT-B/16, or those named, each captured by the first phase that asks for it."""
+def nets(phase: Phase, *names: str, layers: int | None = None) -> list[Net]:
+    """BERT-base on 128 ids and ViT-B/16, or those named, each captured by the first phase that asks for it. With other
+    than their own ``layers``, the phase has a scratch folder for these alone."""
     sizes = _SMALL if phase.tiny else _BASE
+    sizes = sizes if layers is None else {**sizes, "layers": layers}
     made: dict[str, Any] = {}
     exec(SOURCE, made)
     draws = np.random.default_rng(0)
