@@ -2,7 +2,7 @@
 
     python -m tests.generated_kernels NAME …
 
-Run alone: torch is told here that there is an H100. A name is a model of the corpus, or one of `BLOCKS`. Prints, as JSON,
+Run alone: torch is told here that there is an H100. NAME is a model of the corpus or one of `BLOCKS`. Prints, as JSON,
 for each how many kernels were generated and compiled for each architecture, and the library calls beside them; of one
 that fails, the error. Triton's wheel brings the compiler.
 """
