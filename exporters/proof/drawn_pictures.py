@@ -4,8 +4,9 @@ answers of the model show more of.
 A network that was trained on pixels answers normal noise as it never answers a picture: all its units are on, or none.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -39,26 +40,18 @@ def with_pixels(subject: Subject, original: OriginalGraph | None, row_operations
     )
     if not pictures:
         return subject
-    chosen, best = 0.0, (-CLEARLY, 0.0)
+    pixels, best = _pixels_of(samples, pictures), None
     for brightest in BRIGHTEST:
-        drawn = _drawn(samples, pictures, brightest)
-        found = _shown(spec, drawn, original, row_operations, subject.precision.dtype)
-        if found and _shows_more(found, best):
-            chosen, best = brightest, found
-    if not chosen:
+        drawn = _drawn(samples, pictures, pixels, brightest)
+        found = Shown.by(spec, drawn, original, row_operations, subject.precision.dtype)
+        if found is not None and (best is None or found.is_more_than(best[0])):
+            best = found, brightest, drawn
+    if best is None:
         return subject
+    _, chosen, drawn = best
     names = ", ".join(f"'{tensor.name}'" for tensor in pictures)
     note = f"generated pictures ({names}) have pixels from 0 to {chosen:g}"
-    return replace(subject, samples=_drawn(samples, pictures, chosen), notes=(*subject.notes, note))
-
-
-def _shows_more(found: tuple[float, float], best: tuple[float, float]) -> bool:
-    """True if these pictures show more, by what `_shown` gives. Where all answers are alike, the share of noticed
-    faults is by chance."""
-    (noticed, variation), (most, widest) = found, best
-    if noticed >= most + CLEARLY:
-        return TIMES * variation >= widest
-    return noticed > most - CLEARLY and variation > TIMES * widest
+    return replace(subject, samples=drawn, notes=(*subject.notes, note))
 
 
 def _is_picture(tensor: TensorSpec, row: Sequence[int]) -> bool:
@@ -71,14 +64,16 @@ def _is_picture(tensor: TensorSpec, row: Sequence[int]) -> bool:
     )
 
 
-def _drawn(samples: Samples, pictures: Sequence[TensorSpec], brightest: float) -> Samples:
+def _pixels_of(samples: Samples, pictures: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Pixels from 0 to 1 in place of each picture."""
     random = np.random.default_rng(0)
-    found = {
-        tensor.name: (brightest * _pixels(samples.arrays[tensor.name].shape, random)).astype(
-            tensor.type.numpy
-        )
-        for tensor in pictures
-    }
+    return {tensor.name: _pixels(samples.arrays[tensor.name].shape, random) for tensor in pictures}
+
+
+def _drawn(
+    samples: Samples, pictures: Sequence[TensorSpec], pixels: Mapping[str, np.ndarray], brightest: float
+) -> Samples:
+    found = {t.name: (brightest * pixels[t.name]).astype(t.type.numpy) for t in pictures}
     return replace(samples, arrays={**samples.arrays, **found})
 
 
@@ -92,22 +87,45 @@ def _pixels(shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
     return np.rint(255 * (0.8 * blocks + 0.2 * random.random(shape))) / 255
 
 
-def _shown(
-    spec: ModelSpec, samples: Samples, original: OriginalGraph, row_operations: int, dtype: str
-) -> tuple[float, float] | None:
-    """The share of the planted faults that these samples show, 0 where they cannot tell, and how much the answers
-    differ from sample to sample, as a share of the largest; None where the model does not run with them."""
-    some = samples.take(slice(0, ASKED))
-    asked = Invented(lambda inputs: dict(original.watched(inputs, lambda name, result, rest: None)))
-    batches = some.batches(min(spec.max_batch_size, some.count) if spec.batched else 0)
-    bulk = list(asked.answered(Question(numbers, inputs, {}) for numbers, inputs in batches))
-    if asked.refused or not bulk:
-        return None
-    run = ReferenceRun(spec, [], bulk, [], {}, row_operations=row_operations)
-    power = measured_power(run, original, dtype)
-    return power.noticed(FINE) if power.is_shown else 0.0, max(
-        map(_variation, _rows(spec, bulk)), default=0.0
-    )
+@dataclass
+class Shown:
+    """The answers to some of the pictures. ``variation``: how much they differ from sample to sample, as a share of the
+    largest. What they show of planted faults is measured where it decides: it costs many runs of the model."""
+
+    run: ReferenceRun
+    original: OriginalGraph
+    dtype: str
+    variation: float
+
+    @classmethod
+    def by(
+        cls, spec: ModelSpec, samples: Samples, original: OriginalGraph, row_operations: int, dtype: str
+    ) -> "Shown | None":
+        """None where the model does not run with these samples."""
+        some = samples.take(slice(0, ASKED))
+        asked = Invented(lambda inputs: dict(original.watched(inputs, lambda name, result, rest: None)))
+        batches = some.batches(min(spec.max_batch_size, some.count) if spec.batched else 0)
+        bulk = list(asked.answered(Question(numbers, inputs, {}) for numbers, inputs in batches))
+        if asked.refused or not bulk:
+            return None
+        run = ReferenceRun(spec, [], bulk, [], {}, row_operations=row_operations)
+        return cls(run, original, dtype, max(map(_variation, _rows(spec, bulk)), default=0.0))
+
+    @cached_property
+    def noticed(self) -> float:
+        """The share of the planted fine faults that the answers show; 0 where they cannot tell."""
+        power = measured_power(self.run, self.original, self.dtype, fine_alone=True)
+        return power.noticed(FINE) if power.is_shown else 0.0
+
+    def is_more_than(self, best: "Shown") -> bool:
+        """True if these pictures show clearly more faults, and their answers do not differ far less; or if their
+        answers differ far more, and they do not show clearly fewer faults. Where all answers are alike, the share of
+        noticed faults is by chance."""
+        if TIMES * self.variation < best.variation:
+            return False
+        if self.variation > TIMES * best.variation:
+            return self.noticed > 1 - CLEARLY or self.noticed > best.noticed - CLEARLY
+        return best.noticed + CLEARLY <= 1 and self.noticed >= best.noticed + CLEARLY
 
 
 def _rows(spec: ModelSpec, bulk: Sequence[Question]) -> Iterator[np.ndarray]:

@@ -64,10 +64,11 @@ IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fau
 
 
 @np.errstate(all="ignore")  # what is planted may overflow
-def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str) -> Power:
+def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str, fine_alone: bool = False) -> Power:
     """Plant faults at a seeded choice of nodes, on the first few samples. Of the faults that these do not show some are
-    asked on more of them: the most of a proof that looks blind, or else those that come closest to the limit."""
-    plan = _Planting(run, original, dtype)
+    asked on more of them: the most of a proof that looks blind, or else those that come closest to the limit.
+    ``fine_alone``: no large faults are asked where a fine one is noticed."""
+    plan = _Planting(run, original, dtype, fine_alone)
     chosen = plan.chosen()
     rows, all_rows = plan.rows(ROWS), plan.rows(ALL_ROWS)
     found = plan.planted(chosen, rows)
@@ -93,6 +94,7 @@ class _Planting:
     run: ReferenceRun
     original: OriginalGraph
     dtype: str
+    fine_alone: bool
     alike: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,6 +177,8 @@ class _Node:
                 loudest, (response, seen) = fine, found
             if seen:
                 break
+        if seen and self.planting.fine_alone:
+            return Planted(name, op, frozenset({FINE}), response, seen_at_u=SIZE)
         large = zip((SIGN, EXPONENT), _large_faults(self.result), strict=True)
         noticed = {kind for kind, faulty in large if self._error(answers, faulty)[1]} | (
             {FINE} if seen else set()

@@ -31,6 +31,7 @@ from ..ranges.sentinels import rewrite_sentinels
 from ..search.candidates import candidates
 from .autocast.composites import open_composites
 from .autocast.dtypes import Typing
+from .autocast.earlier_runs import EarlierRuns
 from .autocast.emulation import Emulation, RoundedWeights, half_rounding, mantissa_rounding
 from .autocast.in_double import InDouble
 from .autocast.kernels import OF_CPU, HalfKernels, half_kernels, keep_without_kernel
@@ -48,7 +49,8 @@ class ProgramGraph:
     """``module``: prepared (`models.program.runnable`), repaired or not; ``plan``: by the level's rules.
 
     ``inputs``: a batch of each, to trace with. ``kernels``: of the device that it is planned for. ``weighed`` and
-    ``profiled`` are None at O0, which plans nothing. ``rounded``: of the module's weights, for the halves of all plans.
+    ``profiled`` are None at O0, which plans nothing. ``rounded``: of the module's weights, for the halves of all plans,
+    and ``earlier``: their values on the samples, until a plan is settled.
     """
 
     module: GraphModule
@@ -64,6 +66,7 @@ class ProgramGraph:
     masked: tuple[Kept, ...] = ()
     bytes_before: int = 0
     rounded: RoundedWeights = field(default_factory=RoundedWeights)
+    earlier: EarlierRuns | None = None
 
     @property
     def precision(self) -> Precision:
@@ -148,7 +151,9 @@ class ProgramGraph:
             return self
         outputs = [tensor.type.torch for tensor in self.spec.outputs]
         placed = place(self.module, self.plan.keeping(kept), self.inputs, outputs)
-        return replace(self, plan=placed.plan, bytes_before=placed.bytes_before)
+        if self.earlier is not None:
+            self.earlier.forget()
+        return replace(self, plan=placed.plan, bytes_before=placed.bytes_before, earlier=None)
 
     def written(self, original: ExportedProgram) -> HalfProgram:
         return rewrite(original, self.plan, self.spec, self.inputs, self.module)
@@ -161,9 +166,11 @@ class ProgramGraph:
         self, plan: PrecisionPlan, floor: bool = False, observe: Observe | None = None
     ) -> Emulation:
         rounding = (mantissa_rounding if floor else half_rounding)(self.plan.dtype)
-        weights = None if floor else self.rounded
+        weights, earlier = (None, None) if floor else (self.rounded, self.earlier)
         dtypes = self.typing.under(plan)
-        return Emulation(self.module, dtypes, rounding, observe, opened=self.onnx, weights=weights)
+        return Emulation(
+            self.module, dtypes, rounding, observe, opened=self.onnx, weights=weights, earlier=earlier
+        )
 
 
 def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]) -> ProgramGraph:
@@ -204,7 +211,7 @@ def _ruled(graph: ProgramGraph) -> ProgramGraph:
     plan = keep_without_kernel(graph.module, plan, graph.inputs, graph.kernels, onnx=graph.onnx)
     searched = bool(graph.search) and graph.precision.level == "O3"
     weighed, plan = weigh(graph.module, plan, graph.inputs, searched)
-    return replace(graph, plan=plan, weighed=weighed)
+    return replace(graph, plan=plan, weighed=weighed, earlier=EarlierRuns(graph.module))
 
 
 def _batches(spec: ModelSpec, samples: Samples) -> Iterator[list[Tensor]]:

@@ -24,6 +24,7 @@ from ...policy.weights import IN_RANGE
 from .attention import attention
 from .bodies import ran
 from .dtypes import Dtypes, tensors_of
+from .earlier_runs import EarlierRuns, Keys
 from .folding import in_range
 
 Rounding = Callable[[Tensor], Tensor]
@@ -84,8 +85,8 @@ class Emulation(Interpreter):
     """Runs an original program (`models.program.runnable`, prepared) as its plan's half program would.
 
     ``tap`` sees every floating result, by the node's qualified name. Outputs are FP32 where they are half.
-    ``opened``: attention in half rounds as the several nodes do that an ONNX file has for it. ``weights``: known from
-    other emulations of the same module with the same rounding.
+    ``opened``: attention in half rounds as the several nodes do that an ONNX file has for it. ``weights`` and
+    ``earlier``: known from other emulations of the same module with the same rounding.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Emulation(Interpreter):
         prefix: str = "",
         opened: bool = False,
         weights: RoundedWeights | None = None,
+        earlier: EarlierRuns | None = None,
     ) -> None:
         super().__init__(module)
         self._dtypes, self._rounding, self._tap, self._prefix = dtypes, rounding, tap, prefix
@@ -105,10 +107,19 @@ class Emulation(Interpreter):
         writes = any(writes_into_inputs(node.target) for node in module.graph.nodes)
         self._known = RoundedWeights(room=0) if writes else weights or RoundedWeights()
         self._readings: dict[Node, _Reading] = {}
+        self._earlier = earlier if tap is None else None  # a tap sees every node
+        self._keys: Keys = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        self._rounded = dict(self._known.held)
-        return super().run(*args, initial_env=dict(self._weights), **kwargs)
+        self._rounded, known = dict(self._known.held), dict(self._weights)
+        if self._earlier is not None:
+            self._keys = self._earlier.keys(self._decisions, args)
+            known = {**self._earlier.values(self._keys), **known}
+        return super().run(*args, initial_env=known, **kwargs)
+
+    @cached_property
+    def _decisions(self) -> dict[Node, bytes]:
+        return {} if self._earlier is None else self._earlier.decisions(self._dtypes)
 
     @cached_property
     def _weights(self) -> dict[Node, Any]:
@@ -119,6 +130,8 @@ class Emulation(Interpreter):
     def run_node(self, n: Node) -> Any:
         if n.op != "call_function":
             return super().run_node(n)
+        if self._earlier is not None and n in self._keys:
+            self._earlier.hold(self._keys[n], self.env)
         args, kwargs = self._read(n)
         if isinstance(n.target, HigherOrderOperator):
             result = ran(n, args, self._prefix, self._run_body)

@@ -117,7 +117,7 @@ class Rehearsal:
             f"interrupted in {phase}: {kept} facts kept, {states}, exit code {code}, {took:.1f} s to the end"
         )
         ended = facts[-1]["what"] == "end" and states and states[0].startswith("interrupted")
-        self.check(bool(ended and original and kept and code == 1 and took < GRACE_S + 5), sentence)
+        self.check(bool(ended and original and kept and code == 1 and took < SLOWER * GRACE_S), sentence)
 
     def _begun(self, out: Path, *options: str) -> subprocess.Popen[bytes]:
         out.mkdir(parents=True)

@@ -1,12 +1,16 @@
 """Generated samples of an input that is a picture are pixels, as bright as those that the model knows."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+from halfeven.exporters.gate.power import FINE, Power
 from halfeven.exporters.inputs.synthetic import generate
-from halfeven.exporters.proof.drawn_pictures import with_pixels
+from halfeven.exporters.proof.drawn_pictures import CLEARLY, TIMES, Shown, with_pixels
+from halfeven.exporters.proof.planted_faults import measured_power
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.folder.package import Precision
@@ -67,6 +71,49 @@ def test_what_is_no_picture_and_what_was_given_stays() -> None:
     subject = subject_of(Reader(1.0, False), 3, 20, 48)
     given = replace(subject, samples=replace(subject.samples, source="given"))
     assert drawn(given) is given and drawn(subject) is not subject
+
+
+class Measured(Shown):
+    """Counts how often the share of noticed faults is asked for."""
+
+    def __init__(self, noticed: float, variation: float) -> None:
+        super().__init__(cast(Any, None), cast(Any, None), "fp16", variation)
+        self.share, self.asked = noticed, 0
+
+    @property
+    def noticed(self) -> float:  # type: ignore[override]
+        self.asked += 1
+        return self.share
+
+
+def test_faults_are_planted_only_where_they_decide_which_pixels_are_taken() -> None:
+    shares, variations = (0.0, 0.1, 0.5, 0.7, 0.8, 0.85, 1.0), (0.0, 0.1, 0.2, 0.5, 1.0)
+    for most, widest, noticed, variation in product(shares, variations, shares, variations):
+        best, found = Measured(most, widest), Measured(noticed, variation)
+        if noticed >= most + CLEARLY:
+            more = TIMES * variation >= widest
+        else:
+            more = noticed > most - CLEARLY and variation > TIMES * widest
+        assert found.is_more_than(best) == more, (most, widest, noticed, variation)
+        if TIMES * variation < widest:
+            assert best.asked == found.asked == 0
+        elif variation > TIMES * widest and noticed > 0.8:
+            assert best.asked == 0
+        elif variation <= TIMES * widest and most > 0.8:
+            assert found.asked == 0
+
+
+@pytest.mark.parametrize("brightest", [1.0, 255.0])
+def test_the_share_of_fine_faults_is_the_same_without_large_ones(brightest: float) -> None:
+    maker = ProgramForms(drawn(subject_of(Reader(brightest, False), 3, 20, 48)))
+    run, graph = maker.reference_run(maker.subject.samples.split()[1]), maker.original_graph()
+
+    def told(power: Power) -> tuple[float, bool, list[str]]:
+        return power.noticed(FINE), power.is_shown, [one.why for one in power.planted]
+
+    fine = measured_power(run, graph, "fp16", fine_alone=True)
+    assert told(fine) == told(measured_power(run, graph, "fp16"))
+    assert all(one.noticed == {FINE} for one in fine.planted if FINE in one.noticed)
 
 
 class Named(nn.Module):

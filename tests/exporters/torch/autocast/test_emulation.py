@@ -1,8 +1,13 @@
 """Half precision in FP32 storage: the same numbers as true half kernels give, and the floor beneath them."""
 
+import random
+
 import pytest
 import torch
+from halfeven.exporters.graph.actions import Kept
+from halfeven.exporters.torch.autocast import earlier_runs
 from halfeven.exporters.torch.autocast.dtypes import Dtypes, Typing
+from halfeven.exporters.torch.autocast.earlier_runs import EarlierRuns
 from halfeven.exporters.torch.autocast.emulation import (
     Emulation,
     RoundedWeights,
@@ -12,7 +17,7 @@ from halfeven.exporters.torch.autocast.emulation import (
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import Autocast, rewrite
 from halfeven.models.folder.package import Precision
-from halfeven.models.program import runnable
+from halfeven.models.program import runnable, walk
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -97,6 +102,64 @@ def test_a_weight_is_rounded_once_for_all_halves_of_a_module() -> None:
     answers = [Emulation(module, dtypes, rounding, weights=one).run(x)[0] for one in (known, known, None)]
     assert rounded.count(linear.weight.shape) == 2 and rounded.count(x.shape) == 3
     assert all(torch.equal(answers[0], one) for one in answers)
+
+
+class Counted(Emulation):
+    """Counts the operations that are computed."""
+
+    computed = 0
+
+    def _called(self, node: Node, args: object, kwargs: object) -> object:
+        self.computed += 1
+        return super()._called(node, args, kwargs)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_half_goes_on_where_its_plan_begins_to_differ_and_answers_the_same_bits(name: str) -> None:
+    """Any order of plans and inputs: those before decide what is taken over, never an answer."""
+    model, chance = captured_net(name), random.Random()
+    module = runnable(model.program)
+    typing, plan, earlier = Typing(module, model.example), make_plan(module, Precision()), EarlierRuns(module)
+    names = [name for name, node in walk(module) if name in plan.actions]
+    inputs = [list(NETS[name].inputs(rows).values()) for rows in (3, 2)]
+    saved = 0
+    for _ in range(12):
+        tail = chance.randrange(len(names))
+        kept = [Kept(one, "", "") for one in names[tail:] if chance.random() < 0.5]
+        dtypes = typing.under(plan.keeping(kept))
+        alone, after = (
+            Counted(module, dtypes, half_rounding(plan.dtype), earlier=e) for e in (None, earlier)
+        )
+        for tensors in inputs:
+            pairs = zip(*(one.run(*[t.clone() for t in tensors]) for one in (alone, after)), strict=True)
+            assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs)
+        saved += alone.computed - after.computed
+    assert saved > 0 or not earlier.decisions(typing.under(plan))
+
+
+def test_values_are_held_within_their_bytes_and_the_last_used_ones_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = original(
+        net(lambda self, x: self.b(self.a(x).relu()).relu() + 1, a=nn.Linear(4, 4), b=nn.Linear(4, 4)),
+        {"x": torch.randn(8, 4)},
+    )
+    module = runnable(model.program)
+    dtypes, earlier = Typing(module, model.example).under(make_plan(module, Precision())), EarlierRuns(module)
+    monkeypatch.setattr(earlier_runs, "BYTES", 1 << 9)
+
+    def computed(x: Tensor) -> int:
+        emulation = Counted(module, dtypes, half_rounding(torch.float16), earlier=earlier)
+        emulation.run(x)
+        return emulation.computed
+
+    first, others = torch.randn(3, 4), [torch.randn(3, 4) for _ in range(40)]
+    whole = computed(first)
+    for x in others:
+        assert computed(x) == whole and computed(first) < whole
+    assert computed(others[0]) == whole and sum(size for _, size in earlier.held.values()) <= 1 << 9
+    earlier.forget()
+    assert computed(first) == whole
 
 
 @pytest.mark.parametrize("name", NETS)
