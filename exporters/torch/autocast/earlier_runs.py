@@ -21,15 +21,15 @@ BYTES = 1 << 29  # of the values that are held
 PLACES = 16  # of a graph, at which they are held
 
 Values = dict[Node, Any]
-Keys = Mapping[Node, bytes]
+Keys = dict[Node, bytes]
 
 
 @dataclass
 class EarlierRuns:
     """The values of earlier runs at some places of ``module``'s graph, by inputs and decisions so far (`keys`).
 
-    Held are at most `BYTES`, the last used ones. A graph that writes into values, draws numbers or has control flow has
-    no places.
+    Held are at most `BYTES`, the last used ones. A graph that writes into values or has control flow has no places. One
+    that draws numbers is never planned (`proof/no_reference.py`).
     """
 
     module: GraphModule
@@ -40,15 +40,15 @@ class EarlierRuns:
     def _places(self) -> dict[Node, list[Node]]:
         """Each place with the nodes that run before it: of each part of the graph where the fewest values are live."""
         nodes = list(self.module.graph.nodes)
-        if any(map(_is_seen_by_others, nodes)):
+        if any(
+            isinstance(one.target, HigherOrderOperator) or writes_into_inputs(one.target) for one in nodes
+        ):
             return {}
         number = {node: index for index, node in enumerate(nodes)}
-        live, ends = (
-            [0] * len(nodes),
-            {node: max(map(number.__getitem__, node.users), default=0) for node in nodes},
-        )
+        live = [0] * len(nodes)  # values that are there before each node runs, weights left out
         for node in nodes:
-            for index in range(number[node] + 1, ends[node] + 1 if node.op != "get_attr" else 0):
+            last = max(map(number.__getitem__, node.users), default=0) if node.op != "get_attr" else 0
+            for index in range(number[node] + 1, last + 1):
                 live[index] += 1
         called = [index for index, node in enumerate(nodes) if node.op == "call_function"]
         size = -(-len(called) // PLACES) or 1
@@ -70,7 +70,7 @@ class EarlierRuns:
         digest = hashlib.blake2b(digest_size=16)
         for tensor in tensors_of(inputs) if decisions else ():
             digest.update(repr((tensor.dtype, tensor.shape)).encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         return {place: digest.digest() + before for place, before in decisions.items()}
 
     def values(self, keys: Keys) -> Values:
@@ -98,14 +98,6 @@ class EarlierRuns:
     def forget(self) -> None:
         self.held.clear()
         self._size = 0
-
-
-def _is_seen_by_others(node: Node) -> bool:
-    """True for a node without which others run otherwise, although none reads its result; or that runs a graph of its
-    own, whose nodes a plan decides too."""
-    target = node.target
-    draws = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    return draws or isinstance(target, HigherOrderOperator) or writes_into_inputs(target)
 
 
 def _bytes(values: Values) -> Iterator[int]:
