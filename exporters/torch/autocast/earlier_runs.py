@@ -1,4 +1,4 @@
-"""What earlier runs of a module's halves computed: a run on the same inputs goes on where its plan begins to differ.
+"""The values of earlier runs of a module's halves: a run on the same inputs goes on where its plan begins to differ.
 
 A search for kept nodes asks hundreds of plans on the same samples, and many differ in late nodes alone. Values that are
 taken over are those that the run itself would compute, bit for bit: nothing of a plan or of a verdict changes.
@@ -74,7 +74,7 @@ class EarlierRuns:
         return {place: digest.digest() + before for place, before in decisions.items()}
 
     def values(self, keys: Keys) -> Values:
-        """What a run need not compute: the values at the latest place that is held, None for those it never reads."""
+        """The values that a run need not compute: those at the latest place that is held, None where it reads none."""
         for place, key in reversed(keys.items()):
             if key in self.held:
                 return {**dict.fromkeys(self._places[place]), **self.held[key][0]}

@@ -108,11 +108,11 @@ def test_the_share_of_fine_faults_is_the_same_without_large_ones(brightest: floa
     maker = ProgramForms(drawn(subject_of(Reader(brightest, False), 3, 20, 48)))
     run, graph = maker.reference_run(maker.subject.samples.split()[1]), maker.original_graph()
 
-    def told(power: Power) -> tuple[float, bool, list[str]]:
+    def seen_in(power: Power) -> tuple[float, bool, list[str]]:
         return power.noticed(FINE), power.is_shown, [one.why for one in power.planted]
 
     fine = measured_power(run, graph, "fp16", fine_alone=True)
-    assert told(fine) == told(measured_power(run, graph, "fp16"))
+    assert seen_in(fine) == seen_in(measured_power(run, graph, "fp16"))
     assert all(one.noticed == {FINE} for one in fine.planted if FINE in one.noticed)
 
 
