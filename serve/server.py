@@ -116,12 +116,12 @@ def _build_read_only(settings: Settings, linked: LinkedStore) -> tuple[InferFron
     return front, roster
 
 
-def place_of(settings: Settings) -> Place:
-    """The device with its thread, which is not started yet."""
+def place_of(settings: Settings, at_rest: Callable[[], object] = give_back_freed) -> Place:
+    """The device with its thread, which is not started yet. ``at_rest`` as `DeviceThread` takes it."""
     use_true_fp32()
     device = resolve_device(settings.device)
     nice = settings.compute_nice if device.type == "cpu" else 0
-    thread = DeviceThread(str(device), nice=nice, at_rest=give_back_freed)
+    thread = DeviceThread(str(device), nice=nice, at_rest=at_rest)
     return Place(device, thread, settings.fallback == "fp32", settings.rescue)
 
 

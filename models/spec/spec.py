@@ -303,8 +303,7 @@ class ModelSpec:
         return replace(self, inputs=tuple(inputs))
 
     def as_called(self) -> "ModelSpec":
-        """The spec with every tensor's axes in the model's own order. The batch is then on axis ``batch_axis`` of
-        each."""
+        """The spec with every tensor's axes in the model's own order, the batch on ``batch_axis`` of each."""
         if not self.batch_axes:
             return self
         inputs, outputs = (tuple(t.as_called() for t in some) for some in (self.inputs, self.outputs))
