@@ -40,18 +40,6 @@ def test_tritonclient_infers(server: str, rows: int, binary_in: bool, binary_out
     assert response["parameters"] == {"halfeven_precision": "fp16", "halfeven_digest": "0123456789ab"}
 
 
-def test_tritonclient_sends_two_inputs_and_takes_two_outputs(server: str) -> None:
-    ids, mask = np.array([[1, 2, 3]], np.int64), np.array([[1, 0, 1]], np.float32)
-    inputs = [
-        triton.InferInput("mask", [1, 3], "FP32").set_data_from_numpy(mask),
-        triton.InferInput("ids", [1, 3], "INT64").set_data_from_numpy(ids, binary_data=False),
-    ]
-    with triton.InferenceServerClient(server) as client:
-        result = client.infer("pair", inputs)
-    np.testing.assert_array_equal(result.as_numpy("total"), [4])
-    np.testing.assert_array_equal(result.as_numpy("masked"), [[1, 0, 3]])
-
-
 def test_every_answer_says_who_gave_it_and_what_it_took(http: httpx.Client) -> None:
     headers = http.post(URL, json=GOOD).headers
     assert headers["halfeven-version"] == "3" and headers["halfeven-precision"] == "fp16"
@@ -69,12 +57,6 @@ def test_a_binary_answer_says_where_its_json_ends(http: httpx.Client) -> None:
     assert answer.headers["content-type"] == "application/octet-stream"
     assert json.loads(answer.content[:head])["outputs"][0]["parameters"] == {"binary_data_size": 16}
     np.testing.assert_array_equal(np.frombuffer(answer.content[head:], "<f4"), [2, 4, 6, 8])
-
-
-def test_a_body_in_pieces_is_read_whole(http: httpx.Client) -> None:
-    text = json.dumps(GOOD).encode()
-    answer = http.post(URL, content=(text[i : i + 7] for i in range(0, len(text), 7)))
-    assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
 def test_names_may_be_percent_encoded_and_queries_are_ignored(http: httpx.Client) -> None:
