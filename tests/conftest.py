@@ -85,6 +85,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 50)  # a conversion makes and keeps millions of objects, too
         gc.enable()
 
 
