@@ -9,10 +9,11 @@ import pytest
 import torch
 from halfeven.models.engines.cuda_graphs import host_reads
 from halfeven.models.program import runnable
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from tests.corpus import CORPUS, captured, cases
+from tests.corpus.case import net
 from tests.exporters.torch.autocast.half_programs import KEPT, half_program, inputs_of
 from tests.fake_cuda import CUDA, OperationLog, on_fake_cuda
 
@@ -55,15 +56,6 @@ def test_no_result_is_on_the_cpu_and_what_the_host_waits_for_is_named(name: str)
     )
 
 
-class Asking(nn.Module):
-    def __init__(self, ask: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ask(x)
-
-
 @pytest.mark.parametrize(
     ("ask", "found"),
     [
@@ -74,13 +66,13 @@ class Asking(nn.Module):
     ],
 )
 def test_a_result_that_the_host_has_to_know_is_found(ask: Callable[[Tensor], Tensor], found: str) -> None:
-    program = torch.export.export(Asking(ask), (torch.randn(4),))
+    program = torch.export.export(net(lambda self, x: ask(x)), (torch.randn(4),))
     assert on_fake_cuda(program, [torch.randn(4)], autocast=False).synchronises == [found]
 
 
 def test_a_cast_that_only_live_autocast_makes_is_found() -> None:
     x = torch.randn(4, 4)
-    program = torch.export.export(Asking(lambda x: x @ x), (x,))
+    program = torch.export.export(net(lambda self, x: x @ x), (x,))
     assert on_fake_cuda(program, [x], autocast=False).operations == [
         ("aten::mm", ("float32", "float32"), ("float32",))
     ]
