@@ -116,6 +116,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device (make gpu)"))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """One process runs the tests of the wheel: else each worker builds one."""
+    if "built_wheel" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.together("the wheel"))
+
+
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng()
