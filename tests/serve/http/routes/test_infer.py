@@ -64,12 +64,6 @@ def test_names_may_be_percent_encoded_and_queries_are_ignored(http: httpx.Client
 
 
 BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
-    "unknown model": (
-        "/v2/models/nobody/infer",
-        {"json": GOOD},
-        404,
-        "Request for unknown model: 'nobody' is not found",
-    ),
     "unknown version": (
         "/v2/models/double/versions/9/infer",
         {"json": GOOD},
@@ -82,13 +76,6 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
         503,
         "model 'starting' has no active version",
     ),
-    "too large": (
-        URL,
-        {"content": bytes(5000)},
-        413,
-        "5000 bytes exceeds the maximum allowed input size of 4096",
-    ),
-    "too large in pieces": (URL, {"content": iter([bytes(4000)] * 2)}, 413, "exceeds the maximum allowed"),
 }
 
 
@@ -137,12 +124,6 @@ def sending(server: str, body: bytes, length: int | None = None) -> socket.socke
         f"POST {URL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode() + body
     )
     return connection
-
-
-def test_a_body_that_does_not_come_is_given_up_with_408(server: str, http: httpx.Client) -> None:
-    with sending(server, b"{", 100) as connection:
-        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
-    still_serves(http)
 
 
 def test_a_caller_who_leaves_cancels_his_request_and_disturbs_nobody(
