@@ -4,6 +4,7 @@ Names, datatypes and devices of operations, without a device and without values 
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from tests.corpus import CORPUS, captured, cases
 from tests.corpus.case import net
 from tests.exporters.torch.autocast.half_programs import KEPT, half_program, inputs_of
-from tests.fake_cuda import CUDA, OperationLog, on_fake_cuda
+from tests.fake_cuda import CUDA, OperationLog, Stream, on_fake_cuda
 
 NOT_TRACED = {
     "gru": "torch has no fake kernel for the fused cell",
@@ -37,18 +38,22 @@ SYNCHRONISES = {
 }
 
 
+@cache
+def half_on_cuda(name: str) -> Stream:
+    return on_fake_cuda(half_program(name), inputs_of(name), autocast=False)
+
+
 @pytest.mark.parametrize("name", cases(name for name in TRACED if name not in KEPT or name in LOOPS))
 def test_the_half_program_computes_what_live_autocast_does_on_cuda(name: str) -> None:
-    inputs = inputs_of(name)
-    half = on_fake_cuda(half_program(name), inputs, autocast=False)
-    live = on_fake_cuda(captured(name).program, inputs, autocast=True)
+    half = half_on_cuda(name)
+    live = on_fake_cuda(captured(name).program, inputs_of(name), autocast=True)
     assert half.operations == live.operations
     assert [shape for _, shape in half.outputs] == [shape for _, shape in live.outputs]
 
 
 @pytest.mark.parametrize("name", cases(TRACED))
 def test_no_result_is_on_the_cpu_and_what_the_host_waits_for_is_named(name: str) -> None:
-    half = on_fake_cuda(half_program(name), inputs_of(name), autocast=False)
+    half = half_on_cuda(name)
     assert half.elsewhere == []
     assert half.synchronises == SYNCHRONISES.get(name, [])
     assert len(host_reads(runnable(half_program(name)))) == len(half.synchronises), (
