@@ -433,7 +433,7 @@ def test_a_body_that_is_no_json_is_refused(place: Place, body: bytes) -> None:
 
 
 def test_data_that_do_not_fit_are_refused_at_once_with_tensor_and_rows(place: Place) -> None:
-    """What does not fit is claimed in data/test_datasets.py."""
+    """Each fault of a file is claimed in data/test_datasets.py."""
     x = arrays()["x"]
     x[[3, 17]] = np.nan
     file, before = place.upload(data(x=x), "rows.bin"), len(place.job_store.jobs(limit=1000))
