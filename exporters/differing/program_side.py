@@ -117,7 +117,7 @@ class ProgramSide:
         args = [_text(arg) for arg in node.args] + [f"{key}={_text(arg)}" for key, arg in node.kwargs.items()]
         write_npz(folder / "inputs.npz", {one.name: values[one.name] for one in node.all_input_nodes})
         lines = [
-            "import numpy, torch", "", 'inputs = numpy.load("inputs.npz")', "", "",
+            "import numpy, torch", "", 'inputs = dict(numpy.load("inputs.npz"))', "", "",
             "def read(name):", "    array = inputs[name]",
             "    return torch.from_numpy(array) if array.ndim else array.item()", "", "",
             f"print(torch.ops.{node.target}({', '.join(args)}){place})", "",

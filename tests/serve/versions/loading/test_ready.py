@@ -54,14 +54,6 @@ class Timed(Engine):
         self.closed = True
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
-    thread = DeviceThread()
-    thread.start()
-    yield Place(torch.device("cpu"), thread)
-    thread.stop(5)
-
-
 @pytest.mark.parametrize(
     ("times", "winner"),
     [
