@@ -26,7 +26,7 @@ from ...models.store.store import LIVE, Store, Version
 from ..guessing.bare import folder_at
 from ..guessing.given_samples import laid_out
 from ..inputs.samples import Samples, checked_samples, load_samples, read_tensors
-from ..inputs.synthetic import generate
+from ..inputs.synthetic import generate, in_range, range_of, with_smaller_integers
 from ..on_device.environment import environment
 from ..onnx.conversion import NotPlanned, read_foreign
 from ..onnx.forms import foreign_subject
@@ -34,7 +34,6 @@ from ..proof.maker import Maker, Notify
 from ..proof.subject import CPU, Subject
 from ..report.evidence import SOURCE_SUFFIXES, files_of
 from ..report.version_facts import facts_of
-from .generated import GENERATED, in_range, range_of, with_smaller_integers
 from .road import travel
 from .signature_change import check_signature
 
@@ -127,7 +126,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     if asked.kind == "program":
         check_program(asked.folder / asked.source)
     notify(f"capturing {asked.spec.name}")
-    from .captured import captured_subject
+    from ..torch.forms import captured_subject
 
     subject, maker = captured_subject(asked, samples, origin, options.forms, options.search, options.device)
     check_signature(subject.spec, newest, options.new_signature)
@@ -253,7 +252,7 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
 def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Samples]:
     """The samples that choose and judge, and the folder with a note where given ones repeat others."""
     if not (path := options.samples or folder.samples):
-        return folder, generate(folder.spec, GENERATED)
+        return folder, generate(folder.spec)
     given = _given(path, folder)
     if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")

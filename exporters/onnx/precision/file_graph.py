@@ -23,7 +23,7 @@ from ...policy.weights import NUMPY_HALVES, measure
 from ...proof.prove import Answers, Arrays, TieTolerance
 from ...question import Invented, Question
 from ...ranges.ranges import Profile
-from ...search.candidates import candidates
+from ...search.ranking import candidates
 from ..reading.graph import FLOAT, HALVES, ForeignProgram, attribute, read_by, walk
 from ..reading.typing import value_types
 from .dtypes import Dtypes

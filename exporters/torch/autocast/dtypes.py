@@ -5,13 +5,14 @@ takes milliseconds: the search for kept nodes asks for hundreds.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,7 +21,6 @@ from torch.fx.node import map_aggregate, map_arg
 from ...graph.actions import Action
 from .bodies import typed
 from .plan import PrecisionPlan
-from .reading import read_as, with_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +155,30 @@ def cast_to(value: Any, dtype: torch.dtype | None) -> Any:
     if dtype is None or not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value if value.dtype in (dtype, torch.float64) else value.to(dtype)
+
+
+def read_as(action: Action, given: Iterable[torch.dtype], half: torch.dtype) -> torch.dtype | None:
+    """The dtype in which a node reads its floating inputs (but float64); None: each in its own. The rule of each
+    action, as in the autocast dispatch key: the rewrite (`rewrite.py`) asks here too, so that the two cannot differ.
+
+    ``given``: the dtypes of its floating inputs. The widest of them is half only where all are half.
+    """
+    if action is Action.HALF:
+        return half
+    if action in (Action.FP32, Action.FP32_BACK):
+        return torch.float32
+    if action is Action.WIDEST:
+        return half if set(given) <= {half, torch.float64} else torch.float32
+    return None
+
+
+def with_dtype(target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """``dtype=float32`` where the first argument is a floating tensor and no dtype was asked for."""
+    first = args[0] if args else None
+    if not isinstance(first, Tensor) or not first.is_floating_point() or first.dtype == torch.float64:
+        return args, kwargs
+    schema = [argument.name for argument in target._schema.arguments]
+    given = args[schema.index("dtype")] if schema.index("dtype") < len(args) else kwargs.get("dtype")
+    if given is not None:
+        return args, kwargs
+    return args[: schema.index("dtype")], {**kwargs, "dtype": torch.float32}
