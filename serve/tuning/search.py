@@ -197,23 +197,13 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
     spec = version.spec()
     samples = stored_samples(version)
     kinds, refusals = _kinds(version, spec, samples, place, notify)
-    ways = [
-        Way(form, precision, setup)
-        for form, precision in kinds
-        for setup in _setups(version, spec, samples, form, precision, place)
-    ]
-    budget_s = seconds * _ENGINES_SHARE / len(ways)
-    measured = [
-        one for way in ways if (one := _measure(version, spec, samples, way, place, budget_s, notify))
-    ]
+    measured = _all_measured(version, spec, samples, kinds, place, seconds * _ENGINES_SHARE, notify)
     waited = max((one.waited_share for one in measured), default=0.0)
     if waited > CROWDED:
         notify(
             f"the device's thread waited for a core up to {waited:.0%} of the time: something else had it, and the "
             "winner may be another one on an idle machine"
         )
-    if not measured:
-        raise EngineFailed(f"{version} runs in no form on {place.device}; the log above says why")
     best = choose(measured)
     simulated = _simulated(version, spec, samples, best, place, seconds * (1 - _ENGINES_SHARE), notify)
     winner = Winner(
@@ -246,6 +236,28 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
         "path": str(path),
         "used": spec.form == "auto",
     }
+
+
+def _all_measured(
+    version: Version,
+    spec: ModelSpec,
+    samples: Samples,
+    kinds: Sequence[tuple[str, str]],
+    place: Place,
+    seconds: float,
+    notify: Notify,
+) -> list[MeasuredWay]:
+    """Every way of each kind that runs, in ``seconds`` together. Raises EngineFailed where none runs."""
+    ways = [
+        Way(form, precision, setup)
+        for form, precision in kinds
+        for setup in _setups(version, spec, samples, form, precision, place)
+    ]
+    each_s = seconds / len(ways)
+    measured = [one for way in ways if (one := _measure(version, spec, samples, way, place, each_s, notify))]
+    if not measured:
+        raise EngineFailed(f"{version} runs in no form on {place.device}; the log above says why")
+    return measured
 
 
 def thread_counts(device: torch.device) -> list[int]:
