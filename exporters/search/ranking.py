@@ -16,8 +16,7 @@ from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
 from ..graph.backend import Candidate
 from ..policy.classes import Rule, class_of
-from ..ranges.ranges import Profile
-from ..ranges.suspicion import suspicion
+from ..ranges.ranges import Profile, suspicion
 
 RANKED = 2048  # rows; of 512 another 200 found pairs that nobody had seen swap
 TIES = 0.5  # of those that the gate allows

@@ -50,8 +50,8 @@ from ..proof.prove import (
 from ..proof.subject import Subject
 from ..question import Answers, Arrays
 from .autocast.dtypes import tensors_of
+from .autocast.emulation import InDouble
 from .autocast.folding import _aliased
-from .autocast.in_double import InDouble
 from .autocast.rewrite import HalfProgram
 from .onnx_form.export import write_onnx
 from .program_answers import emulated, ties_of

@@ -31,16 +31,15 @@ from ..ranges.repairs import candidates as repairable
 from ..ranges.sentinels import rewrite_sentinels
 from ..search.ranking import candidates
 from .autocast.bodies import ran
-from .autocast.composites import open_composites
 from .autocast.dtypes import Typing, tensors_of
-from .autocast.emulation import Emulation, RoundedWeights, half_rounding, mantissa_rounding
-from .autocast.in_double import InDouble
+from .autocast.emulation import Emulation, InDouble, RoundedWeights, half_rounding, mantissa_rounding
 from .autocast.kernels import OF_CPU, HalfKernels, half_kernels, keep_without_kernel
 from .autocast.ledger import Ledger, weigh
 from .autocast.placement import place
 from .autocast.plan import PrecisionPlan, make_plan, op_name
 from .autocast.policy import CUDA
 from .autocast.rewrite import HalfProgram, rewrite
+from .autocast.surgery import open_composites
 from .program_answers import emulated, ties_of
 
 
