@@ -23,9 +23,21 @@ from ....models.program import duplicate, runnable, walk, writes_into_inputs
 from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from .bodies import prefixes
-from .dtypes import Dtypes, Typing, read_as, tensors_of, with_dtype
+from .dtypes import (
+    CapturedOperand,
+    Dtypes,
+    Typing,
+    captured,
+    captured_at,
+    is_control_flow,
+    read_as,
+    read_in,
+    state_at,
+    tensors_of,
+    unpacked,
+    with_dtype,
+)
 from .folding import attribute, fold_casts, fold_constants, half_copy
-from .operands import CapturedOperand, captured, captured_at, is_control_flow, read_in, state_at, unpacked
 from .plan import PrecisionPlan, foldable
 
 CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
