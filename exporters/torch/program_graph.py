@@ -18,8 +18,7 @@ from ...models.program import duplicate, runnable, walk
 from ...models.spec.spec import ModelSpec
 from ..graph.actions import Kept
 from ..graph.backend import Candidate, GraphNode, Observe
-from ..inputs.planning import executions, few
-from ..inputs.samples import Samples
+from ..inputs.samples import Samples, executions, few
 from ..policy.operations import Counted, Operations
 from ..proof.subject import Subject
 from ..question import Answers, Arrays, TieTolerance

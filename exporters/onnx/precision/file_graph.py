@@ -15,8 +15,7 @@ from ...graph.actions import Action, Kept
 from ...graph.backend import Candidate, GraphNode, Observe
 from ...graph.traffic import Cast, Traffic
 from ...inputs.perturbed import perturbed_if_small
-from ...inputs.planning import executions, few
-from ...inputs.samples import Samples
+from ...inputs.samples import Samples, executions, few
 from ...inputs.synthetic import adversarial
 from ...policy.operations import UNKNOWN, Counted, Operations, Shape
 from ...policy.weights import NUMPY_HALVES, measure

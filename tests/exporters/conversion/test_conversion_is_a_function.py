@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.conversion.road import travel
-from halfeven.exporters.inputs.planning import BYTES, few
-from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.inputs.samples import BYTES, Samples, few
 from halfeven.exporters.proof import prove
 from halfeven.exporters.proof.prove import (
     SMALL_BATCHES,
