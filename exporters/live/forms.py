@@ -24,6 +24,7 @@ from ...models.folder.package import ModelFolder
 from ...models.store.manifest import sha256_of
 from ...models.store.store import Draft
 from ..graph.actions import Kept
+from ..graph.traffic import Half
 from ..inputs.samples import Samples
 from ..plan.aims import SEARCHED
 from ..policy.operations import UNKNOWN, Counted, Operations
@@ -219,17 +220,13 @@ class LiveForms(Maker):
         """The facts as `proof.maker.Maker` has them; ops are counted in one run, for autocast casts at every
         request."""
         counts = self.counts
-        size = sum(
+        size = sum(  # the FP32 weights stay in memory
             tensor.numel() * tensor.element_size() for tensor in self.built.live.module.state_dict().values()
         )
+        by_policy = counts.nodes - counts.half_nodes
+        half = Half(counts.nodes, counts.half_nodes, by_policy, self.kept, counts.casts, size, size)
         return {
-            "nodes": counts.nodes,
-            "half_nodes": counts.half_nodes,
-            "fp32_by_policy": counts.nodes - counts.half_nodes,
-            "kept": [kept.to_json() for kept in self.kept],
-            "casts": counts.casts,
-            "bytes": size,  # the FP32 weights stay in memory
-            "bytes_fp32": size,
+            **half.facts(),
             "search": self._search,
             **({"original_because": self.subject.original_because} if self.subject.original_because else {}),
         }

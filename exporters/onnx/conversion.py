@@ -9,9 +9,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, ValueInfoP
 
 from ...models.errors import BadFolder, CannotConvert, ExportFailed
 from ...models.files.guarded_reading import guarded
-from ...models.folder.package import ModelFolder, Precision
+from ...models.folder.package import ModelFolder
 from ...models.spec.spec import ModelSpec, TensorSpec
-from ..graph.actions import Kept
+from ..graph.traffic import Half
 from ..inputs.samples import Samples
 from .precision.file_graph import FileGraph
 from .precision.rewrite import HalfGraph
@@ -28,25 +28,15 @@ from .runtime import answers_alone_differ, finished, runtime_answers
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignHalf:
+class ForeignHalf(Half):
     """A foreign file and its half, ``half``: None where nothing in it is half; then the original serves.
 
-    ``nodes`` counts the original's that give floating results (casts between floating types do not count),
-    ``half_nodes`` those that compute in half, ``fp32_by_policy`` those in FP32 by list, by the file's own word or
-    because half never reaches them; ``casts`` those of the half between floating types, the file's own too;
-    ``bytes`` are those of the constants.
+    In FP32 by policy are nodes that are so by list, by the file's own word or because half never reaches them; the
+    file's own casts are among ``casts`` too.
     """
 
-    precision: Precision
     program: ForeignProgram
     half_graph: HalfGraph | None
-    kept: tuple[Kept, ...]
-    nodes: int
-    half_nodes: int
-    fp32_by_policy: int
-    casts: int
-    bytes: int
-    bytes_fp32: int
     original_info: tuple[ValueInfoProto, ...]
     half_info: tuple[ValueInfoProto, ...]
 
@@ -138,7 +128,6 @@ def written(
         half_info = finished(model, f"the half of {graph.spec.name}", ExportFailed)
     weights = half_graph.weights if half_graph else program.weights
     return ForeignHalf(
-        precision=graph.precision,
         program=program,
         half_graph=half_graph,
         kept=tuple(graph.kept),

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.store.store import Draft
+from ..graph.traffic import Half
 from ..inputs.samples import Samples
 from ..proof.maker import Made, Maker, Notify
 from ..proof.prove import Answers, ReferenceRun, answers_of
@@ -101,17 +102,8 @@ class OriginalFile(Maker):
     def facts(self) -> dict[str, Any]:
         nodes = sum(1 for _ in walk(self.model.graph))
         size = sum(len(tensor.SerializeToString()) for tensor in tensors(self.model))
-        return {
-            "nodes": nodes,
-            "half_nodes": 0,
-            "fp32_by_policy": nodes,
-            "kept": [],
-            "casts": 0,
-            "bytes": size,
-            "bytes_fp32": size,
-            "search": NOT_ASKED,
-            "original_because": self.because,
-        }
+        none = Half(nodes, 0, nodes, (), 0, size, size)
+        return none.facts() | {"search": NOT_ASKED, "original_because": self.because}
 
     def plan_json(self) -> dict[str, Any]:
         return {

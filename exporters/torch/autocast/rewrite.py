@@ -21,7 +21,8 @@ from torch.fx.node import map_aggregate
 from ....models.errors import ExportFailed
 from ....models.program import duplicate, runnable, walk, writes_into_inputs
 from ....models.spec.spec import ModelSpec
-from ...graph.actions import Action, Kept
+from ...graph.actions import Action
+from ...graph.traffic import Half
 from .bodies import prefixes
 from .dtypes import (
     CapturedOperand,
@@ -44,24 +45,11 @@ CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
 
 
 @dataclass(frozen=True, slots=True)
-class HalfProgram:
+class HalfProgram(Half):
     """The rewritten program with its counts; bytes are those of parameters and constants."""
 
     program: ExportedProgram
     plan: PrecisionPlan
-    nodes: int
-    half_nodes: int
-    casts: int
-    bytes: int
-    bytes_fp32: int
-
-    @property
-    def kept(self) -> Sequence[Kept]:
-        return self.plan.kept
-
-    @property
-    def fp32_by_policy(self) -> int:
-        return self.plan.fp32_by_policy
 
 
 def rewrite(
@@ -89,7 +77,8 @@ def rewrite(
 
     program = export_as_run(graph, run, spec, example)
     nodes, half_nodes, casts = _count(program, plan.dtype)
-    return HalfProgram(program, plan, nodes, half_nodes, casts, stored_bytes(program), stored_bytes(original))
+    sizes = stored_bytes(program), stored_bytes(original)
+    return HalfProgram(nodes, half_nodes, plan.fp32_by_policy, plan.kept, casts, *sizes, program, plan)
 
 
 def weight_reads(module: GraphModule, dtypes: Dtypes) -> dict[str, set[torch.dtype]]:
