@@ -276,8 +276,8 @@ def augmented(spec: ModelSpec, samples: Samples, seed: int = 0) -> Samples | Non
     return perturbed_rows(spec, samples, np.arange(missing) % samples.count, np.random.default_rng(seed))
 
 
-ROWS = 16  # that are evaluated again
-OPERATIONS = 1 << 34  # for each way; FP64 takes several times as long as FP32 for as many
+NOISE_ROWS = 16  # that are evaluated again, to find the noise
+NOISE_OPERATIONS = 1 << 34  # for each way; FP64 takes several times as long as FP32 for as many
 
 
 def noise_among(
@@ -293,7 +293,7 @@ def noise_among(
     ``exact``: the original in FP64, or with its sums in another order; None where there is none. Its rows one at a time
     are another way for every model that takes several.
     """
-    rows = min(ROWS, max(1, OPERATIONS // max(row_operations, 1)))
+    rows = min(NOISE_ROWS, max(1, NOISE_OPERATIONS // max(row_operations, 1)))
     some = list(_first(spec, questions, rows))
     ways = [] if exact is None else [exact]
     if any(len(one.samples) > 1 for one in some):

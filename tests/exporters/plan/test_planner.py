@@ -271,7 +271,7 @@ def test_a_costly_model_answers_fewer_samples_in_every_trial_and_the_others_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, planning, _ = prepared(Healthy())
-    monkeypatch.setattr("halfeven.exporters.inputs.samples.OPERATIONS", 0)
+    monkeypatch.setattr("halfeven.exporters.inputs.samples.PLANNING_OPERATIONS", 0)
     rehearsal = Rehearsal(graph, planning)
     in_every_trial = [row for batch in rehearsal.own for one in batch.questions for row in one.inputs["x"]]
     unseen = [one for batch in rehearsal.counterexamples.unseen for one in batch.questions]
