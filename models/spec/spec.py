@@ -15,9 +15,8 @@ import numpy as np
 from ..errors import BadFolder, BadInput, BadRequest
 from ..files.stored_json import all_typed, typed
 from .batch_axis import batch_back
-from .datatypes import DATATYPES, Datatype, name_of
+from .datatypes import DATATYPES, Datatype, Wire, name_of
 from .value_range import ValueRange
-from .wire import Wire
 
 DETECTIONS = "detections"
 KINDS = ("tensor", "logits", "probabilities", "score", "indices", "embedding", "image", DETECTIONS)
