@@ -7,6 +7,7 @@ more than those that serve is loaded at a time, on the calling thread, and close
 import logging
 import time
 from collections.abc import Callable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,7 @@ from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.machine.usable_cores import usable_cores
 from ....models.spec.spec import ModelSpec
-from ...batching.core_wait import Crowding
+from ...batching.core_wait import Crowding, waited_for_core_s
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of, invariance_of
@@ -77,12 +78,23 @@ class Machine:
     loading_clock: Callable[[], float] = time.thread_time
     free_bytes: Callable[[], int] = free_bytes
     tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
+    waited_for_core_s: Callable[[int | None], float] = waited_for_core_s
 
 
 logger = logging.getLogger("halfeven.roster")
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
 _HOPELESS = 0.5  # times as fast with one row between live batches: callers do not try it
+
+
+def on_a_thread_of_its_own(load: Callable[[], Engine]) -> Engine:
+    """Load an engine on a thread that ends afterwards.
+
+    OpenMP keeps threads for each thread that computed with it. Where all of them are more than the cores, those that
+    wait sleep at once, and what serves takes twice as long for a lone caller, until the thread that computed ends.
+    """
+    with ThreadPoolExecutor(1, "halfeven-loading") as thread:
+        return thread.submit(load).result()
 
 
 @dataclass(slots=True, eq=False)
@@ -280,18 +292,32 @@ class Sweep:
 
             verdict = yield from self._trial.verdict(before, partial(self._now.lend, new), speaks_for_it)
             if verdict is not None:
-                verdict.crowded = crowding.disturbance() > CROWDED
+                verdict.crowded |= crowding.disturbance() > CROWDED
+                if verdict.wins and verdict.live_rows * 2 <= self._now.limit:
+                    yield from self._with_all_rows(active, rival, verdict)
                 return verdict, new
         return (yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)), new
+
+    def _with_all_rows(self, active: Side, rival: Side, verdict: Verdict) -> Steps[None]:
+        """Take the verdict back where live batches were small and the rival is clearly slower with the largest that is
+        short: what serves is chosen for every load, not for that of a moment."""
+        gain = mean((yield from round_gains(active, rival, self._sizes()[-1:], self._watch, is_first=True)))
+        if gain < _CLEARLY_SLOWER:
+            verdict.wins, verdict.gain = False, gain
 
     @contextmanager
     def _loaded(self, form: ServableForm, setup: CpuSetup) -> Iterator[tuple[Engine, Callable[[], None]]]:
         """A rival's engine, and a function to call where it is to stay; else it is closed at the end."""
-        began_s, kept = self.machine.loading_clock(), list[bool]()
-        load = partial(form.load, setup)
+        kept = list[bool]()
+
+        def load() -> Engine:
+            began_s = self.machine.loading_clock()
+            engine = form.load(setup)
+            self._load_s = self.machine.loading_clock() - began_s
+            return engine
+
         # A live form runs the operator's own code, which may count on the device's thread.
-        engine = self.place.call(load) if form.form == "live" else load()
-        self._load_s = self.machine.loading_clock() - began_s
+        engine = self.place.call(load) if form.form == "live" else on_a_thread_of_its_own(load)
         self.budget.spend(self._load_s)
         try:
             yield engine, lambda: kept.append(True)
