@@ -187,8 +187,8 @@ def _traced() -> tuple[Callable[..., Inference], Callable[..., InferFront]]:
     if not traces_wanted(os.environ):
         return Inference, InferFront
     provider = provider_from(os.environ)
-    from .tracing.request_spans import RequestSpans  # OpenTelemetry is an optional dependency
-    from .tracing.traced_front import TracedFront, TracedInference
+    # OpenTelemetry is an optional dependency.
+    from .tracing.traced_front import RequestSpans, TracedFront, TracedInference
 
     spans = RequestSpans(provider.get_tracer("halfeven"))
     return partial(TracedInference, spans), partial(TracedFront, spans)

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...models.archive.archive import save_program
 from ...models.capture.capture import capture
 from ...models.engines.arrays import to_numpy, to_torch
-from ...models.engines.load_program import half_program, original_program
+from ...models.engines.torch_engine import half_program, original_program
 from ...models.errors import BadFolder, NotRun
 from ...models.folder.package import ModelFolder
 from ...models.program import runnable, writes_into_inputs

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...exporters.conversion.convert import Conversion
-from ...exporters.conversion.signature_change import check_signature
+from ...exporters.conversion.convert import Conversion, check_signature
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
 from ...exporters.half_files.half_file import Verdict, verdict_of

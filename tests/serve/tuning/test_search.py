@@ -15,8 +15,18 @@ from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.models.store.manifest import digest_of, sha256_of
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.place import Place
-from halfeven.serve.tuning.delay import DELAYS_US, Simulated, best_delay, simulate
-from halfeven.serve.tuning.search import MeasuredWay, Way, choose, load_way, quartile_seconds, thread_counts
+from halfeven.serve.tuning.search import (
+    DELAYS_US,
+    MeasuredWay,
+    Simulated,
+    Way,
+    best_delay,
+    choose,
+    load_way,
+    quartile_seconds,
+    simulate,
+    thread_counts,
+)
 from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_for, tuned_path
 

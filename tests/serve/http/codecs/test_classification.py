@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.http.codecs.classification import classify
 from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec
+from halfeven.serve.http.codecs.infer_fields import classify
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
