@@ -7,12 +7,12 @@ more than those that serve is loaded at a time, on the calling thread, and close
 import logging
 import time
 from collections.abc import Callable, Iterator, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ....exporters.inputs.samples import Samples, stored_samples
+from ....models.engines.cpu.openmp import end_openmp_threads
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
 from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
@@ -85,16 +85,6 @@ logger = logging.getLogger("halfeven.roster")
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
 _HOPELESS = 0.5  # times as fast with one row between live batches: callers do not try it
-
-
-def on_a_thread_of_its_own(load: Callable[[], Engine]) -> Engine:
-    """Load an engine on a thread that ends afterwards.
-
-    OpenMP keeps threads for each thread that computed with it. Where all of them are more than the cores, those that
-    wait sleep at once, and what serves takes twice as long for a lone caller, until the thread that computed ends.
-    """
-    with ThreadPoolExecutor(1, "halfeven-loading") as thread:
-        return thread.submit(load).result()
 
 
 @dataclass(slots=True, eq=False)
@@ -308,16 +298,12 @@ class Sweep:
     @contextmanager
     def _loaded(self, form: ServableForm, setup: CpuSetup) -> Iterator[tuple[Engine, Callable[[], None]]]:
         """A rival's engine, and a function to call where it is to stay; else it is closed at the end."""
-        kept = list[bool]()
-
-        def load() -> Engine:
-            began_s = self.machine.loading_clock()
-            engine = form.load(setup)
-            self._load_s = self.machine.loading_clock() - began_s
-            return engine
-
+        began_s, kept = self.machine.loading_clock(), list[bool]()
+        load = partial(form.load, setup)
         # A live form runs the operator's own code, which may count on the device's thread.
-        engine = self.place.call(load) if form.form == "live" else on_a_thread_of_its_own(load)
+        engine = self.place.call(load) if form.form == "live" else load()
+        end_openmp_threads()  # of this thread: beside them what serves would be slower
+        self._load_s = self.machine.loading_clock() - began_s
         self.budget.spend(self._load_s)
         try:
             yield engine, lambda: kept.append(True)

@@ -1,14 +1,10 @@
 """The rules by which a choice is corrected, each by given numbers: rivals, margins, rounds, budget, live batches."""
 
-import sys
-import time
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from halfeven.models.engines.cpu.setup import (
     NO_SPINNING,
     PACKED_PRODUCTS,
@@ -29,7 +25,6 @@ from halfeven.serve.versions.choices.live_trial import LiveTrial, Window, live_g
 from halfeven.serve.versions.choices.rivals import HYSTERESIS, THREADS, gain_needed, setup_rivals, wins
 from halfeven.serve.versions.choices.rounds import MOST_ROUNDS, BatchToTime, Side, Stopwatch, Verdict, contest
 from halfeven.serve.versions.choices.rows_per_batch import better_rows
-from halfeven.serve.versions.choices.sweep import on_a_thread_of_its_own
 from halfeven.serve.versions.loading.cpu_choice import MUST_GAIN, TimedSetup, mean
 from halfeven.serve.versions.loading.tuned import Way
 from halfeven.serve.versions.loading.useful_rows import AHEAD, ONE_BY_ONE
@@ -390,32 +385,3 @@ def test_the_rows_that_serve_stay_where_they_are_as_good(
 def test_where_cores_share_rows_fewer_than_they_share_are_not_useful() -> None:
     assert better_rows({1: 0.01, 8: 0.04, 16: 0.08}, 1, AHEAD) == 8
     assert WITHOUT_LOCK in MUST_GAIN
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted by proc(5)")
-def test_a_load_leaves_no_thread_of_openmp_behind() -> None:
-    """Beside more of them than cores, what serves takes twice as long for a lone caller."""
-
-    def threads() -> int:
-        return len(list(Path("/proc/self/task").iterdir()))
-
-    during = list[int]()
-
-    def load() -> Any:
-        torch.set_num_threads(4)
-        torch.zeros(1 << 20).sin_()
-        during.append(threads())
-        return "an engine"
-
-    count = torch.get_num_threads()
-    torch.set_num_threads(4)  # a pool of the process, which is not OpenMP's
-    before = threads()
-    try:
-        assert on_a_thread_of_its_own(load) == "an engine"
-    finally:
-        torch.set_num_threads(count)
-    assert during[0] >= before + 4, "its own and three of OpenMP"
-    for _ in range(1000):
-        if threads() > before:
-            time.sleep(0.01)  # the system ends them a moment later
-    assert threads() <= before
