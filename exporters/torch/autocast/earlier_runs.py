@@ -69,7 +69,7 @@ class EarlierRuns:
         """The key of each place in a run on these inputs."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in tensors_of(inputs) if decisions else ():
-            digest.update(repr((tensor.dtype, tensor.shape)).encode())
+            digest.update(repr((tensor.dtype, tensor.shape, tensor.stride())).encode())
             digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         return {place: digest.digest() + before for place, before in decisions.items()}
 
