@@ -29,6 +29,10 @@ class ProgramOriginal:
     def nodes(self) -> list[GraphNode]:
         return nodes_of(self.module)
 
+    def makers(self) -> dict[str, str]:
+        given = self.module.graph.output_node().args[0]
+        return {tensor.name: node.name for tensor, node in zip(self.spec.outputs, given, strict=True)}
+
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
         def seen(run: Interpreter, node: Node, result: Tensor) -> None:
             def rest(changed: np.ndarray) -> Arrays:
