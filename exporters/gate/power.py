@@ -11,14 +11,22 @@ from .rule_verdicts import finite
 
 FINE, SIGN, EXPONENT = "8u", "sign", "exponent"
 FAULTS = (FINE, SIGN, EXPONENT)
-# The reasons why a fine fault at a node is not noticed. No samples show a damped one, and others may show one that came
-# near; the last two are hidden by these samples.
+# The reasons why a fine fault at a node is not noticed. No samples show a damped one, and larger ones than a near one are
+# noticed. These samples hide the last two, and the others where no fault at the node is noticed, whatever its size.
 UNEXPLAINED, NEAR, STEP, DAMPED, BYPASSED = "unexplained", "near", "step", "damped", "bypassed"
 SATURATED, DEAD = "saturated", "dead"
 MOST_BLIND = 0.5  # of the nodes
 
 _NOT_SHOWN = "not shown: these samples cannot tell"
 _HOW = "(samples.safetensors in the model's folder, or --samples FILE)"
+_HELPS = {
+    SATURATED: "the answers are decided so far that an error hardly moves them; give samples between whose answers the "
+    "model hesitates, as real ones are, or give out the numbers before the last nonlinear node",
+    DEAD: "the answers hardly depend on the samples; give samples with different answers, as real ones have",
+}
+_UNUSED = (
+    "no error there changes the answers, however large; give samples for which the model uses these nodes"
+)
 EXPLAINED: Mapping[str, str] = {  # of a node that has several on different samples the first counts
     UNEXPLAINED: "no measurement explains it, so it may reach the limit on other samples",
     NEAR: "the fault comes to more than half of the limit, and larger ones grow in proportion until they are noticed",
@@ -35,7 +43,7 @@ class Planted:
     """One node. ``noticed``: the kinds of fault that the gate refuses; ``response``: the error of the answers that the
     fine fault makes, as a share of the allowed one; ``why``: of a fine fault that is not noticed; ``seen_at_u``: the
     least planted size at which the gate notices such a fault, infinite where it notices none. ``outputs``: the model's
-    outputs that are computed from this node."""
+    outputs, or the parts of one that is joined of several, that are computed from this node."""
 
     node: str
     op: str
@@ -47,7 +55,8 @@ class Planted:
 
     @property
     def is_blind(self) -> bool:
-        return self.why in (SATURATED, DEAD)
+        never = not self.noticed and math.isinf(self.seen_at_u)
+        return self.why in (SATURATED, DEAD) or (self.why in (UNEXPLAINED, STEP, BYPASSED) and never)
 
     def joined(self, other: "Planted") -> "Planted":
         """One result for this node on all samples of both. A fault counts as noticed if some samples show it."""
@@ -71,6 +80,11 @@ class Power:
     def noticed(self, kind: str) -> float:
         """The share of all faults of this kind that the gate notices; 0 where none was planted."""
         return sum(kind in one.noticed for one in self.planted) / max(len(self.planted), 1)
+
+    @property
+    def near(self) -> int:
+        """The number of nodes whose fine fault comes to more than half of the limit."""
+        return sum(one.why == NEAR for one in self.planted)
 
     @property
     def undamped(self) -> tuple[Planted, ...]:
@@ -118,6 +132,7 @@ class Power:
             "samples": self.samples,
             "share": round(self.share, 4),
             "damped": len(self.planted) - len(self.undamped),
+            "near": self.near,
             "noticed": {kind: round(self.noticed(kind), 4) for kind in FAULTS},
             "hidden": round(self.hidden, 4),
         }
@@ -134,6 +149,7 @@ class Power:
                     "response": finite(one.response),
                     "seen_at_u": finite(one.seen_at_u),
                     "why": one.why,
+                    "blind": one.is_blind,
                 }
                 for one in self.planted
             ],
@@ -149,19 +165,12 @@ def why_not_shown(power: Power) -> str:
     outputs = power.hiding
     nodes = [one for one in power.planted if one.outputs <= outputs]
     blind = [one for one in nodes if one.is_blind]
-    saturated = [one for one in blind if one.why == SATURATED]
-    others = len(nodes) < len(power.planted)
     names = ", ".join(f"'{name}'" for name in sorted(outputs))
-    lead = f" that lead to no output but {names}" if others else ""
-    cause = (
-        "the answers are decided so far that an error hardly moves them; give samples between whose answers the model "
-        "hesitates, as real ones are, or give out the numbers before the last nonlinear node"
-        if 2 * len(saturated) >= len(blind)
-        else "the answers hardly depend on the samples; give samples with different answers, as real ones have"
-    )
-    shown = sum(FINE in one.noticed for one in nodes) / max(len(nodes), 1)
+    leading = f" that lead to no output but {names}" if len(nodes) < len(power.planted) else ""
+    ((why, _),) = Counter(one.why for one in blind).most_common(1)
+    shown = sum(FINE in one.noticed for one in nodes) / len(nodes)
     return (
-        f"{_NOT_SHOWN}. Of errors of {FINE} that were planted at {len(nodes)} nodes of the FP32 model{lead}, its "
+        f"{_NOT_SHOWN}. Of errors of {FINE} that were planted at {len(nodes)} nodes of the FP32 model{leading}, its "
         f"answers to {power.samples} judged samples show {shown:.0%}, and hide those at {len(blind)} of "
-        f"them ('{blind[-1].node}' is the last): {cause} {_HOW}"
+        f"them ('{blind[-1].node}' is the last): {_HELPS.get(why, _UNUSED)} {_HOW}"
     )

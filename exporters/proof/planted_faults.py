@@ -100,8 +100,9 @@ class _Planting:
     outputs: Mapping[str, frozenset[str]] = field(init=False)  # that are computed from each node
 
     def __post_init__(self) -> None:
-        self.alike = _answers_alike(self.run, self.dtype)
-        self.outputs = _outputs_by_node(self.original)
+        parts, alike = _parts(self.original), _answers_alike(self.run, self.dtype)
+        self.alike = frozenset(part for part, (output, _) in parts.items() if output in alike)
+        self.outputs = _parts_by_node(self.original, parts)
 
     def rows(self, most: int) -> int:
         """The number of judged samples that are asked: fewer of a large model."""
@@ -286,17 +287,36 @@ def _spread(several: Sequence[T], most: int) -> list[T]:
     return [several[int(drawn.choice(part))] for part in parts if len(part)]
 
 
-def _outputs_by_node(original: OriginalGraph) -> dict[str, frozenset[str]]:
-    """The outputs that are computed from each node; all of them where none reads its result: it is written into one of
-    its inputs."""
-    nodes, makers = original.nodes(), original.makers()
+def _parts(original: OriginalGraph) -> dict[str, tuple[str, str]]:
+    """By its name each part of the answers: the output, and the node that computes it. What only places values (a
+    concatenation) joins parts, of which one may show nothing beside others."""
+    nodes = {node.name: node for node in original.nodes()}
+    found = dict[str, tuple[str, str]]()
+    for output, maker in original.makers().items():
+        waiting, ends = [maker], dict[str, None]()
+        while waiting:
+            node = nodes[waiting.pop()]
+            if node.op == _TAKEN or (has(node.op, Trait.MOVES) and not has(node.op, Trait.EMBEDDING)):
+                waiting += node.inputs
+            elif node.inputs:
+                ends[node.name] = None
+        found |= {(f"{output} (from {end})" if len(ends) > 1 else output): (output, end) for end in ends}
+    return found
+
+
+def _parts_by_node(
+    original: OriginalGraph, parts: Mapping[str, tuple[str, str]]
+) -> dict[str, frozenset[str]]:
+    """The parts of the answers that are computed from each node; all of them where none reads its result: it is written
+    into one of its inputs."""
+    nodes = original.nodes()
     found: dict[str, set[str]] = {node.name: set() for node in nodes}
-    for output, node in makers.items():
-        found[node].add(output)
+    for part, (_, node) in parts.items():
+        found[node].add(part)
     for node in reversed(nodes):
         for read in node.inputs:
             found[read] |= found[node.name]
-    return {name: frozenset(outputs or makers) for name, outputs in found.items()}
+    return {name: frozenset(some or parts) for name, some in found.items()}
 
 
 def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[Question]:

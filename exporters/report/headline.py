@@ -30,11 +30,13 @@ def _power(power: Mapping[str, Any]) -> str:
     """The part of the headline about planted errors (`gate/power.py`); empty where none were planted."""
     if not power:
         return ""
-    damped = f" ({power['damped']} more are damped below the limit)" if power.get("damped") else ""
+    near = f"{power['near']} come to more than half of the limit" if power.get("near") else ""
+    damped = f"{power['damped']} more are damped below the limit" if power.get("damped") else ""
     share = power.get("share", power["noticed"]["8u"])
     if damped and share > power["noticed"]["8u"] == 0:
         return f"; all {power['damped']} planted errors are damped below the limit, so they show none"
-    return f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{damped}"
+    more = ", ".join(filter(None, (near, damped)))
+    return f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{more and f' ({more})'}"
 
 
 def may_differ(count: int) -> str:

@@ -31,7 +31,9 @@ class ProgramOriginal:
 
     def makers(self) -> dict[str, str]:
         given = self.module.graph.output_node().args[0]
-        return {tensor.name: node.name for tensor, node in zip(self.spec.outputs, given, strict=True)}
+        assert isinstance(given, tuple | list)
+        pairs = zip(self.spec.outputs, given, strict=True)
+        return {tensor.name: node.name for tensor, node in pairs if isinstance(node, Node)}
 
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
         def seen(run: Interpreter, node: Node, result: Tensor) -> None:

@@ -213,6 +213,11 @@ class TwoHeads(nn.Module):
         return (self.live(seen), *(others if isinstance(others, tuple) else (others,)))
 
 
+BLIND_PARTS: dict[str, Callable[..., Tensor]] = {
+    "joined": lambda live, y: torch.cat([live, torch.sigmoid(y + 30)], -1),
+    "joined and turned": lambda live, y: torch.stack([torch.relu(y - 50), live]).transpose(0, 1),
+    "chosen for no sample": lambda live, y: torch.where(live < 100, live, y),
+}
 BLIND_HEADS: dict[str, Callable[[Tensor], Any]] = {
     "saturated": lambda y: torch.sigmoid(y + 30),
     "constant": lambda y: y * 0 + torch.linspace(1, 2, 8),
@@ -232,6 +237,19 @@ def test_an_output_that_shows_nothing_beside_a_live_one_is_named(name: str, tmp_
         assert not power.is_shown and sorted(power.hiding) == blind, power.to_json()
         why = why_not_shown(power)
         assert all(f"'{one}'" in why for one in blind) and "'y0'" not in why, why
+
+
+@pytest.mark.parametrize("name", BLIND_PARTS)
+def test_a_part_of_an_output_that_shows_nothing_is_named(name: str, tmp_path: Path) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        seen = torch.tanh(self.trunk(x))
+        return BLIND_PARTS[name](self.live(seen), self.other(seen))
+
+    made = net(forward, trunk=linear(32, 32), live=linear(32, 8), other=linear(32, 8, bias=True))
+    subject = subject_of(made, usual(32))
+    for power in (power_of(subject), power_of(*as_file(subject, tmp_path))):
+        (part,) = power.hiding
+        assert part.startswith("y0 (from ") and f"'{part}'" in why_not_shown(power), power.to_json()
 
 
 def test_outputs_that_show_faults_are_shown_also_where_one_of_them_never_changes(tmp_path: Path) -> None:
@@ -307,7 +325,10 @@ def test_the_share_of_blind_nodes_decides() -> None:
         return Power(tuple(nodes), 4, y if alike else frozenset())
 
     assert power("", "", SATURATED, "").is_shown and not power("", SATURATED, DEAD, "").is_shown
-    assert power(DAMPED, STEP, BYPASSED, "").is_shown and power().is_shown
+    assert power(DAMPED, NEAR, DAMPED, "").is_shown and power().is_shown
+    assert not power(DAMPED, STEP, BYPASSED, "").is_shown, (
+        "faults that are never noticed, whatever their size"
+    )
     assert not power("", "", "", "", DEAD, alike=True).is_shown and power("", "", alike=True).is_shown
     assert power("", DAMPED).noticed(FINE) == 0.5 and power("", DAMPED).share == power().share == 1.0
     assert power("", STEP, BYPASSED, UNEXPLAINED, DAMPED).share == 0.25
