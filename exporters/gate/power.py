@@ -11,7 +11,7 @@ from .rule_verdicts import finite
 
 FINE, SIGN, EXPONENT = "8u", "sign", "exponent"
 FAULTS = (FINE, SIGN, EXPONENT)
-# The reasons why a fine fault at a node is not noticed. No samples show a damped one, and larger ones than a near one are
+# The reasons why a fine fault at a node is not noticed. No samples show a damped one, and of a near one larger ones are
 # noticed. These samples hide the last two, and the others where no fault at the node is noticed, whatever its size.
 UNEXPLAINED, NEAR, STEP, DAMPED, BYPASSED = "unexplained", "near", "step", "damped", "bypassed"
 SATURATED, DEAD = "saturated", "dead"

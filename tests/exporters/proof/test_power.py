@@ -336,7 +336,9 @@ def test_the_share_of_blind_nodes_decides() -> None:
     form = {"passed": True, "parity": {"samples": 64}}
     facts = {"status": "live", "forms": {"torch": form}, "power": power(DAMPED, DAMPED).summary()}
     assert headline(facts).endswith("all 2 planted errors are damped below the limit, so they show none")
-    damped, near = power(DAMPED).planted[0], power(UNEXPLAINED).planted[0]
-    assert damped.joined(near).why == near.joined(damped).why == UNEXPLAINED
+    facts["power"] = power(NEAR, DAMPED, "").summary()
+    assert headline(facts).endswith("show 50% and hide 0% (near the limit: 1; damped below it: 1)")
+    damped, other = power(DAMPED).planted[0], power(UNEXPLAINED).planted[0]
+    assert damped.joined(other).why == other.joined(damped).why == UNEXPLAINED
     one, other = power(SATURATED).planted[0], power("").planted[0]
     assert one.joined(other).why == other.joined(one).why == "" and one.joined(one).is_blind
