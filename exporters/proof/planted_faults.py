@@ -49,6 +49,7 @@ OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answer
 MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
 # Of the nodes that lead to some outputs alone so many at least, for so many sets of outputs, those with the fewest.
 OF_OUTPUTS, MOST_SETS = 3, 16
+MOST_PARTS = 16  # of an output
 SHARE = 1.0  # of the operations of all questions of a proof; a conversion needs about fifteen times as many
 SMALL = 1 << 33  # operations that are always granted
 # A result of these is one of their inputs, exactly: a half errs there as much as in the node before, and no more.
@@ -289,17 +290,22 @@ def _spread(several: Sequence[T], most: int) -> list[T]:
 
 def _parts(original: OriginalGraph) -> dict[str, tuple[str, str]]:
     """By its name each part of the answers: the output, and the node that computes it. What only places values (a
-    concatenation) joins parts, of which one may show nothing beside others."""
-    nodes = {node.name: node for node in original.nodes()}
-    found = dict[str, tuple[str, str]]()
+    concatenation) joins parts, of which one may show nothing beside others. More than `MOST_PARTS`, the steps of a loop
+    that was written out, count as one."""
+    nodes, found = {node.name: node for node in original.nodes()}, dict[str, tuple[str, str]]()
     for output, maker in original.makers().items():
-        waiting, ends = [maker], dict[str, None]()
+        waiting, seen, ends = [maker], set[str](), list[str]()
         while waiting:
             node = nodes[waiting.pop()]
+            if node.name in seen:
+                continue
+            seen.add(node.name)
             if node.op == _TAKEN or (has(node.op, Trait.MOVES) and not has(node.op, Trait.EMBEDDING)):
                 waiting += node.inputs
             elif node.inputs:
-                ends[node.name] = None
+                ends.append(node.name)
+        if len(ends) > MOST_PARTS:
+            ends = [maker]
         found |= {(f"{output} (from {end})" if len(ends) > 1 else output): (output, end) for end in ends}
     return found
 
