@@ -30,24 +30,39 @@ def seconds_by_rows(batches: Batches, waited_s: float = 0.0) -> dict[int, float]
     return {rows: on_core * spent_ns / 1e9 / count for rows, (count, spent_ns) in batches.items()}
 
 
-def off_by(batches: Batches, expected: Mapping[int, float], waited_s: float = 0.0) -> float | None:
-    """The ratio of the batches' time to the expected time; None where batches were too few, or no time is expected.
+def rows_per_batch(batches: Batches) -> float:
+    """The mean; 0 without batches."""
+    return sum(rows * count for rows, (count, _) in batches.items()) / max(
+        sum(n for n, _ in batches.values()), 1
+    )
 
-    ``expected``: seconds of one batch by rows; between two sizes, and beyond the largest, a row costs the same.
+
+def of_new_sizes(batches: Batches, expected: Mapping[int, float]) -> dict[int, tuple[int, int]]:
+    """The batches that are smaller or larger than all whose time is expected: other callers sent them."""
+    return {
+        rows: one
+        for rows, one in batches.items()
+        if not expected or not min(expected) <= rows <= max(expected)
+    }
+
+
+def off_by(batches: Batches, expected: Mapping[int, float], waited_s: float = 0.0) -> float | None:
+    """The ratio of the batches' time to the expected time; None where batches of the expected sizes were too few.
+
+    ``expected``: seconds of one batch by rows; between two sizes a row costs the same.
     """
-    if not expected or not are_enough(batches):
+    taken, new = seconds_by_rows(batches, waited_s), of_new_sizes(batches, expected)
+    known = {rows: one for rows, one in batches.items() if rows not in new}
+    if not are_enough(known):
         return None
-    taken = seconds_by_rows(batches, waited_s)
-    busy_s = sum(batches[rows][0] * seconds for rows, seconds in taken.items())
-    return busy_s / sum(batches[rows][0] * expected_seconds(expected, rows) for rows in taken)
+    busy_s = sum(count * taken[rows] for rows, (count, _) in known.items())
+    return busy_s / sum(count * expected_seconds(expected, rows) for rows, (count, _) in known.items())
 
 
 def expected_seconds(expected: Mapping[int, float], rows: int) -> float:
     sizes = sorted(expected)
-    below = max((size for size in sizes if size <= rows), default=sizes[0])
-    above = min((size for size in sizes if size >= rows), default=None)
-    if above is None:
-        return expected[below] * rows / max(below, 1)
+    below = max(size for size in sizes if size <= rows)
+    above = min(size for size in sizes if size >= rows)
     if below >= above:
         return expected[below]
     share = (rows - below) / (above - below)

@@ -16,14 +16,18 @@ _FEWEST_S = 0.1  # of batches in a window; less says nothing
 # A window ends after so many batches, or so many times `WINDOW_S`: of a few batches one more would count much.
 _MANY, _LONGEST = 10, 3
 _BUSY = 0.7  # of a window: callers always wait
+STEADY = (
+    1.25  # the ratio between the active way's two speeds in a round, beyond which the traffic has changed
+)
 CLEAR = 1.25  # a rival has lost after one round where not even a gain so many times as large would win
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The ``rows`` that were run in ``wall_s`` seconds, and the seconds that their batches took (``busy_s``)."""
+    """The ``rows`` that were run in ``wall_s`` seconds, in so many ``batches``, which took ``busy_s`` seconds."""
 
     rows: int
+    batches: int
     busy_s: float
     wall_s: float
 
@@ -31,8 +35,17 @@ class Window:
     def is_enough(self) -> bool:
         return self.busy_s >= _FEWEST_S
 
+    @property
+    def rows_per_batch(self) -> float:
+        return self.rows / max(self.batches, 1)
+
     def __add__(self, other: "Window") -> "Window":
-        return Window(self.rows + other.rows, self.busy_s + other.busy_s, self.wall_s + other.wall_s)
+        return Window(
+            self.rows + other.rows,
+            self.batches + other.batches,
+            self.busy_s + other.busy_s,
+            self.wall_s + other.wall_s,
+        )
 
 
 def live_gain(active: Window, rival: Window) -> float:
@@ -60,13 +73,14 @@ class LiveTrial:
                 break
         rows = sum(max(size, 1) * count for size, (count, _) in run.items())
         busy_s = sum(spent_ns for _, spent_ns in run.values()) / 1e9
-        return Window(rows, busy_s, self.clock() - began_s)
+        return Window(rows, sum(count for count, _ in run.values()), busy_s, self.clock() - began_s)
 
     def verdict(
         self, before: Window, let_serve: Callable[[bool], None], wins: Callable[[float], bool]
     ) -> Steps[Verdict | None]:
         """Let the rival and the active way serve in turns until two rounds in a row agree, or the rival has clearly
-        lost one; None where there is too little traffic. The active way serves at the end.
+        lost one; None where there is too little traffic. The active way serves at the end. A round in which the active
+        way's own speed changed tells of the traffic, not of the rival: it speaks for nobody.
 
         ``before``: the active way's window just now. ``let_serve(True)`` lets the rival serve. ``wins``: whether a gain
         speaks for the rival.
@@ -84,7 +98,11 @@ class LiveTrial:
             if not (rival.is_enough and after.is_enough):
                 return None
             verdict.rounds, verdict.gain = verdict.rounds + 1, live_gain(before + after, rival)
+            verdict.live_rows = rival.rows_per_batch
             self.budget.spend(rival.busy_s * max(1.0 - verdict.gain, 0.0))
+            if not 1 / STEADY <= live_gain(before, after) <= STEADY:
+                verdict.crowded, before = True, after
+                continue
             best = max(live_gain(one, rival) for one in (before, after))
             verdict.outcomes.append(wins(verdict.gain))
             if not wins(best * CLEAR) or verdict.outcomes[-2:] in ([True, True], [False, False]):

@@ -1,8 +1,9 @@
 """One thread measures versions again while they serve: one at a time, within one budget.
 
-Every served batch is a measurement. Where live batches take much longer, or shorter, than was measured (`live.py`), the
-version is measured again at once. A choice that was not confirmed before is measured again once it has served for a
-moment; each undisturbed sweep that confirms it doubles the time to the next one.
+Every served batch is a measurement. Where live batches take much longer, or shorter, than was measured (`live.py`), or
+are far larger than those beside which the choice was confirmed, the version is measured again at once. A choice that
+was not confirmed before is measured again once it has served for a moment; each undisturbed sweep that confirms it
+doubles the time to the next one.
 """
 
 import logging
@@ -14,13 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ....models.errors import HalfevenError, NotReady
-from ...batching.core_wait import waited_for_core_s
 from ...batching.place import Place
 from ..loading.kept_setups import keep_setup, kept_setup
 from ..traffic.loaded_version import LoadedVersion
 from ..traffic.served import ServedModel
 from .budget import MeasuringBudget
-from .live import OFF, Batches, are_enough, off_by, seconds_by_rows, since
+from .live import OFF, Batches, are_enough, of_new_sizes, off_by, rows_per_batch, seconds_by_rows, since
 from .rounds import Steps
 from .sweep import Decided, Machine, Sweep
 from .what_serves import Gone, Record, way_of
@@ -31,17 +31,26 @@ FIRST_S, LONGEST_S = 60.0, 6 * 3600.0  # from a sweep that confirmed the choice 
 AGAIN_S = 15.0  # from one that was disturbed, or left out what was decided before: it confirms nothing
 WORKED_S, WORKED_BATCHES = 2.0, 1000  # of which one suffices: a version that serves nobody is not measured
 CONFIRMS = 2  # rounds of a sweep that changed nothing
+GROWN = (
+    2.0  # times as many rows in a batch as when the choice was confirmed: it was not tried under such a load
+)
 
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """A version that serves: when its next sweep is due, and what its batches are expected to take."""
+    """A version that serves: when its next sweep is due, and what its batches are expected to take.
+
+    ``rows``: of a live batch, in the mean. ``confirmed_rows``: the most of them beside which the choice was confirmed;
+    0: not known.
+    """
 
     served: ServedModel
     loaded: LoadedVersion
     due_s: float
     rounds: int  # in a row that confirmed what serves
     expected: dict[int, float]
+    confirmed_rows: float = 0.0
+    rows: float = 0.0
     seen: Batches = field(default_factory=dict)
     worked_s: float = 0.0
     batches: int = 0
@@ -143,33 +152,42 @@ class Remeasuring(threading.Thread):
     def _new(self, served: ServedModel, loaded: LoadedVersion) -> Watched:
         now_s, way = self._machine.clock(), way_of(loaded.prepared)
         kept = kept_setup(loaded.version, way.form, way.precision, self._place.device)
-        due_s, rounds, expected = now_s, 0, dict[int, float]()
+        due_s, rounds, expected, rows = now_s, 0, dict[int, float](), 0.0
         if kept is not None and kept.setup == way.setup:  # else it is a tuning's
-            rounds, expected = kept.rounds, dict(kept.seconds)
+            rounds, expected, rows = kept.rounds, dict(kept.seconds), kept.rows
             due_s += _pause_s(rounds) if rounds else 0.0
         seen, waited_s = loaded.counters().batches, self._waited_s()
-        return Watched(served, loaded, due_s, rounds, expected, seen, waited_s=waited_s)
+        return Watched(served, loaded, due_s, rounds, expected, rows, seen=seen, waited_s=waited_s)
 
     def _waited_s(self) -> float:
-        return waited_for_core_s(self._place.thread.native_id)
+        return self._machine.waited_for_core_s(self._place.thread.native_id)
 
     def _look_at(self, one: Watched) -> None:
         batches, waited_s = one.loaded.counters().batches, self._waited_s()
         fresh = since(one.seen, batches)
         off = off_by(fresh, one.expected, waited_s - one.waited_s)
-        if not one.expected and are_enough(fresh):
-            one.expected = seconds_by_rows(fresh, waited_s - one.waited_s)
+        if are_enough(new := of_new_sizes(fresh, one.expected)):
+            taken = seconds_by_rows(fresh, waited_s - one.waited_s)
+            one.expected |= {rows: taken[rows] for rows in new}
+        if are_enough(fresh):
+            one.rows = rows_per_batch(fresh)
         one.seen, one.waited_s = batches, waited_s
         one.worked_s += sum(spent_ns for _, spent_ns in fresh.values()) / 1e9
         one.batches += sum(count for count, _ in fresh.values())
         # Between the steps of a sweep live batches find the caches full of other data.
-        if off is None or self._steps is not None:
+        if self._steps is not None or not are_enough(fresh):
             return
-        one.looks_off = one.looks_off + 1 if not 1 / OFF <= off <= OFF else 0
+        has_grown = 0 < GROWN * one.confirmed_rows < one.rows
+        is_off = off is not None and not 1 / OFF <= off <= OFF
+        one.looks_off = one.looks_off + 1 if is_off or has_grown else 0
         if one.looks_off >= 2:
-            logger.info("batches of %s take %.3g times as long as was measured", one.loaded, off)
+            logger.info(
+                "batches of %s have %.3g rows (%.3g when the choice was confirmed) and take %.3g times as long as was "
+                "measured", one.loaded, one.rows, one.confirmed_rows, off or 1.0,
+            )  # fmt: skip
             one.looks_off, one.rounds, one.due_s = 0, 0, self._machine.clock()
             one.expected = {}
+            one.decided.clear()
 
     # Sweeps.
 
@@ -202,7 +220,7 @@ class Remeasuring(threading.Thread):
         else:
             one.expected = {}  # what live batches take from now on
             if changed:
-                one.rounds = 0
+                one.rounds, one.confirmed_rows = 0, 0.0
                 return
             one.decided.clear()
             if sweep.crowded or leaves_out:
@@ -212,6 +230,7 @@ class Remeasuring(threading.Thread):
 
     def _confirm(self, one: Watched, sweep: Sweep) -> None:
         one.rounds += CONFIRMS
+        one.confirmed_rows = max(one.confirmed_rows, one.rows)
         one.due_s = self._machine.clock() + _pause_s(one.rounds)
         way, measured = sweep.way, sweep.measured
         keep_setup(
@@ -222,6 +241,7 @@ class Remeasuring(threading.Thread):
             way.setup,
             [measured],
             rounds=one.rounds,
+            rows=one.confirmed_rows,
         )
 
 

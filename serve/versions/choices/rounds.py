@@ -102,13 +102,15 @@ class Side:
 @dataclass(slots=True)
 class Verdict:
     """``wins``: whether the rival has to take the place. ``gain``: how many times as fast it was, in the mean.
-    ``live``: measured by live traffic."""
+    ``live``: measured by live traffic, whose batches had ``live_rows`` rows in the mean with the rival.
+    ``crowded``: other programs, or traffic that changed meanwhile, disturbed it."""
 
     wins: bool = False
     rounds: int = 0
     gain: float = 0.0
     crowded: bool = False
     live: bool = False
+    live_rows: float = 0.0
     outcomes: list[bool] = field(default_factory=list)
 
 

@@ -18,7 +18,7 @@ from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.machine.usable_cores import usable_cores
 from ....models.spec.spec import ModelSpec
-from ...batching.core_wait import Crowding
+from ...batching.core_wait import Crowding, waited_for_core_s
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of, invariance_of
@@ -77,6 +77,7 @@ class Machine:
     loading_clock: Callable[[], float] = time.thread_time
     free_bytes: Callable[[], int] = free_bytes
     tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
+    waited_for_core_s: Callable[[int | None], float] = waited_for_core_s
 
 
 logger = logging.getLogger("halfeven.roster")
@@ -280,9 +281,18 @@ class Sweep:
 
             verdict = yield from self._trial.verdict(before, partial(self._now.lend, new), speaks_for_it)
             if verdict is not None:
-                verdict.crowded = crowding.disturbance() > CROWDED
+                verdict.crowded |= crowding.disturbance() > CROWDED
+                if verdict.wins and verdict.live_rows * 2 <= self._now.limit:
+                    yield from self._with_all_rows(active, rival, verdict)
                 return verdict, new
         return (yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)), new
+
+    def _with_all_rows(self, active: Side, rival: Side, verdict: Verdict) -> Steps[None]:
+        """Take the verdict back where live batches were small and the rival is clearly slower with the largest that is
+        short: what serves is chosen for every load, not for that of a moment."""
+        gain = mean((yield from round_gains(active, rival, self._sizes()[-1:], self._watch, is_first=True)))
+        if gain < _CLEARLY_SLOWER:
+            verdict.wins, verdict.gain = False, gain
 
     @contextmanager
     def _loaded(self, form: ServableForm, setup: CpuSetup) -> Iterator[tuple[Engine, Callable[[], None]]]:

@@ -35,12 +35,13 @@ MOST_KEPT = 32  # the newest
 
 @dataclass(frozen=True, slots=True)
 class KeptSetup:
-    """A setup with the shortest seconds of a batch in it, by rows (empty: not measured in this setup), and how many
-    rounds in a row confirmed it while it served."""
+    """A setup with the shortest seconds of a batch in it, by rows (empty: not measured in this setup), how many rounds
+    in a row confirmed it while it served, and the most rows that a batch had then, in the mean (0: not known)."""
 
     setup: CpuSetup
     seconds: Mapping[int, float] = field(default_factory=dict)
     rounds: int = 0
+    rows: float = 0.0
 
 
 def measured_setup(
@@ -80,8 +81,10 @@ def kept_setup(version: Version, form: str, precision: str, device: torch.device
             continue
         if number == parent or not entry.get("crowded"):
             setup = CpuSetup(entry["threads"], frozenset(entry["passes"]))
-            rounds = entry.get("rounds", 0)
-            return KeptSetup(setup, _seconds_in(entry, setup), rounds if isinstance(rounds, int) else 0)
+            rounds, rows = entry.get("rounds", 0), entry.get("rows", 0.0)
+            rounds = rounds if isinstance(rounds, int) else 0
+            rows = rows if isinstance(rows, int | float) else 0.0
+            return KeptSetup(setup, _seconds_in(entry, setup), rounds, rows)
     return None
 
 
@@ -107,6 +110,7 @@ def keep_setup(
     measured: Iterable[TimedSetup],
     crowded: bool = False,
     rounds: int = 0,
+    rows: float = 0.0,
 ) -> None:
     """Keep a setup with its measurements. Where the disk is full or read-only, the next load measures again."""
     path = _path(version, device)
@@ -115,6 +119,7 @@ def keep_setup(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "crowded": crowded,
         "rounds": rounds,
+        "rows": rows,
         **setup.to_json(),
         "measured": [
             {**timed.setup.to_json(), "rows": rows, **_spread(seconds, timed.runs.get(rows, [seconds]))}

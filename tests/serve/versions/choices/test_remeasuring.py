@@ -53,12 +53,12 @@ class Stage:
     crowded: bool = False
     slower: set[str] = field(default_factory=set)  # what a sweep that changes nothing finds clearly slower
 
-    def after(self, seconds: float, serve: float = 0.0, each_s: float = 0.02) -> int:
+    def after(self, seconds: float, serve: float = 0.0, each_s: float = 0.02, rows: int = 8) -> int:
         """The number of sweeps that began in ``seconds`` seconds, in which batches ran for ``serve`` seconds."""
         before = len(self.sweeps)
         for _ in range(max(round(seconds), 1)):
             self.world.now += 1.0
-            self.loaded.serve(serve / max(round(seconds), 1), each_s)
+            self.loaded.serve(serve / max(round(seconds), 1), each_s, rows)
             for _ in range(4):
                 self.remeasuring.turn()
         return len(self.sweeps) - before
@@ -79,7 +79,7 @@ def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
     loaded = Loaded(version, world.prepared(SERVES))
     served: Any = SimpleNamespace(traffic=SimpleNamespace(stable=loaded), exchanged=lambda loaded: None)
     place: Any = world
-    machine = Machine(lambda: True, world.clock)
+    machine = Machine(lambda: True, world.clock, waited_for_core_s=lambda thread: 0.0)
     made = Stage(
         loaded, world, Remeasuring(place, lambda: [served], lambda *event: None, lambda: made.busy, machine)
     )
@@ -171,6 +171,19 @@ def test_live_batches_that_disagree_twice_have_it_measured_at_once(
     assert stage.after(20, serve=20) == 0
     assert stage.after(1, serve=1, each_s=each_s) == 0, "one look may be chance"
     assert stage.after(4, serve=4, each_s=each_s) == 1
+
+
+def test_one_caller_after_many_is_no_reason_to_measure_and_many_after_one_are(
+    version: Version, stage: Stage
+) -> None:
+    """The choice was confirmed beside batches of one row: it was not tried under such a load."""
+    assert stage.after(5, serve=5, each_s=0.006, rows=1) == 1
+    assert stage.after(1, serve=1) == 0, "one look may be chance"
+    assert stage.after(4, serve=4) == 1
+    assert stage.after(20, serve=20, each_s=0.006, rows=1) == 0
+    assert stage.after(20, serve=20) == 0, "confirmed beside both"
+    kept = kept_setup(version, "torch", "fp32", CPU)
+    assert kept is not None and kept.rows == 8, "also after a restart"
 
 
 def test_a_kept_setup_that_is_not_the_one_that_serves_confirms_nothing(

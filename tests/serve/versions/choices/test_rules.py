@@ -1,6 +1,6 @@
 """The rules by which a choice is corrected, each by given numbers: rivals, margins, rounds, budget, live batches."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,14 @@ from halfeven.models.engines.cpu.setup import (
     CpuSetup,
 )
 from halfeven.serve.versions.choices.budget import MeasuringBudget
-from halfeven.serve.versions.choices.live import expected_seconds, off_by, seconds_by_rows, since
+from halfeven.serve.versions.choices.live import (
+    expected_seconds,
+    of_new_sizes,
+    off_by,
+    rows_per_batch,
+    seconds_by_rows,
+    since,
+)
 from halfeven.serve.versions.choices.live_trial import LiveTrial, Window, live_gain
 from halfeven.serve.versions.choices.rivals import HYSTERESIS, THREADS, gain_needed, setup_rivals, wins
 from halfeven.serve.versions.choices.rounds import MOST_ROUNDS, BatchToTime, Side, Stopwatch, Verdict, contest
@@ -93,20 +100,26 @@ def test_a_crowded_round_speaks_for_more_threads_and_for_fewer_only_where_they_a
     assert wins(way(1), way(4), [3.0], crowded=True)
 
 
-def fought_live(*gains: float, idle: bool = False) -> tuple[Verdict | None, list[bool]]:
-    """The verdict about a rival that live batches of 10 ms showed to be so many times as fast, and who served when."""
+def fought_live(
+    *gains: float, idle: bool = False, traffic: Sequence[float] = ()
+) -> tuple[Verdict | None, list[bool]]:
+    """The verdict about a rival that live batches of 10 ms showed to be so many times as fast, and who served when.
+
+    ``traffic``: how many times as fast each of the next windows is, whoever serves, because callers send other batches.
+    """
     now, batches, served = [0.0], dict[int, tuple[int, int]](), list[bool]()
-    left = list(gains)
+    left, changes = list(gains), list(traffic)
 
     def serve(pause: float) -> None:
         now[0] += pause
         if not idle:
             gain = left.pop(0) if served and served[-1] else 1.0
+            gain *= changes.pop(0) if changes else 1.0
             count, spent_ns = batches.get(8, (0, 0))
             batches[8] = count + round(50 * gain), spent_ns + int(pause * 1e9)
 
     trial = LiveTrial(lambda: dict(batches), lambda: now[0], MeasuringBudget(lambda: now[0]))
-    before = Window(400, 0.5, 0.5)
+    before = Window(400, 50, 0.5, 0.5)
     steps = trial.verdict(before, served.append, lambda gain: gain >= 1.1)
     while True:
         try:
@@ -135,16 +148,27 @@ def test_in_a_trial_two_rounds_of_live_traffic_have_to_agree(
     assert verdict.gain == pytest.approx(gains[-1], rel=0.02)
 
 
+def test_a_round_in_which_the_traffic_changed_speaks_for_nobody() -> None:
+    """Callers came, so that the rival's window has more rows than the one before it: no merit of the rival's."""
+    verdict, _ = fought_live(1.0, 1.0, 1.0, traffic=[3.0, 3.0, 3.0, 3.0, 3.0, 3.0])
+    assert verdict is not None and verdict.outcomes == [False, False] and verdict.rounds == 3
+    assert verdict.crowded, "what it says is asked again soon"
+    steady, _ = fought_live(1.0, 1.0)
+    assert steady is not None and not steady.crowded
+    never, _ = fought_live(*[2.0] * 5, traffic=[1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 2.0])
+    assert never is not None and not never.wins and never.outcomes == []
+
+
 def test_without_traffic_a_trial_says_nothing() -> None:
     verdict, served = fought_live(idle=True)
     assert verdict is None and served == [True, False]
 
 
 def test_where_callers_do_not_always_wait_the_cost_of_a_row_counts() -> None:
-    waiting = Window(100, 0.45, 0.5)
-    assert live_gain(waiting, Window(150, 0.5, 0.5)) == pytest.approx(1.5)
-    assert live_gain(Window(100, 0.2, 0.5), Window(100, 0.1, 0.5)) == pytest.approx(2.0)
-    assert live_gain(Window(100, 0.2, 0.5), Window(100, 0.5, 0.5)) == pytest.approx(0.4)
+    waiting = Window(100, 10, 0.45, 0.5)
+    assert live_gain(waiting, Window(150, 10, 0.5, 0.5)) == pytest.approx(1.5)
+    assert live_gain(Window(100, 10, 0.2, 0.5), Window(100, 10, 0.1, 0.5)) == pytest.approx(2.0)
+    assert live_gain(Window(100, 10, 0.2, 0.5), Window(100, 10, 0.5, 0.5)) == pytest.approx(0.4)
 
 
 class Timing:
@@ -325,10 +349,20 @@ def test_live_batches_are_held_against_what_was_measured() -> None:
     assert off_by({8: (2, 40_000_000)}, {8: 0.01}) is None, "so few batches say nothing"
 
 
+def test_batches_outside_of_every_expected_size_come_from_other_callers_and_are_not_off() -> None:
+    one_by_one = {1: (200, 600_000_000)}  # 3 ms, where a share of a batch of 16 would take 1.4 ms
+    assert off_by(one_by_one, {16: 0.022}) is None
+    assert of_new_sizes(one_by_one, {16: 0.022}) == of_new_sizes(one_by_one, {}) == one_by_one
+    both = {1: (200, 600_000_000), 16: (50, 2_200_000_000)}
+    assert of_new_sizes(both, {16: 0.022}) == one_by_one
+    assert off_by(both, {16: 0.022}) == pytest.approx(2.0)
+    assert rows_per_batch(both) == pytest.approx(4.0) and rows_per_batch({}) == 0
+
+
 @pytest.mark.parametrize(
-    ("rows", "seconds"), [(1, 0.01), (8, 0.04), (16, 0.08), (64, 0.32), (4, 0.01 + 0.03 * 3 / 7)]
+    ("rows", "seconds"), [(1, 0.01), (8, 0.04), (16, 0.08), (24, 0.12), (4, 0.01 + 0.03 * 3 / 7)]
 )
-def test_between_sizes_and_beyond_them_a_row_costs_the_same(rows: int, seconds: float) -> None:
+def test_between_sizes_a_row_costs_the_same(rows: int, seconds: float) -> None:
     assert expected_seconds({1: 0.01, 8: 0.04, 24: 0.12}, rows) == pytest.approx(seconds)
 
 

@@ -131,6 +131,7 @@ class Bench:
         default_factory=list
     )  # the turns so far, and the share of the best then
     busy: bool = False  # live batches never end: one runs before each step
+    callers: int = 64  # that wait: a batch has no more rows than they send
     beside: Callable[[Way], float] = lambda way: (
         1.0
     )  # times as long a live batch takes beside the callers' programs
@@ -183,9 +184,10 @@ class Bench:
         """Serve live batches as large as batches are now, for as long as the pause, at least one."""
         end = self.world.now + pause
         while True:
-            seconds = self.live_s() * self.beside(self.loaded.way)
-            count, spent_ns = self.loaded.batches.get(self.rows, (0, 0))
-            self.loaded.batches[self.rows] = count + 1, spent_ns + int(seconds * 1e9)
+            rows = min(self.rows, self.callers)
+            seconds = self.world.processor.seconds(self.loaded.way, rows) * self.beside(self.loaded.way)
+            count, spent_ns = self.loaded.batches.get(rows, (0, 0))
+            self.loaded.batches[rows] = count + 1, spent_ns + int(seconds * 1e9)
             self.world.now += seconds
             if self.world.now >= end:
                 break
@@ -390,6 +392,36 @@ def test_a_form_is_tried_in_batches_of_its_own_size(version: Version) -> None:
     one.busy = True
     one.run()
     assert one.loaded.way.precision == "bf16" and one.loaded.prepared.useful_rows == 32
+
+
+class SlowerAlone(Processor):
+    """A half that is slower with one row, and three times as fast with many."""
+
+    def seconds(self, way: Way, rows: int) -> float:
+        return 3e-3 * rows if way.precision == "fp32" else 4e-3 + 0.8e-3 * rows
+
+
+@pytest.mark.parametrize("start", [PLAIN_ONE, Way("torch", "bf16", CpuSetup(1))], ids=["FP32", "the half"])
+def test_what_a_lone_caller_shows_does_not_replace_what_is_right_for_many(
+    start: Way, version: Version
+) -> None:
+    one = bench(
+        version, SlowerAlone("two sizes", {}, cores=1), start, forms=[("torch", "fp32"), ("torch", "bf16")]
+    )
+    one.busy, one.callers = True, 1
+    one.run()
+    assert one.loaded.way.precision == start.precision
+    one.decided.clear()
+    one.callers = 64
+    one.settle()
+    assert one.loaded.way.precision == "bf16"
+
+
+def test_a_lone_caller_does_not_hide_that_more_rows_in_a_batch_gain(version: Version) -> None:
+    one = bench(version, ENCODER, Way("torch", "fp32", CpuSetup(2)), rows=1, forms=[("torch", "fp32")])
+    one.busy, one.callers = True, 1
+    one.settle()
+    assert one.rows >= 4
 
 
 def test_a_version_that_goes_in_a_trial_gets_its_engine_back_and_the_rival_is_closed(
