@@ -4,6 +4,7 @@ import socket
 import threading
 from types import TracebackType
 
+from ..models.engines.cpu.openmp import end_openmp_threads
 from ..models.errors import NotReady
 from ..models.store.store import Store
 from .address import address
@@ -23,6 +24,7 @@ class BackgroundServer:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         certificates = settings.certificates
+        end_openmp_threads()  # of the caller: beside them what serves would be slower
         try:
             listener = socket.create_server((settings.host, settings.port))
         except OSError as error:

@@ -116,12 +116,12 @@ def _build_read_only(settings: Settings, linked: LinkedStore) -> tuple[InferFron
     return front, roster
 
 
-def place_of(settings: Settings) -> Place:
-    """The device with its thread, which is not started yet."""
+def place_of(settings: Settings, at_rest: Callable[[], object] = give_back_freed) -> Place:
+    """The device with its thread, which is not started yet. ``at_rest`` as `DeviceThread` takes it."""
     use_true_fp32()
     device = resolve_device(settings.device)
     nice = settings.compute_nice if device.type == "cpu" else 0
-    thread = DeviceThread(str(device), nice=nice, at_rest=give_back_freed)
+    thread = DeviceThread(str(device), nice=nice, at_rest=at_rest)
     return Place(device, thread, settings.fallback == "fp32", settings.rescue)
 
 
@@ -187,8 +187,8 @@ def _traced() -> tuple[Callable[..., Inference], Callable[..., InferFront]]:
     if not traces_wanted(os.environ):
         return Inference, InferFront
     provider = provider_from(os.environ)
-    from .tracing.request_spans import RequestSpans  # OpenTelemetry is an optional dependency
-    from .tracing.traced_front import TracedFront, TracedInference
+    # OpenTelemetry is an optional dependency.
+    from .tracing.traced_front import RequestSpans, TracedFront, TracedInference
 
     spans = RequestSpans(provider.get_tracer("halfeven"))
     return partial(TracedInference, spans), partial(TracedFront, spans)

@@ -85,6 +85,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 50)  # a conversion makes and keeps millions of objects, too
         gc.enable()
 
 
@@ -113,6 +114,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device (make gpu)"))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """One process runs the tests of the wheel: else each worker builds one."""
+    if "built_wheel" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.together("the wheel"))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ Torch's fake tensors know shape, datatype and device, so autocast's CUDA rules c
 one ``torch.autocast("cuda")`` switches itself off; what it sets can be set all the same.
 """
 
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +51,7 @@ def on_fake_cuda(program: ExportedProgram, inputs: Sequence[Tensor], autocast: b
     mode, log = FakeTensorMode(allow_non_fake_inputs=False, shape_env=ShapeEnv()), OperationLog()
     with patch.object(torch.cuda, "_lazy_init", lambda: None), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = _moved(runnable(copy.deepcopy(program)), mode)
+        module = _moved(runnable(program), mode)
         there = [mode.from_tensor(tensor, static_shapes=True).to(CUDA) for tensor in inputs]
         for tensor in there:
             setattr(tensor, _OF_A_REQUEST, True)

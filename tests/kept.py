@@ -23,18 +23,15 @@ CONVERSION = (
     "tests/conformance/hosted.py",
     "tests/digits.py",
 )
-MACHINE = (
-    torch.__version__,
-    sys.version,
-    torch.backends.cpu.get_cpu_capability(),
-    os.getenv("ONEDNN_MAX_CPU_ISA"),
-)
+VERSIONS = (torch.__version__, sys.version)
+# A conversion measures and rounds as the processor does; a captured program is the same on each.
+PROCESSOR = (torch.backends.cpu.get_cpu_capability(), os.getenv("ONEDNN_MAX_CPU_ISA"))
 
 
 @cache
 def _sources(patterns: tuple[str, ...]) -> str:
-    """A digest of versions, processor, and every file of the checkout that the patterns find."""
-    digest = hashlib.sha256(str(MACHINE).encode())
+    """A digest of versions, and of every file of the checkout that the patterns find."""
+    digest = hashlib.sha256(str(VERSIONS).encode())
     for file in sorted(file for pattern in patterns for file in ROOT.glob(pattern)):
         if file.is_file() and "__pycache__" not in file.parts:
             digest.update(f"\0{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
@@ -79,7 +76,7 @@ def kept_store(file: str, make: Callable[[Path], None]) -> Path:
     """A folder as ``make``, a function of this test file, wrote it: to be copied, never written to. Workers wait for
     the one that makes it."""
     path = str(Path(file).relative_to(ROOT))
-    folder = _place(path, (*CONVERSION, path))
+    folder = _place(f"{path} {make.__name__} on {PROCESSOR}", (*CONVERSION, path))
     FOLDER.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -100,6 +100,8 @@ def _as_run(text: str, port: int, expected: Mapping[str, int]) -> str:
     text = re.sub(
         r"^((?:[A-Z_]+=\S+ (?:\\\n\s*)?)*)(halfeven serve\b)", r"\1start command \2", text, flags=re.MULTILINE
     )
+    # A second of load shows what more seconds show: the pages measure for people, and here the command is tested.
+    text = re.sub(r"--seconds \d+", "--seconds 1", text)
     for command, code in expected.items():
         text = re.sub(
             rf"^({re.escape(command)}.*?)( +#.*)?$", rf"\1 || [ $? = {code} ]", text, flags=re.MULTILINE

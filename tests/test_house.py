@@ -210,7 +210,7 @@ def test_no_file_and_no_function_is_too_long_to_be_read_at_once() -> None:
     assert too_long == []
 
 
-BY_PATH = {"private_imports.py", "losses.py", "operator_code.py"}  # which import the operator's own files
+BY_PATH = {"live_source.py", "losses.py", "operator_code.py"}  # which import the operator's own files
 
 
 TESTS_AS_SUBJECT = {"test_planted_errors.py"}  # it plants an error, and runs the tests that must find it

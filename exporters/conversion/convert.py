@@ -20,13 +20,14 @@ from ...models.errors import (
 from ...models.folder.model_keys import LEVELS
 from ...models.folder.package import ModelFolder, Precision, check_program
 from ...models.order.one_order import one_order
+from ...models.spec.spec import ModelSpec, TensorSpec
 from ...models.store.manifest import sha256_of
 from ...models.store.promotions import was_cut_off
 from ...models.store.store import LIVE, Store, Version
 from ..guessing.bare import folder_at
 from ..guessing.given_samples import laid_out
 from ..inputs.samples import Samples, checked_samples, load_samples, read_tensors
-from ..inputs.synthetic import generate
+from ..inputs.synthetic import generate, in_range, range_of, with_smaller_integers
 from ..on_device.environment import environment
 from ..onnx.conversion import NotPlanned, read_foreign
 from ..onnx.forms import foreign_subject
@@ -34,9 +35,7 @@ from ..proof.maker import Maker, Notify
 from ..proof.subject import CPU, Subject
 from ..report.evidence import SOURCE_SUFFIXES, files_of
 from ..report.version_facts import facts_of
-from .generated import GENERATED, in_range, range_of, with_smaller_integers
 from .road import travel
-from .signature_change import check_signature
 
 # Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
 READ_BY_CODE = (
@@ -127,7 +126,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     if asked.kind == "program":
         check_program(asked.folder / asked.source)
     notify(f"capturing {asked.spec.name}")
-    from .captured import captured_subject
+    from ..torch.forms import captured_subject
 
     subject, maker = captured_subject(asked, samples, origin, options.forms, options.search, options.device)
     check_signature(subject.spec, newest, options.new_signature)
@@ -253,7 +252,7 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
 def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Samples]:
     """The samples that choose and judge, and the folder with a note where given ones repeat others."""
     if not (path := options.samples or folder.samples):
-        return folder, generate(folder.spec, GENERATED)
+        return folder, generate(folder.spec)
     given = _given(path, folder)
     if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
@@ -295,3 +294,43 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode())
     return digest.hexdigest()
+
+
+def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = False) -> None:
+    """Raises BadInput where the newest version of the model has other inputs or outputs."""
+    if newest is None or may_change or not (changed := signature_change(newest.spec(), spec)):
+        return
+    raise BadInput(
+        f"'{spec.name}' has changed its signature since {newest}, so its callers would break: {changed}; give "
+        "--new-signature to publish it nevertheless, or another name (--name NAME for a bare file)"
+    )
+
+
+def signature_change(old: ModelSpec, new: ModelSpec) -> str:
+    """Each difference of the two signatures (`ModelSpec.signature`), the old side first; empty where there is none."""
+    if old.signature() == new.signature():
+        return ""
+    found = []
+    if old.batched != new.batched:
+        found.append("batched became not batched" if old.batched else "not batched became batched")
+    sides = (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs))
+    for kind, mine, others in sides:
+        found += _changes(kind, {t.name: _shown(t) for t in mine}, {t.name: _shown(t) for t in others})
+    return "; ".join(found) or "the order of inputs or outputs changed"
+
+
+def _changes(kind: str, old: dict[str, str], new: dict[str, str]) -> list[str]:
+    both = [name for name in old if name in new and old[name] != new[name]]
+    return [
+        *(f"{kind} '{name}': {old[name]} became {new[name]}" for name in both),
+        *(f"{kind} '{name}' ({old[name]}) is gone" for name in old if name not in new),
+        *(f"{kind} '{name}' ({new[name]}) is new" for name in new if name not in old),
+    ]
+
+
+def _shown(tensor: TensorSpec) -> str:
+    """The tensor as callers see it on the wire: its datatype, sizes and batch axis."""
+    sizes = ",".join(map(str, tensor.wire_shape))
+    wire = "" if tensor.wire is None else f" as {tensor.wire}"
+    axis = f", batch on axis {tensor.batch_axis}" if tensor.batch_axis else ""
+    return f"{tensor.datatype} [{sizes}]{wire}{axis}"

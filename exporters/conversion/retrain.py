@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.export import ExportedProgram
 
-from ...models.engines.load_program import original_program
+from ...models.engines.torch_engine import original_program
 from ...models.errors import BadInput, CannotConvert
 from ...models.folder.package import Precision
 from ...models.order.one_order import one_order

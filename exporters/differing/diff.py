@@ -1,6 +1,7 @@
 """``halfeven diff A B``: both run side by side, and the first tensor that differs, with its node as a reproduction."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ from ..inputs.samples import TARGET, read_tensors
 from ..question import Answers, Arrays
 from .first_difference import compared
 from .onnx_side import OnnxSide
-from .partners import partners
 from .units import FP32
 
 if TYPE_CHECKING:
     from .first_difference import Side
+
 
 ROWS = 4  # of the samples that both are asked at once
 DTYPES = {"fp32": FP32, **UNIT_ROUNDOFF}
@@ -121,3 +122,40 @@ def _answers(
         answers = {a.outputs.get(name, name): array for name, array in (missing | came).items()}
         units = dict.fromkeys(answers, FP32)
     return answers, units if dtype is None else dict.fromkeys(answers, DTYPES[dtype])
+
+
+def partners(a: "Side", b: "Side") -> dict[str, str]:
+    """Maps tensors of A to tensors of B: in two programs, results of the same operation in the same order between reads
+    of the same weights; otherwise tensors of the same name. Outputs correspond by their order."""
+    if a.steps and b.steps:
+        found = _in_order(a, b)
+    else:
+        theirs = {node.name for node in b.nodes}
+        found = {node.name: node.name for node in a.nodes if node.name in theirs}
+    if len(a.outputs) == len(b.outputs):
+        found |= dict(zip(a.outputs.values(), b.outputs.values(), strict=True))
+    return found
+
+
+def _in_order(a: "Side", b: "Side") -> dict[str, str]:
+    weights = _weights(a) & _weights(b)
+    keys = [_keys(side, weights) for side in (a, b)]
+    blocks = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
+    return {
+        a.steps[block.a + place][0]: b.steps[block.b + place][0]
+        for block in blocks
+        for place in range(block.size)
+    }
+
+
+def _weights(side: "Side") -> frozenset[str]:
+    return frozenset[str]().union(*(weights for _, _, weights in side.steps))
+
+
+def _keys(side: "Side", known: frozenset[str]) -> Sequence[tuple[str, frozenset[str]]]:
+    """Each operation with the last weights that were read: layers that are alike are told apart by them."""
+    found, last = list[tuple[str, frozenset[str]]](), frozenset[str]()
+    for _, op, weights in side.steps:
+        last = weights & known or last
+        found.append((op, last))
+    return found

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...models.archive.archive import save_program
 from ...models.capture.capture import capture
 from ...models.engines.arrays import to_numpy, to_torch
-from ...models.engines.load_program import half_program, original_program
+from ...models.engines.torch_engine import half_program, original_program
 from ...models.errors import BadFolder, NotRun
 from ...models.folder.package import ModelFolder
 from ...models.program import runnable, writes_into_inputs
@@ -117,7 +117,7 @@ class ProgramSide:
         args = [_text(arg) for arg in node.args] + [f"{key}={_text(arg)}" for key, arg in node.kwargs.items()]
         write_npz(folder / "inputs.npz", {one.name: values[one.name] for one in node.all_input_nodes})
         lines = [
-            "import numpy, torch", "", 'inputs = numpy.load("inputs.npz")', "", "",
+            "import numpy, torch", "", 'inputs = dict(numpy.load("inputs.npz"))', "", "",
             "def read(name):", "    array = inputs[name]",
             "    return torch.from_numpy(array) if array.ndim else array.item()", "", "",
             f"print(torch.ops.{node.target}({', '.join(args)}){place})", "",

@@ -11,24 +11,32 @@ The folder is a version like those of the store (`Version.at`), so that the gate
 """
 
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import dedent
 from typing import Any
 
-from ...models.errors import BadInput, BadSetting
+import numpy as np
+import onnxruntime
+
+from ...models.errors import BadInput, BadSetting, ExportFailed, ParityRefused
 from ...models.files.durable import new_folder
-from ...models.store.manifest import write_manifest
+from ...models.order.one_order import one_order
+from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Version
 from ..inputs.samples import stored_samples
 from ..on_device.reprove import reference_run_of
+from ..onnx.output_names import output_names
 from ..onnx.parted_transposes import part_transposes_in
+from ..proof.prove import ReferenceRun, judged
 from ..proof.subject import CPU
-from .build_commands import BY_ENGINE, TENSORRT, commands_for
-from .default_session import check_by_default
-from .file_rows import write_rows
+from ..report.headline import headline
+from .build_commands import BY_ENGINE, TENSORRT, Commands, commands_for
+from .file_rows import INPUTS, take_rows, write_rows
 from .onnx_pair import HALF, ORIGINAL, check_exportable, put_pair, suit_tensorrt
-from .readme import readme
-from .tensorrt_operators import LackingOperation
+from .tensorrt_operators import SEEN_IN, LackingOperation
 
 COPIED = ("spec.json", "precision.json", "samples.safetensors")
 STATED = ("half", "reason", "notes", "samples", "row_operations", "created")  # of the version's own manifest
@@ -100,3 +108,145 @@ def _manifest(
         **{key: version.manifest.get(key) for key in STATED},
         "forms": {"onnx": {**passed, "file": "half.onnx"}},
     }
+
+
+_CHILD = """
+import sys
+import numpy as np
+import onnxruntime
+
+half, inputs, answers, rows = *sys.argv[1:4], int(sys.argv[4])
+onnxruntime.disable_telemetry_events()
+session = onnxruntime.InferenceSession(half, providers=["CPUExecutionProvider"])
+given = dict(np.load(inputs))
+names = [output.name for output in session.get_outputs()]
+found = []
+for start in range(0, min(map(len, given.values())), rows or 1):
+    part = slice(start, start + rows) if rows else (start, ...)  # an array also of a scalar input
+    found.append(session.run(names, {name: array[part] for name, array in given.items()}))
+join = np.concatenate if rows else np.stack
+np.savez(answers, **{name: join([one[place] for one in found]) for place, name in enumerate(names)})
+"""
+
+
+def check_by_default(version: Version, run: ReferenceRun, folder: Path) -> None:
+    """Run the half in ``folder`` in ONNX Runtime with its default settings, as whoever gets the file runs it, on the
+    rows of its proof, and judge its answers.
+
+    It runs in a process of its own: ONNX Runtime's optimiser does more to a file than that of halfeven's engine, and
+    one of its passes ends the process (`exporters/onnx/parted_transposes.py`).
+
+    Raises ExportFailed where it does not run, ParityRefused where its answers are not equal, OrderEnded.
+    """
+    spec = version.spec()
+    with TemporaryDirectory(prefix="halfeven-export-") as place:
+        answers = Path(place) / "answers.npz"
+        rows = str(spec.max_batch_size if spec.batched else 0)
+        _in_a_child([str(folder / HALF), str(folder / INPUTS), str(answers), rows])
+        with np.load(answers) as file:
+            taken = take_rows(run, {name: file[own] for name, own in output_names(spec).items()})
+    report = judged(run, version.manifest["half"], [taken])
+    if not report.passed:
+        raise ParityRefused(
+            f"the half of {version} is not equal in ONNX Runtime {onnxruntime.__version__} with its default settings: "
+            f"{report.summary()}; serve it with halfeven, or convert it again with more in FP32 (--keep)"
+        )
+
+
+def _in_a_child(words: list[str]) -> None:
+    command = [sys.executable, "-P", "-c", _CHILD, *words]
+    with one_order() as order:
+        status, written = order.run(command, "the run of the export's samples by ONNX Runtime")
+    if status:
+        said = next(iter(written.strip().splitlines()[-1:]), "no reason given")
+        why = f"it ends by signal {-status}" if status < 0 else said[:400]
+        raise ExportFailed(
+            f"ONNX Runtime {onnxruntime.__version__} does not run the half with its default settings: {why}; serve it "
+            "with halfeven, which proves each file with the settings that it serves it with"
+        )
+
+
+_PAGE = """\
+# {model}, version {version}: a proven {half} half for {engine}
+
+**{headline}.** Its largest error: {summary}.
+
+Proven in ONNX Runtime {runtime} on {device}. An engine that is built of the file computes with
+kernels of its own: judge its answers, as below, before it serves.
+
+| file | SHA-256 |
+|---|---|
+{digests}
+
+`half.onnx` has the precision of every node in its types; `precision.json` says which nodes stay in FP32 and why,
+`parity.json` has the whole verdict. `original.onnx` is the FP32 original. `manifest.json` has the digests of all files.
+
+## Build
+
+```console
+{build}
+```
+
+{notes}
+{operations}
+## Judge the engine
+
+The same gate that judged the half, from this folder alone:
+
+```console
+halfeven prove . --against http://HOST:8000    # a running server (Open Inference Protocol V2, HTTP)
+halfeven prove . --against answers.npz         # a file of answers
+halfeven prove . --against half.onnx           # an ONNX file, in ONNX Runtime
+```
+
+A server is asked at several batch sizes and with adversarial inputs too. `answers.npz` has one array for each output:
+row i is the answer to row i of `inputs.npz`, and `expected.npz` has what FP32 answers there. Exit code 0: equal; 3: not
+equal, and the report says where.
+"""
+
+_OPERATIONS = """
+## Operations that TensorRT lacks
+
+{engine} does not have these operations of ONNX. One that is rewritten is computed in `half.onnx` and `original.onnx` by
+operations that it has: the half was proven again so, and the original answers as before.{left}
+
+| value | operation | |
+|---|---|---|
+{lines}
+"""
+_LEFT = """ One that stays as it is
+keeps an engine from being built, unless your TensorRT has it; the table says why it stays."""
+
+
+def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], commands: Commands) -> str:
+    """The page of an exported folder. ``facts``: the manifest of ``folder``; ``proof``: its ``parity.json``."""
+    report = proof["forms"]["onnx"]
+    shown = {**facts, "status": "live", "forms": {"onnx": {"passed": True, "parity": report}}}
+    digests = (f"| `{path.name}` | `{sha256_of(path)}` |" for path in sorted(folder.glob("*.onnx*")))
+    page = _PAGE.format(
+        model=facts["model"],
+        version=facts["version"],
+        half=facts["half"],
+        engine=facts["exported"]["for"],
+        headline=headline(shown),
+        summary=report["summary"].removeprefix("passed: "),
+        runtime=proof["environment"]["onnxruntime"],
+        device=proof["environment"]["device"],
+        digests="\n".join(digests),
+        build=commands.build,
+        notes=commands.notes,
+        operations=_operations(facts["exported"].get("lacking", ())),
+    )
+    return page + (f"\n```python\n{dedent(commands.asks).strip()}\n```\n" if commands.asks else "")
+
+
+def _operations(lacking: Sequence[Mapping[str, str]]) -> str:
+    """The page's section on the operations that TensorRT lacks; an empty text where the file has no such operation."""
+    if not lacking:
+        return ""
+    lines = [
+        f"| `{each['output']}` | {each['operation']} | {each['left_because'] or 'rewritten'} |"
+        for each in lacking
+    ]
+    left = sum(bool(each["left_because"]) for each in lacking)
+    return _OPERATIONS.format(engine=SEEN_IN, lines="\n".join(lines), left=_LEFT if left else "")

@@ -83,7 +83,7 @@ def proof_of(report: ParityReport) -> dict[str, Any]:
 
 
 def _written(version: Version, run: ReferenceRun, folder: Path, notify: Notify) -> dict[str, Any]:
-    from ...models.engines.load_program import half_program, original_program
+    from ...models.engines.torch_engine import half_program, original_program
     from ..torch.onnx_form.export import write_onnx
 
     spec, dtype = version.spec(), version.manifest["half"]

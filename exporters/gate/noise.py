@@ -1,6 +1,6 @@
 """FP32's own noise: no rule asks more of a half than FP32 would reach when it is evaluated another way.
 
-The original is evaluated again, in FP64 or with other sums (`exporters/proof/another_way.py`), and measured as a half
+The original is evaluated again, in FP64 or with other sums (`exporters/proof/prove.py`), and measured as a half
 is. The difference is noise: a slice that is lost in noise is not judged, and no limit is narrower than twice the
 noise. The limits stay finite: where FP32 fails a rule, a half that is more than twice as bad still fails it.
 """

@@ -1,6 +1,6 @@
 """The protocol of an FP32 original whose run can be changed at a node (`OriginalGraph`); both back ends have it.
 
-`torch/program_original.py` (torch.fx) and `onnx/file_original.py` (ONNX) implement it; `proof/planted_faults.py` plants
+`ProgramOriginal` (`torch/forms.py`) and `FileOriginal` (`onnx/forms.py`) implement it; `proof/planted_faults.py` plants
 faults with it, and `proof/no_reference.py` finds the node where FP32's own noise is born.
 """
 

@@ -5,8 +5,8 @@ together). Where memory limits a device, they are proportional to its time; they
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any
 
 from .actions import Kept
 
@@ -62,24 +62,24 @@ def worth(saved: int, cast: int) -> Worth:
     return Worth(saved, cast, True, f"half saves more than it costs: {share}")
 
 
-class Half(Protocol):
-    """A half graph as it is written. ``bytes``: of its constants, ``bytes_fp32``: of the original's; ``casts``: between
-    floating types; ``fp32_by_policy``: nodes in FP32 that are not among the ``kept`` ones."""
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A half graph as it is written. ``nodes``: the original's that give floating results (casts do not count),
+    ``half_nodes``: those of them that compute in half, ``fp32_by_policy``: those in FP32 that are not among the
+    ``kept`` ones; ``casts``: between floating types; ``bytes``: of its constants, ``bytes_fp32``: of the original's."""
 
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def half_nodes(self) -> int: ...
-    @property
-    def fp32_by_policy(self) -> int: ...
-    @property
-    def kept(self) -> Sequence[Kept]: ...
-    @property
-    def casts(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def bytes_fp32(self) -> int: ...
+    nodes: int
+    half_nodes: int
+    fp32_by_policy: int
+    kept: Sequence[Kept]
+    casts: int
+    bytes: int
+    bytes_fp32: int
+
+    def facts(self) -> dict[str, Any]:
+        """The counts by name, as `proof.maker.Maker.facts` has them."""
+        counts = {one.name: getattr(self, one.name) for one in fields(Half)}
+        return counts | {"kept": [kept.to_json() for kept in self.kept]}
 
 
 def why_not_half(half: Half, traffic: Callable[[], Traffic]) -> str:

@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_help
 from ...models.errors import BadFolder, BadSamples, EngineFailed
 from ...models.spec.batch_axis import array_batch_back, batch_back, batch_first
 from ...models.spec.datatypes import DATATYPES
-from ...models.spec.settled_lengths import settled
+from ...models.spec.filled_lengths import settled
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ...models.spec.value_range import ValueRange
 from ..inputs.samples import checked_samples

@@ -1,4 +1,7 @@
-"""The results of `halfeven import`: a written model folder, or a refusal, for each model of the other server."""
+"""The results of `halfeven import`: a written model folder, or a refusal, for each model of the other server.
+
+The files of such a model lie in the folder that was given to import, also where links lead.
+"""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -7,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...models.errors import HalfevenError
+from ...models.errors import BadFolder, HalfevenError, TooLarge
+from ...models.files.opened_file import OpenedFile, opened_inside
 from ..guessing.bare import TOML
 from ..guessing.guess import Guess
 from ..guessing.writing import refuse_existing
@@ -83,3 +87,31 @@ def write_toml(guess: Guess, left: Sequence[str], folder: Path) -> None:
     """Write model.toml into a folder that has the files which the guess names; ``left`` becomes comments."""
     notes = (*guess.notes, *(f"{LEFT}{line}" for line in left))
     (folder / TOML).write_text(replace(guess, notes=notes).toml(), encoding="utf-8")
+
+
+def foreign_file(folder: Path, path: Path, what: str) -> OpenedFile:
+    """A file of another server's model. Raises BadFolder for one that is not there, is no regular one, or lies outside
+    of ``folder``."""
+    try:
+        return opened_inside(folder, path)
+    except OSError as error:
+        raise BadFolder(
+            f"{path} cannot be taken ({error.strerror}): expected {what}, a regular file inside {folder}"
+        ) from error
+
+
+def foreign_bytes(folder: Path, path: Path, most_bytes: int, what: str) -> bytes:
+    """All bytes of a file. Raises BadFolder as `foreign_file`, TooLarge beyond ``most_bytes``."""
+    with foreign_file(folder, path, what) as opened:
+        data = opened.handle.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise TooLarge(f"{path} is larger than {most_bytes} bytes: expected {what}")
+    return data
+
+
+def foreign_text(folder: Path, path: Path, most_bytes: int, what: str) -> str:
+    """The text of a file. Raises as `foreign_bytes`, BadFolder where it is not UTF-8."""
+    try:
+        return foreign_bytes(folder, path, most_bytes, what).decode()
+    except UnicodeDecodeError as error:
+        raise BadFolder(f"{path} is not UTF-8 text ({error})") from error

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.text_format import ParseError, Tokenizer
 
 from ...models.errors import BadFolder, TooLarge
-from .foreign_files import foreign_text
+from .imported import foreign_text
 
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 32  # of messages in messages

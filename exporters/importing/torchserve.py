@@ -28,8 +28,7 @@ from ..guessing.bare import guess_at
 from ..guessing.guess import Guess, name_for
 from ..guessing.module_source import guess_module
 from ..guessing.writing import SAMPLES, copy_model_file
-from .foreign_files import foreign_bytes, foreign_text
-from .imported import Refusal, Written, new_folder, write_toml
+from .imported import Refusal, Written, foreign_bytes, foreign_text, new_folder, write_toml
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 LABELS = "index_to_name.json"

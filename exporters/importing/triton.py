@@ -19,8 +19,7 @@ from ..guessing.guess import Guess, name_for
 from ..guessing.onnx_file import guess_onnx
 from ..guessing.writing import copy_model_file
 from ..onnx.reading.signature import datatype_of, size_of
-from .foreign_files import foreign_file, foreign_text
-from .imported import Refusal, Written, new_folder, write_toml
+from .imported import Refusal, Written, foreign_file, foreign_text, new_folder, write_toml
 from .triton_config import TritonConfig, TritonTensor, read_config
 
 CONFIG = "config.pbtxt"

@@ -26,6 +26,7 @@ from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ...models.spec.value_range import ValueRange
 from ...models.store.store import Version
+from ..policy.operations import UNKNOWN, Operations
 from .picture_folder import read_pictures
 
 TARGET = "target:"
@@ -305,3 +306,27 @@ def _check_classes(targets: np.ndarray, tensor: TensorSpec, inner: tuple[Dim, ..
             f"tensor '{TARGET}{tensor.name}', row {row}: expected classes 0..{inner[-1].minimum - 1} "
             f"(negative ones are not graded), got {targets[wrong][0]}"
         )
+
+
+MAX_SAMPLES = 16
+FEWEST = 2
+SLOW_SAMPLES = 8  # instead of `MAX_SAMPLES`, where those would need more than `PLANNING_OPERATIONS`
+PLANNING_OPERATIONS = 1 << 34
+PLANNING_BYTES = 1 << 28  # of the inputs and answers of all of them
+PLANNING_ROWS = 8  # of one execution
+
+
+def few(planning: Samples, operations: Operations = UNKNOWN, of_a_row: int = 0) -> Samples:
+    """The first planning samples: every candidate plan is tried on them. ``operations``: of one execution of the
+    model; ``of_a_row``: the bytes of one sample and its answer."""
+    row = operations.of(planning.take(slice(0, 1)).arrays)
+    slow = row * min(planning.count, MAX_SAMPLES) > PLANNING_OPERATIONS
+    most = SLOW_SAMPLES if slow else MAX_SAMPLES
+    return planning.take(slice(0, min(most, max(FEWEST, PLANNING_BYTES // max(of_a_row, 1)))))
+
+
+def executions(spec: ModelSpec, samples: Samples) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
+    """Samples in small batches, with their numbers."""
+    return samples.batches(
+        min(PLANNING_ROWS, spec.max_batch_size, max(samples.count, 1)) if spec.batched else 0
+    )

@@ -7,11 +7,13 @@ dimensions that may be equal are equal.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from ...models.errors import BadSamples
+from ...models.errors import BadSamples, HalfevenError
 from ...models.pictures.pixels import Picture
 from ...models.spec.said_by_name import has_positions, has_types, is_mask
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
@@ -23,11 +25,17 @@ LONGEST = 4096  # tried for a free dimension, whatever its bound
 SAFE_IDS = (0, 99)  # in most vocabularies, for inputs of which no range is known
 UNBOUNDED = 1 << 31  # no table has as many rows: an end that says nothing
 ADVERSARIAL_ROWS = 4
+GENERATED = 32  # samples
+# Ranges (least, largest) of generated integers, tried in this order if the model fails with the usual range.
+SMALLER_IDS = ((0, 31), (0, 7), (1, 1), (0, 0))
 
 Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
-def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: tuple[int, int] = SAFE_IDS) -> Samples:
+def generate(
+    spec: ModelSpec, count: int = GENERATED, seed: int = 0, ids: tuple[int, int] = SAFE_IDS
+) -> Samples:
     """``count`` samples from names, datatypes, shapes, ranges and pictures alone; the same for the same seed.
 
     ``ids``: the least and the largest of integers that have no range. Raises BadSamples where they would not fit in
@@ -256,3 +264,38 @@ def _resize(
         if not dim.fixed and not (spec.batched and axis == 0) and seen:
             array = np.take(array, np.arange(end(dim, seen)) % seen, axis=axis)
     return np.asarray(array, order="C")  # `ascontiguousarray` would give a scalar an axis
+
+
+def with_smaller_integers(
+    spec: ModelSpec,
+    samples: Samples,
+    attempt: Callable[[Samples, tuple[int, int] | None], T],
+    failed: type[HalfevenError],
+) -> T:
+    """The result of ``attempt`` on the samples. If ``attempt`` raises ``failed`` and the samples were generated, it is
+    called again on samples with smaller integers (`SMALLER_IDS`): a generated integer may be an index beyond a small
+    table, a start or a size. ``attempt`` gets the samples and the range of all integers (None: as they were)."""
+    try:
+        return attempt(samples, None)
+    except failed:
+        if samples.source != "generated" or all(tensor.type.is_float for tensor in spec.inputs):
+            raise
+        for ids in SMALLER_IDS:
+            with suppress(failed):
+                return attempt(generate(spec, ids=ids), ids)
+        raise
+
+
+def range_of(ids: tuple[int, int]) -> str:
+    low, high = ids
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
+    """The samples, checked against the ranges that were found; generated ones are made again within them."""
+    if [tensor.range for tensor in asked.inputs] == [tensor.range for tensor in exact.inputs]:
+        return samples
+    if samples.source == "generated":
+        return generate(exact)
+    exact.check_values([samples.arrays[tensor.name] for tensor in exact.inputs], BadSamples)
+    return samples

@@ -4,35 +4,105 @@ There is no capture and no rewrite. The plan is which modules stay in FP32 (`isl
 and served, built from the operator's folder in this process as it will be in the server.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ...models.capture.agreement import TOLERANCE
 from ...models.engines.engine import LIVE_FILE
-from ...models.engines.live_engine import LiveEngine, LiveModule, live_json
+from ...models.engines.live_engine import HALVES, LiveEngine, LiveModule, live_json
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
 from ...models.folder.package import ModelFolder
 from ...models.store.manifest import sha256_of
 from ...models.store.store import Draft
-from ..gate.verdict import ParityReport
 from ..graph.actions import Kept
+from ..graph.traffic import Half
 from ..inputs.samples import Samples
 from ..plan.aims import SEARCHED
-from ..policy.operations import UNKNOWN, Operations
-from ..proof.maker import Made, Notify
-from ..proof.no_reference import Operation
-from ..proof.prove import Answers, Arrays, ReferenceRun, answers_of, ask_reference, take
+from ..policy.operations import UNKNOWN, Counted, Operations
+from ..proof.maker import Made, Maker, Notify
+from ..proof.prove import Answers, ReferenceRun, answers_of, ask_reference, take
 from ..proof.subject import Subject
+from ..question import Arrays
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Found, outcome
 from .building import Built, build, check_asked, example, largest_gap
-from .counts import Counts, count, module_operations
 from .islands import LiveRehearsal, asked_islands, find_islands, observed
+
+_CASTS = (torch.ops.aten.to, torch.ops.aten._to_copy)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Ops with a floating result, those of them with a half one, and casts between floating dtypes."""
+
+    nodes: int = 0
+    half_nodes: int = 0
+    casts: int = 0
+
+
+def count(run: Callable[[], object]) -> Counts:
+    """Count the ops of one run; views and copies in the same dtype are no ops."""
+    counts = Counts()
+    with _Counting(counts):
+        run()
+    return counts
+
+
+def module_operations(run: Callable[[], object], inputs: Arrays) -> Operations:
+    """The operations of any execution of a module, estimated from ``run``, an execution on ``inputs``."""
+    counted = Counted()
+    with _Estimating(counted):
+        run()
+    return counted.estimate(sum(array.size for array in inputs.values()))
+
+
+class _Estimating(TorchDispatchMode):
+    def __init__(self, counted: Counted) -> None:
+        super().__init__()
+        self._counted = counted
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = [value.shape for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        given = [value.shape for value in tree_leaves(result) if isinstance(value, Tensor)]
+        name = func._schema.name.removeprefix("aten::")
+        self._counted.add(name, read, [] if func.is_view else given)
+        return result
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        dtypes = {
+            value.dtype
+            for value in tree_leaves(result)
+            if isinstance(value, Tensor) and value.is_floating_point()
+        }
+        if not dtypes:
+            return result
+        if func.overloadpacket in _CASTS:
+            self._counts.casts += args[0].is_floating_point() and args[0].dtype not in dtypes
+        elif not func.is_view:
+            self._counts.nodes += 1
+            self._counts.half_nodes += bool(dtypes & set(HALVES))
+        return result
+
 
 CPU = torch.device("cpu")
 WEIGHTS = "weights.safetensors"
@@ -64,7 +134,7 @@ def live_subject(
 
 
 @dataclass(slots=True)
-class LiveForms:
+class LiveForms(Maker):
     """Makes the live form (`proof.maker.Maker`)."""
 
     subject: Subject
@@ -106,12 +176,6 @@ class LiveForms:
 
         return described
 
-    def original_graph(self) -> None:
-        """None, because a live module has no graph that could be changed."""
-
-    def operations_by_name(self) -> Sequence[Operation]:
-        return ()
-
     def reference_run(self, judging: Samples) -> ReferenceRun:
         original = self.original()
         use_true_fp32()  # the model's own code may have set it otherwise since
@@ -132,17 +196,6 @@ class LiveForms:
 
     def serve_original(self, because: str) -> None:
         self.subject, self.kept, self._planned = self.subject.served_original(because), (), False
-
-    def nearest(self, notify: Notify) -> str:
-        """Modules are not measured one by one."""
-        return ""
-
-    def write(self, draft: Draft) -> None:
-        """Nothing more: the form is the original."""
-
-    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
-        """Live autocast cannot be emulated: there is no floor."""
-        return report
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         """Write ``live.json``, which serves the half and the original. Raises CannotConvert where it cannot run."""
@@ -167,17 +220,13 @@ class LiveForms:
         """The facts as `proof.maker.Maker` has them; ops are counted in one run, for autocast casts at every
         request."""
         counts = self.counts
-        size = sum(
+        size = sum(  # the FP32 weights stay in memory
             tensor.numel() * tensor.element_size() for tensor in self.built.live.module.state_dict().values()
         )
+        by_policy = counts.nodes - counts.half_nodes
+        half = Half(counts.nodes, counts.half_nodes, by_policy, self.kept, counts.casts, size, size)
         return {
-            "nodes": counts.nodes,
-            "half_nodes": counts.half_nodes,
-            "fp32_by_policy": counts.nodes - counts.half_nodes,
-            "kept": [kept.to_json() for kept in self.kept],
-            "casts": counts.casts,
-            "bytes": size,  # the FP32 weights stay in memory
-            "bytes_fp32": size,
+            **half.facts(),
             "search": self._search,
             **({"original_because": self.subject.original_because} if self.subject.original_because else {}),
         }
@@ -189,9 +238,6 @@ class LiveForms:
             "nodes": [],
             "kept": [kept.to_json() for kept in self.kept],
         }
-
-    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
-        return {}
 
     def _lower(self) -> None:
         """Remove the islands of the last half, so that the module is the original again."""

@@ -20,8 +20,7 @@ from ...models.errors import BadSetting, EngineFailed
 from ...models.spec.spec import ModelSpec
 from ..gate.parity import judge
 from ..gate.trial import Trial
-from ..inputs.planning import few
-from ..inputs.samples import Samples
+from ..inputs.samples import Samples, few
 from ..inputs.synthetic import adversarial
 from ..plan.aims import stricter
 from ..policy.operations import UNKNOWN, Meter, Operations

@@ -94,7 +94,7 @@ def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieToleran
         return stored_ties(version, dtype, judging)
     if not version.has("original.pt2"):
         return None
-    from ...models.engines.load_program import original_module
+    from ...models.engines.torch_engine import original_module
     from ..torch.program_answers import ties_of
 
     return ties_of(original_module(version), version.spec(), dtype, judging)
@@ -105,7 +105,7 @@ def _exact(version: Version, form: str) -> Answers | None:
     if form == "live":
         return None
     if form == "torch":
-        from ...models.engines.load_program import original_module
+        from ...models.engines.torch_engine import original_module
         from ..torch.program_graph import exact_answers
 
         return exact_answers(original_module(version), version.spec())

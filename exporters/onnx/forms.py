@@ -1,6 +1,6 @@
-"""The one form of a foreign ONNX file, planned, made and judged on the road (`proof.maker.Maker`)."""
+"""The one form of a foreign ONNX file, planned, made and judged on the road (`proof.maker.Maker`), and its original."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,36 @@ from ...models.folder.package import ModelFolder, Precision
 from ...models.spec.datatypes import name_of
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Draft
-from ..graph.original_graph import OriginalGraph
+from ..graph.backend import GraphNode, Observe
+from ..graph.original_graph import OriginalGraph, Visit
 from ..graph.traffic import Traffic
 from ..inputs.samples import Samples
 from ..plan.planned_forms import PlannedForms
 from ..policy.operations import Operations
 from ..proof.maker import Made, Maker, Notify
 from ..proof.no_reference import Operation
-from ..proof.prove import Answers, ReferenceRun, answers_of, ask_reference, take
+from ..proof.prove import ReferenceRun, answers_of, ask_reference, take
 from ..proof.subject import CPU, Subject
 from ..proof.threads import fixed_threads, threads_now
+from ..question import Answers, Arrays
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
-from .file_original import FileOriginal
 from .original_file import OriginalFile, why_original
 from .parted_transposes import part_transposes
-from .precision.file_graph import FileGraph, file_graph, file_operations
+from .precision.file_graph import FileGraph, by_node, file_graph, file_operations, nodes_of
 from .precision.oracle import Oracle
 from .precision.ties import ties_of
 from .reading.batch_first import move_batch_first
-from .reading.graph import ForeignProgram, assembled, operations_by_name
+from .reading.graph import ForeignProgram, assembled, operations_by_name, read_by
 from .reading.large_files import save
 from .reading.signature import hold
-from .runtime import answers_alone_differ, difference, finished, refuse_paired_rows, runtime_answers
+from .runtime import (
+    WatchedRun,
+    answers_alone_differ,
+    difference,
+    finished,
+    refuse_paired_rows,
+    runtime_answers,
+)
 
 
 def foreign_subject(
@@ -243,3 +251,55 @@ def choosing(graph: GraphProto) -> str:
                 'choose outside of the model; boxes with their scores and classes may be outputs of kind = "detections"'
             )
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileOriginal:
+    """An FP32 ONNX file whose run can be changed at a node (`graph.original_graph.OriginalGraph`). ``program`` is the
+    file as it was read, before any mask of it is rewritten."""
+
+    program: ForeignProgram
+
+    def nodes(self) -> list[GraphNode]:
+        return nodes_of(self.program)
+
+    def makers(self) -> dict[str, str]:
+        graph = self.program.model.graph
+        makers = {output: node.name for node in graph.node for output in node.output}
+        return {value.name: makers[value.name] for value in graph.output if value.name in makers}
+
+    def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
+        graph = self.program.model.graph
+        makers = {output: node.name for node in graph.node for output in node.output}
+        read = {name for node in graph.node for name in read_by(node)} | {
+            value.name for value in graph.output
+        }
+
+        def see(name: str, value: object, rest: Callable[[np.ndarray], Arrays]) -> None:
+            if name in read and isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                visit(makers[name], value, lambda changed: rest(_as(changed, value)))
+
+        return Oracle(self.program.model, self.program.weights).run(inputs, see)
+
+    def as_served(self, observe: Observe) -> Answers:
+        model = self.program.model
+        return Oracle(model, self.program.weights, observe=by_node(model, observe)).run
+
+    def otherwise(self, observe: Observe) -> Answers:
+        """The answers as ONNX Runtime runs the file: with its sums in another order than node by node."""
+        graph = self.program.model.graph
+        makers = {output: node.name for node in graph.node for output in node.output if output}
+        watched = WatchedRun(assembled(self.program.model, self.program.weights), list(makers))
+
+        def answer(inputs: Arrays) -> dict[str, np.ndarray]:
+            found = watched(inputs)
+            for name, node in makers.items():
+                if name in found and found[name].dtype.kind == "f":
+                    observe(node, found[name])
+            return {value.name: found[value.name] for value in graph.output}
+
+        return answer
+
+
+def _as(changed: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return np.asarray(changed, value.dtype).reshape(value.shape)

@@ -1,6 +1,6 @@
 """A file that is served in FP32: nothing in it can be half, or it cannot be planned but ONNX Runtime runs it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,10 +11,9 @@ from onnx import ModelProto, TensorProto
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.store.store import Draft
-from ..gate.verdict import ParityReport
+from ..graph.traffic import Half
 from ..inputs.samples import Samples
-from ..proof.maker import Made, Notify
-from ..proof.no_reference import Operation
+from ..proof.maker import Made, Maker, Notify
 from ..proof.prove import Answers, ReferenceRun, answers_of
 from ..proof.subject import CPU, Subject
 from ..proof.threads import threads_now
@@ -61,7 +60,7 @@ def _elements(constants: Iterable[TensorProto], types: Iterable[int]) -> int:
 
 
 @dataclass(slots=True)
-class OriginalFile:
+class OriginalFile(Maker):
     """The one form of a file that is served as it is (`proof.maker.Maker`), ``because`` of what.
 
     ``answers``: as ONNX Runtime's CPU gives them.
@@ -71,7 +70,6 @@ class OriginalFile:
     model: ModelProto
     answers: Answers
     because: str
-    row_operations: int = 0
     planned: bool = False
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
@@ -88,21 +86,8 @@ class OriginalFile:
     def original(self) -> Answers:
         return self.answers
 
-    def original_graph(self) -> None:
-        """None: nothing is half, so no fault is planted."""
-
-    def operations_by_name(self) -> Sequence[Operation]:
-        return ()
-
     def serve_original(self, because: str) -> None:
         """Nothing else is made."""
-
-    def nearest(self, notify: Notify) -> str:
-        """Nothing is planned."""
-        return ""
-
-    def write(self, draft: Draft) -> None:
-        """Nothing more than the form."""
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         path: Path = draft.folder / "original.onnx"
@@ -114,23 +99,11 @@ class OriginalFile:
         self.answers = answers_of(self.subject.spec, engine)
         return Made(path.name, self.answers)
 
-    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
-        return report
-
     def facts(self) -> dict[str, Any]:
         nodes = sum(1 for _ in walk(self.model.graph))
         size = sum(len(tensor.SerializeToString()) for tensor in tensors(self.model))
-        return {
-            "nodes": nodes,
-            "half_nodes": 0,
-            "fp32_by_policy": nodes,
-            "kept": [],
-            "casts": 0,
-            "bytes": size,
-            "bytes_fp32": size,
-            "search": NOT_ASKED,
-            "original_because": self.because,
-        }
+        none = Half(nodes, 0, nodes, (), 0, size, size)
+        return none.facts() | {"search": NOT_ASKED, "original_because": self.because}
 
     def plan_json(self) -> dict[str, Any]:
         return {
@@ -140,6 +113,3 @@ class OriginalFile:
             "nodes": [],
             "kept": [],
         }
-
-    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
-        return {}

@@ -5,13 +5,14 @@ It keeps chains of half nodes in FP32, so it never judges half storage; `precisi
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from ...models.capture.agreement import axis_of_rows, paired_rows
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
@@ -22,8 +23,9 @@ from ..inputs.samples import Samples
 from ..proof.threads import threads_now
 from ..question import Answers, Arrays, largest_of, same_among_others
 from .reading.bounded_file import bytes_of, tensors
-from .reading.graph import HALVES, attribute, walk
+from .reading.graph import HALVES, attribute, element_type, walk
 from .reading.large_files import check, is_large, save, weights_as_inputs
+from .reading.one_node import key_of, session
 
 _TENSOR = re.compile(r"tensor\((\w+)\)")
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
@@ -240,3 +242,37 @@ def has_half(model: ModelProto) -> bool:
     casts = (attribute(node, "to") for node in walk(model.graph) if node.op_type == "Cast")
     types = {value.type.tensor_type.elem_type for value in values} | {t.data_type for t in tensors(model)}
     return not _HALF.isdisjoint(types | set(casts))
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """Runs ``model``, an FP32 file with its constants, and gives the values called ``asked``, whatever makes them."""
+
+    model: ModelProto
+    asked: Sequence[str]
+    _session: onnxruntime.InferenceSession | None = None
+
+    def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        if self._session is None:
+            self._session = self._loaded()
+        held = (tensor for tensor in self.model.graph.initializer if tensor.name in self.asked)
+        found = {tensor.name: numpy_helper.to_array(tensor) for tensor in held}
+        names = [value.name for value in self._session.get_outputs()]
+        feed = {value.name: np.asarray(inputs[value.name]) for value in self._session.get_inputs()}
+        return found | feed | dict(zip(names, map(np.asarray, self._session.run(names, feed)), strict=True))
+
+    def _loaded(self) -> onnxruntime.InferenceSession:
+        graph, watched = self.model.graph, ModelProto()
+        watched.CopyFrom(self.model)
+        known = {value.name for value in (*graph.output, *graph.input, *graph.initializer)}
+        inner = (name for name in dict.fromkeys(self.asked) if name not in known)
+        watched.graph.output.extend(ValueInfoProto(name=name) for name in inner)
+        return session_of(watched)
+
+    def moved(self, node: NodeProto, part: np.ndarray, found: Arrays, slot: int = 0) -> np.ndarray:
+        """Numbers that belong to the elements of a shape operation's input, in the places of its output ``slot``."""
+        arrays = [part, *(found.get(name) for name in node.input[1:])]
+        types = [TensorProto.UNDEFINED if each is None else element_type(each) for each in arrays]
+        key = key_of(node, types, self.model.opset_import, self.model.ir_version)
+        feed = {f"i{place}": each for place, each in enumerate(arrays) if each is not None}
+        return np.asarray(session(key).run([f"o{slot}"], feed)[0])

@@ -77,15 +77,8 @@ class PlannedForms(Generic[G, H]):
         return self.planner.nearest(notify) if self.planner else ""
 
     def facts(self) -> dict[str, Any]:
-        half = self.half
         return {
-            "nodes": half.nodes,
-            "half_nodes": half.half_nodes,
-            "fp32_by_policy": half.fp32_by_policy,
-            "kept": [kept.to_json() for kept in half.kept],
-            "casts": half.casts,
-            "bytes": half.bytes,
-            "bytes_fp32": half.bytes_fp32,
+            **self.half.facts(),
             "search": self.planner.search if self.planner else NOT_ASKED,
             **({"original_because": why} if (why := self.subject.original_because or self.because) else {}),
         }

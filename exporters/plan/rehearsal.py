@@ -17,12 +17,10 @@ from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
 from ..graph.backend import Graph
 from ..inputs.perturbed import COPIES, perturbed, perturbed_if_small
-from ..inputs.planning import MAX_SAMPLES, executions, few
-from ..inputs.samples import Samples
+from ..inputs.samples import MAX_SAMPLES, Samples, executions, few
 from ..inputs.synthetic import LARGEST, adversarial
 from ..policy.operations import Meter
-from ..proof.another_way import noise_among
-from ..proof.prove import tried
+from ..proof.prove import noise_among, tried
 from ..question import Answers, Arrays, Invented, Question
 from ..search.delta_debugging import Score
 from ..search.measured_order import MEASUREMENTS, by_measured_error

@@ -28,12 +28,15 @@ class Made:
 
 
 class Maker(Protocol):
-    """Plans one model and makes its forms. The road calls `reference_run`, `write`, `plan`, then `make`."""
+    """Plans one model and makes its forms. The road calls `reference_run`, `write`, `plan`, then `make`.
+
+    What is answered here is the answer of a maker without a graph, whose form is all that is written.
+    """
 
     @property
     def row_operations(self) -> int:
-        """An estimate of the operations for one row of the original (`policy/operations.py`)."""
-        ...
+        """An estimate of the operations for one row of the original (`policy/operations.py`); 0 where there is none."""
+        return 0
 
     def original(self) -> Answers:
         """The FP32 original."""
@@ -41,11 +44,11 @@ class Maker(Protocol):
 
     def operations_by_name(self) -> Sequence[Operation]:
         """The name and the operation of each node of the original; none where it has no graph."""
-        ...
+        return ()
 
     def original_graph(self) -> OriginalGraph | None:
         """The FP32 original as a graph whose run can be changed at a node; None where it has no graph."""
-        ...
+        return None
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         """The FP32 original's answers to the judging samples."""
@@ -62,11 +65,10 @@ class Maker(Protocol):
 
     def nearest(self, notify: Notify) -> str:
         """A sentence about the nearest plan that would pass, for a refusal; may be empty."""
-        ...
+        return ""
 
     def write(self, draft: Draft) -> None:
         """Write the original and the files that all forms share."""
-        ...
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         """Write one form. Raises CannotConvert where it cannot be made."""
@@ -74,7 +76,7 @@ class Maker(Protocol):
 
     def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
         """The report with the floor and, for a refusal, with the diagnosis (range or precision)."""
-        ...
+        return report
 
     def facts(self) -> dict[str, Any]:
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
@@ -90,4 +92,4 @@ class Maker(Protocol):
 
     def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
         """The sections of the report beyond the gate, by name."""
-        ...
+        return {}

@@ -5,7 +5,7 @@ batch sizes are answered by true kernels always. ONNX Runtime's CPU provider com
 ONNX half is judged by the same program's half storage as well.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,14 +17,13 @@ from ...models.spec.filled_lengths import Lengths
 from ...models.spec.spec import ModelSpec
 from ..gate.judged_apart import judge_apart
 from ..gate.noise import ROOM, Noise
-from ..gate.parity import judge
+from ..gate.parity import judge, noise_of
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from ..inputs.perturbed import changeable, perturbed_rows
 from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
 from ..question import Answers, Arrays, Invented, Question, TieTolerance, answers_or_refusal
-from .another_way import noise_among
 from .neutral_lengths import JoinedLengths, filling, joined_lengths
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
@@ -101,7 +100,7 @@ def ask_reference(
 
     Where batches are filled up to fixed sizes on ``device``, also at each of those: they are what is served.
 
-    ``exact``: the original evaluated another way (`another_way.py`), where there is one.
+    ``exact``: the original evaluated another way, where there is one.
     """
     judging = judging.take(slice(0, MAX_JUDGED))
 
@@ -275,3 +274,52 @@ def augmented(spec: ModelSpec, samples: Samples, seed: int = 0) -> Samples | Non
     if missing <= 0 or not changeable(spec, samples):
         return None
     return perturbed_rows(spec, samples, np.arange(missing) % samples.count, np.random.default_rng(seed))
+
+
+NOISE_ROWS = 16  # that are evaluated again, to find the noise
+NOISE_OPERATIONS = 1 << 34  # for each way; FP64 takes several times as long as FP32 for as many
+
+
+def noise_among(
+    spec: ModelSpec,
+    questions: Iterable[Question],
+    original: Answers,
+    exact: Answers | None = None,
+    row_operations: int = 0,
+) -> Mapping[str, Noise]:
+    """FP32's own noise by output (`gate/noise.py`): what the original answers otherwise when it is evaluated another
+    way, on the first rows of the questions, which ``original`` has answered.
+
+    ``exact``: the original in FP64, or with its sums in another order; None where there is none. Its rows one at a time
+    are another way for every model that takes several.
+    """
+    rows = min(NOISE_ROWS, max(1, NOISE_OPERATIONS // max(row_operations, 1)))
+    some = list(_first(spec, questions, rows))
+    ways = [] if exact is None else [exact]
+    if any(len(one.samples) > 1 for one in some):
+        ways.append(one_at_a_time(original))
+    return noise_of(
+        spec, [Trial(one.samples, one.reference, way(one.inputs)) for way in ways for one in some]
+    )
+
+
+def one_at_a_time(answers: Answers) -> Answers:
+    """A function that answers like ``answers``, but runs the model once for each row of a batch."""
+
+    def answer(inputs: Arrays) -> dict[str, np.ndarray]:
+        rows = min(map(len, inputs.values()))
+        alone = [
+            answers({name: array[row : row + 1] for name, array in inputs.items()}) for row in range(rows)
+        ]
+        return {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
+
+    return answer
+
+
+def _first(spec: ModelSpec, questions: Iterable[Question], rows: int) -> Iterator[Question]:
+    """Questions with so many rows in all."""
+    for one in questions:
+        if rows <= 0:
+            return
+        yield one.first(rows) if spec.batched else one
+        rows -= len(one.samples)

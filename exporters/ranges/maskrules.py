@@ -1,4 +1,4 @@
-"""The effect of each op on a mask sentinel (−1e9, −3.4e38): the rules by which `maskflow.py` follows it."""
+"""The effect of each op on a mask sentinel (−1e9, −3.4e38): the rules by which `sentinels.py` follows it."""
 
 import math
 from collections.abc import Callable, Mapping

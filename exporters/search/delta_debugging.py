@@ -312,12 +312,10 @@ def refined(
     passed = list[tuple[str, ...]]()  # sets that unseen samples passed
 
     def fails_unseen(kept: Sequence[str]) -> bool:
-        if any(set(kept) == set(one) for one in passed):
-            return False
-        if counterexamples(kept):
-            return True
-        passed.append(tuple(kept))
-        return False
+        fails = set(kept) not in map(set, passed) and counterexamples(kept)
+        if not fails:
+            passed.append(tuple(kept))
+        return fails
 
     for search in range(ROUNDS + 1):
         found = smallest_set(

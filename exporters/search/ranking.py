@@ -1,9 +1,11 @@
 """The order that a plan keeps among many unseen samples, with room for samples that are never tried.
 
+The order in which a search asks about the nodes that it may keep in FP32, the same for every back end, is here too.
+
 Among few samples a tie is rare and a swap rarer: of 120 pairs none says what a thousand will do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ...models.spec.spec import ModelSpec
@@ -12,6 +14,9 @@ from ..gate.parity import judge
 from ..gate.rule_verdicts import ORDER_RULES, Failure
 from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
+from ..graph.backend import Candidate
+from ..policy.classes import Rule, class_of
+from ..ranges.ranges import Profile, suspicion
 
 RANKED = 2048  # rows; of 512 another 200 found pairs that nobody had seen swap
 TIES = 0.5  # of those that the gate allows
@@ -59,3 +64,28 @@ def _with_room(output: OutputVerdict) -> OutputVerdict:
         f"below {ALLOWED_U * SWAPS:g}u",
     )
     return replace(output, failures=(*output.failures, swap))
+
+
+DOUBT = 200.0  # above the score of every suspicion
+
+
+def candidates(
+    spec: ModelSpec, profile: Profile, nodes: Mapping[str, str], doubts: Mapping[str, str]
+) -> list[Candidate]:
+    """The nodes that the search may keep, the most suspicious first; products, which gain most by half, last.
+
+    ``nodes``: their operations by name, in the graph's order. ``doubts``: node → why a rule would keep it, had no
+    search been asked for.
+    """
+    suspects = suspicion(profile)
+    scores = {one.node: one.score for one in suspects}
+    reasons = {**{one.node: one.reason for one in suspects}, **doubts}
+
+    def place(name: str) -> tuple[float, bool]:
+        score = scores.get(name, 0.0) + DOUBT * (name in doubts)
+        return -score, not score and class_of(nodes[name]).o1 is Rule.LOWER
+
+    return [
+        Candidate(name, nodes[name], reasons.get(name, ""))
+        for name in sorted(head_first(spec, list(nodes)), key=place)
+    ]

@@ -7,27 +7,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.archive.archive import save_program
-from ...models.engines.arrays import to_torch
+from ...models.capture.capture import capture
+from ...models.engines.arrays import floats_of, to_numpy, to_torch
 from ...models.engines.cpu.setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.engines.true_fp32 import use_true_fp32
-from ...models.errors import HalfevenError
-from ...models.folder.package import Precision
+from ...models.errors import CaptureFailed, HalfevenError
+from ...models.folder.package import ModelFolder, Precision
 from ...models.program import runnable, walk
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Draft
-from ..graph.original_graph import OriginalGraph
+from ..gate.steppers import Watched, rest_of_run
+from ..graph.backend import GraphNode, Observe
+from ..graph.original_graph import OriginalGraph, Visit
 from ..graph.traffic import Cast, Traffic
 from ..inputs.samples import Samples
+from ..inputs.synthetic import in_range, with_smaller_integers
 from ..onnx.parted_transposes import part_transposes_in
 from ..onnx.reading.large_files import remove_onnx
 from ..onnx.stored import half_file_on_cpu
@@ -35,7 +40,6 @@ from ..plan.planned_forms import PlannedForms
 from ..proof.maker import Made
 from ..proof.no_reference import Operation
 from ..proof.prove import (
-    Answers,
     ReferenceRun,
     Taken,
     answers_of,
@@ -43,14 +47,15 @@ from ..proof.prove import (
     check_original_form,
     take,
 )
+from ..proof.subject import Subject
+from ..question import Answers, Arrays
 from .autocast.dtypes import tensors_of
+from .autocast.emulation import InDouble
 from .autocast.folding import _aliased
 from .autocast.rewrite import HalfProgram
 from .onnx_form.export import write_onnx
-from .program_answers import ties_of
-from .program_graph import ProgramGraph, exact_answers, program_graph
-from .program_operations import program_operations
-from .program_original import ProgramOriginal
+from .program_answers import emulated, ties_of
+from .program_graph import ProgramGraph, exact_answers, nodes_of, program_graph, program_operations
 
 
 @dataclass(slots=True)
@@ -264,3 +269,78 @@ def _halves(node: Node) -> Iterator[Tensor]:
 def _elements(tensor: Tensor) -> int:
     """The number of elements at the sizes of the export; a size that depends on data counts as 1."""
     return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in tensor.shape)
+
+
+@dataclass(frozen=True)
+class ProgramOriginal:
+    """A captured FP32 program whose run can be changed at a node (`graph.original_graph.OriginalGraph`). ``module`` is
+    prepared (`models.program.runnable`)."""
+
+    module: GraphModule
+    spec: ModelSpec
+
+    def nodes(self) -> list[GraphNode]:
+        return nodes_of(self.module)
+
+    def makers(self) -> dict[str, str]:
+        given = self.module.graph.output_node().args[0]
+        assert isinstance(given, tuple | list)
+        pairs = zip(self.spec.outputs, given, strict=True)
+        return {tensor.name: node.name for tensor, node in pairs if isinstance(node, Node)}
+
+    def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
+        def seen(run: Interpreter, node: Node, result: Tensor) -> None:
+            def rest(changed: np.ndarray) -> Arrays:
+                tensor = torch.from_numpy(np.array(changed)).to(result.dtype).reshape(result.shape)
+                return self._named(rest_of_run(self.module, run, self._tensors(inputs), node, tensor))
+
+            if result.is_floating_point():
+                visit(node.name, floats_of(result), rest)
+
+        with torch.inference_mode():
+            return self._named(Watched(self.module, seen).run(*self._tensors(inputs)))
+
+    def as_served(self, observe: Observe) -> Answers:
+        def seen(run: Interpreter, node: Node, result: Tensor) -> None:
+            if result.is_floating_point():
+                observe(node.name, floats_of(result))
+
+        return emulated(self.spec, Watched(self.module, seen))
+
+    def otherwise(self, observe: Observe) -> Answers:
+        return emulated(self.spec, InDouble(self.module, observe=observe))
+
+    def _tensors(self, inputs: Arrays) -> list[Tensor]:
+        return [to_torch(inputs[tensor.name].copy()) for tensor in self.spec.inputs]
+
+    def _named(self, outputs: Sequence[Tensor]) -> Arrays:
+        answers = zip(self.spec.outputs, outputs, strict=True)
+        return {tensor.name: to_numpy(answer.to(tensor.type.torch)) for tensor, answer in answers}
+
+
+def captured_subject(
+    asked: ModelFolder,
+    samples: Samples,
+    origin: Mapping[str, Any],
+    forms: tuple[str, ...],
+    search: bool | None,
+    device: str,
+) -> tuple[Subject, ProgramForms]:
+    """The captured program with its forms. Only the capture finds the size of a table, which the generated samples may
+    exceed. Raises as `capture` does."""
+    captured = with_smaller_integers(
+        asked.spec, samples, lambda tried, _: capture(asked, tried.arrays), CaptureFailed
+    )
+    subject = Subject(
+        program=captured.program,
+        spec=captured.spec,
+        samples=in_range(samples, asked.spec, captured.spec),
+        precision=asked.precision,
+        forms=forms,
+        source=asked.guessed or asked.folder,
+        origin=origin,
+        notes=(*asked.notes, *captured.notes),
+        search=search,
+        device=device,
+    )
+    return subject, ProgramForms(subject)

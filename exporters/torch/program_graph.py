@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
 
 from ...models.engines.arrays import to_numpy, to_torch
 from ...models.folder.package import Precision
@@ -17,9 +18,8 @@ from ...models.program import duplicate, runnable, walk
 from ...models.spec.spec import ModelSpec
 from ..graph.actions import Kept
 from ..graph.backend import Candidate, GraphNode, Observe
-from ..inputs.planning import executions, few
-from ..inputs.samples import Samples
-from ..policy.operations import Operations
+from ..inputs.samples import Samples, executions, few
+from ..policy.operations import Counted, Operations
 from ..proof.subject import Subject
 from ..question import Answers, Arrays, TieTolerance
 from ..ranges.guards import lift_guards
@@ -28,19 +28,18 @@ from ..ranges.ranges import Profile
 from ..ranges.repairs import Repair, apply
 from ..ranges.repairs import candidates as repairable
 from ..ranges.sentinels import rewrite_sentinels
-from ..search.candidates import candidates
-from .autocast.composites import open_composites
-from .autocast.dtypes import Typing
-from .autocast.emulation import Emulation, RoundedWeights, half_rounding, mantissa_rounding
-from .autocast.in_double import InDouble
+from ..search.ranking import candidates
+from .autocast.bodies import ran
+from .autocast.dtypes import Typing, tensors_of
+from .autocast.emulation import Emulation, InDouble, RoundedWeights, half_rounding, mantissa_rounding
 from .autocast.kernels import OF_CPU, HalfKernels, half_kernels, keep_without_kernel
 from .autocast.ledger import Ledger, weigh
 from .autocast.placement import place
 from .autocast.plan import PrecisionPlan, make_plan, op_name
 from .autocast.policy import CUDA
 from .autocast.rewrite import HalfProgram, rewrite
+from .autocast.surgery import open_composites
 from .program_answers import emulated, ties_of
-from .program_operations import program_operations
 
 
 @dataclass(frozen=True)
@@ -242,3 +241,39 @@ def _op(node: Node) -> str:
     if schema:
         return schema.name.removeprefix("aten::")
     return getattr(node.target, "__name__", str(node.target))
+
+
+def program_operations(module: GraphModule, inputs: Sequence[Tensor]) -> Operations:
+    """The operations of any execution of an original (`models.program.runnable`), estimated from one on ``inputs``,
+    with loops and branches as these inputs have them."""
+    counted = Counted()
+    with torch.inference_mode():
+        _Counting(module, counted).run(*[tensor.clone() for tensor in inputs])
+    return counted.estimate(sum(tensor.numel() for tensor in inputs))
+
+
+class _Counting(Interpreter):
+    """Runs a program and counts its operations. Views give no elements."""
+
+    def __init__(self, module: GraphModule, counted: Counted) -> None:
+        super().__init__(module)
+        self._counted = counted
+
+    def run_node(self, n: Node) -> Any:
+        if isinstance(n.target, HigherOrderOperator):
+            args, _ = self.fetch_args_kwargs_from_env(n)
+            return ran(n, args, "", self._run_body)
+        result = super().run_node(n)
+        if isinstance(n.target, OpOverload):
+            name = n.target._schema.name.removeprefix("aten::")
+            results = () if n.target.is_view else tensors_of(result)
+            self._counted.add(name, self._shapes_read(n), [tensor.shape for tensor in results])
+        return result
+
+    def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
+        results = _Counting(body, self._counted).run(*operands)
+        return results if isinstance(results, tuple | list) else (results,)
+
+    def _shapes_read(self, node: Node) -> list[torch.Size]:
+        read = map_arg((node.args, node.kwargs), lambda source: self.env[source])
+        return [tensor.shape for tensor in tensors_of(read)]

@@ -19,8 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..errors import DamagedFile
 from ..files.opened_file import OpenedFile
 from ..program import Look, without_idle_nodes
-from .archive import opened_archive
-from .contents import MODEL, CheckedArchive
+from .archive import MODEL, CheckedArchive, opened_archive
 
 _SCHEMA = 8
 _DTYPES = {

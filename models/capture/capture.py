@@ -4,14 +4,16 @@ The child (`child.py`) runs the operator's code under a time and a memory limit.
 like any other before torch opens it here.
 """
 
+import copy
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,9 @@ from ..program import runnable, source_line, walk
 from ..spec.batch_axis import batch_back
 from ..spec.datatypes import DATATYPES
 from ..spec.spec import Dim, ModelSpec, TensorSpec
-from .own_module import result_here
+from . import child, describing, failures
 from .regions import foreign_op, inline_regions
+from .sources import without_compiler
 
 CHILD, DESCRIBING = "halfeven.models.capture.child", "halfeven.models.capture.describing"
 
@@ -308,3 +311,62 @@ def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
                 f"{tensor.as_called().describe_shape()}, the model gives {names.get(value.dtype, value.dtype)} "
                 f"[{sizes}]: write that under [[outputs]], or change what forward gives"
             )
+
+
+def result_here(is_captured: bool, request: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    """The result of ``child`` for ``module``, or that of ``describing``, in this process: the module is alive here, and
+    the caller's own. Raises CaptureFailed.
+
+    The module itself is left as it is: what is traced is a copy with the same weights, not copied where they lie on the
+    CPU. Settings of torch that the scripts change are put back.
+    """
+    asked = {**request, "path": sorted(_folders(module))}
+    try:
+        with _settings_kept():
+            asked["module"] = _copied(module)
+            if is_captured:
+                return child.captured(torch, asked, Path(request["out"]))
+            return describing.looked_at(torch, asked)
+    except Exception as error:
+        found = failures.described(error, asked)
+        trace = f"\n{found['traceback'].rstrip()}" if found["traceback"] else ""
+        raise CaptureFailed(
+            f"the module {type(module).__name__} cannot be captured: {found['error']}{trace}"
+        ) from error
+
+
+def _folders(module: nn.Module) -> set[str]:
+    """The folders of the code of the module and of its parts that are not torch's: their lines are shown."""
+    own = {type(part).forward for part in module.modules() if not type(part).__module__.startswith("torch.")}
+    codes = (getattr(forward, "__code__", None) for forward in own)
+    return {str(Path(code.co_filename).parent) for code in codes if code is not None}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy on the CPU whose parameters share the memory of the module's. Buffers are copied, because a forward may
+    write into them, and so are tensors that are plain attributes: `copy.deepcopy` refuses those with a history."""
+    module = without_compiler(module)
+    plain = [one for part in module.modules() for one in vars(part).values() if isinstance(one, torch.Tensor)]
+    with torch.no_grad():
+        known: dict[int, Any] = {
+            id(one): nn.Parameter(one.detach().cpu(), requires_grad=one.requires_grad)
+            for one in module.parameters()
+            if not isinstance(one, nn.UninitializedParameter)
+        }
+        known |= {id(one): one.detach().clone().cpu() for one in (*plain, *module.buffers())}
+        return copy.deepcopy(module, known)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Torch's settings that `child.prepare` changes, and its random numbers, are after the block as before it. Warnings
+    of torch about its own tracing are not shown, as those of a child are not."""
+    transformer = sys.modules["torch.nn.modules.transformer"]
+    causal, fast = vars(transformer)["_detect_is_causal_mask"], torch.backends.mha.get_fastpath_enabled()
+    try:
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        vars(transformer)["_detect_is_causal_mask"] = causal
+        torch.backends.mha.set_fastpath_enabled(fast)

@@ -43,7 +43,7 @@ WRAPPERS = ("module.", "_orig_mod.", "model.")  # before all names: of DataParal
 def build(torch: ModuleType, request: Request, folder: Path, attention: str | None = "sdpa") -> Any:
     """The module in evaluation, without gradients, as its source has it."""
     source = request["source"]
-    if "module" in request:  # alive in this process (`own_module.py`)
+    if "module" in request:  # alive in this process (`capture.result_here`)
         if is_script(request["module"]):
             raise failures.Refused(f"it is {SCRIPT}")
         return as_built(request["module"])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..capture import child
 from ..errors import DamagedFile, EngineFailed
@@ -21,7 +22,6 @@ from ..spec.spec import ModelSpec
 from ..store.store import Version
 from .cpu.setup import PLAIN, CpuSetup
 from .engine import LIVE_FILE
-from .fp32_islands import HALVES, raise_islands
 from .live_source import LiveSource
 from .torch_engine import TorchEngine
 
@@ -157,3 +157,41 @@ def is_current(version: Version) -> bool:
     except EngineFailed:
         return False
     return True
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def raise_islands(module: nn.Module, paths: Iterable[str], device_type: str) -> Callable[[], None]:
+    """Make the modules at ``paths`` FP32 islands, whose inputs are upcast and which run outside the autocast region,
+    until the function that this gives is called.
+
+    Floating tensors among a module's arguments are upcast, also inside lists, tuples and dictionaries.
+    ``torch.autocast(enabled=False)`` alone upcasts nothing: a half tensor that enters such a region stays half and
+    meets FP32 weights there (torch.amp, "torch.autocast").
+    """
+    islands = [module.get_submodule(path) for path in paths]
+    before = [island.__dict__.get("forward") for island in islands]
+    for island in islands:
+        island.forward = _in_fp32(island.forward, device_type)
+
+    def sink() -> None:
+        for island, forward in zip(islands, before, strict=True):
+            del island.forward
+            if forward is not None:  # the operator's own, set on the instance
+                island.forward = forward
+
+    return sink
+
+
+def _in_fp32(forward: Callable[..., Any], device_type: str) -> Callable[..., Any]:
+    def island(*args: Any, **kwargs: Any) -> Any:
+        wide_args, wide_kwargs = tree_map(_widened, (args, kwargs))
+        with torch.autocast(device_type, enabled=False):
+            return forward(*wide_args, **wide_kwargs)
+
+    return island
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALVES else value

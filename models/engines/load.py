@@ -37,7 +37,7 @@ def _loaded(
         from .live_engine import load_live
 
         return load_live(version, precision, torch.device(device), setup)
-    from .load_program import load_program_engine
+    from .torch_engine import load_program_engine
 
     return load_program_engine(version, f"{part}.pt2", torch.device(device), setup)
 

@@ -1,4 +1,5 @@
-"""Inputs in a smaller wire datatype are converted to the model's on the device that runs it (`models/spec/wire.py`).
+"""Inputs in a smaller wire datatype are converted to the model's on the device that runs it
+(`models/spec/datatypes.py`).
 
 UINT8 pixels are four times less to copy to a device than FP32 numbers. An engine with this conversion takes inputs of
 either datatype: samples have the model's, requests the wire's.

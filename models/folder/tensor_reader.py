@@ -8,10 +8,9 @@ from ..errors import BadFolder
 from ..files.opened_file import opened_inside
 from ..pictures.pixels import Picture
 from ..spec.batch_axis import batch_first
-from ..spec.datatypes import DATATYPES
+from ..spec.datatypes import DATATYPES, Wire
 from ..spec.spec import Dim, TensorSpec
 from ..spec.value_range import ValueRange
-from ..spec.wire import Wire
 from .model_keys import MAX_RANK, MAX_TENSORS, PICTURE, TENSOR
 from .toml_reader import TomlReader
 

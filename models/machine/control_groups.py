@@ -7,6 +7,7 @@ Source: Linux, Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst, cgroups(7)
 ``/proc/self/mountinfo``.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -81,3 +82,18 @@ def _unescaped(text: str) -> str:
     for escape, sign in _ESCAPES.items():
         text = text.replace(escape, sign)
     return text
+
+
+def usable_memory(root: Path = ROOT) -> int:
+    """Bytes: the machine's memory, or less where a control group of this process says so. ``root``: where ``/`` is."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    groups = (_limit_in(folder / MEMORY_FILES[version]) for version, folder in groups_of("memory", root))
+    return min([machine, *(limit for limit in groups if limit is not None)])
+
+
+def _limit_in(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None  # else it is "max"

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import BadFolder, OrderEnded, OutOfMemory, OutOfTime, TooLarge
-from ..machine.control_groups import MEMORY_FILES, ROOT, groups_of
-from ..machine.usable_memory import usable_memory
+from ..machine.control_groups import MEMORY_FILES, ROOT, groups_of, usable_memory
 from .lacking_memory import is_out_of_memory, mentions_lacking_memory
 
 SECONDS_SETTING, MEMORY_SETTING, RUNS_SETTING = (

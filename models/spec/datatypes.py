@@ -4,11 +4,14 @@ Source: Open Inference Protocol, "Tensor Data Types" (BF16 as in Triton's binary
 torch is imported where one of its dtypes is asked for: a process that reads a training file has no need of it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+from ..errors import BadFolder
 
 if TYPE_CHECKING:
     import torch
@@ -62,3 +65,48 @@ _BY_NUMPY = {datatype.numpy: name for name, datatype in DATATYPES.items()}
 def name_of(dtype: np.dtype) -> str:
     """The wire name of a numpy dtype, or the dtype's own name where the protocol has none."""
     return _BY_NUMPY.get(dtype.newbyteorder("<"), str(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The smaller datatype that requests carry in place of the model's: ``value · scale + offset``, applied where the
+    model runs. A picture input has its scale and offset in its entry.
+
+    Computed in FP32 (FP64 for an FP64 model) and rounded once to the model's datatype: the same numbers as if the
+    caller had computed them and sent the larger datatype (`engines/wire_widening.py`).
+    """
+
+    datatype: str
+    scale: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def type(self) -> Datatype:
+        return DATATYPES[self.datatype]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"datatype": self.datatype, "scale": self.scale, "offset": self.offset}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> "Wire | None":
+        return None if data is None else cls(data["datatype"], data["scale"], data["offset"])
+
+    def check(self, datatype: str) -> None:
+        """Raises BadFolder where the model's ``datatype`` is not wider, or does not have every value of the wire's."""
+        wide = DATATYPES[datatype]
+        fitting = [name for name, narrow in DATATYPES.items() if _fits(narrow, wide)]
+        if self.datatype not in fitting:
+            raise BadFolder(
+                f"wire_datatype = {self.datatype!r} does not fit datatype {datatype}: expected a smaller one whose "
+                f"every value it holds ({', '.join(fitting) or 'there is none'})"
+            )
+        if not wide.is_float and (self.scale, self.offset) != (1.0, 0.0):
+            raise BadFolder(
+                f"wire_scale and wire_offset make fractions, and datatype {datatype} has none: leave them out"
+            )
+
+
+def _fits(narrow: Datatype, wide: Datatype) -> bool:
+    if "BOOL" in (narrow.name, wide.name):
+        return False
+    return narrow.itemsize < wide.itemsize and np.can_cast(narrow.numpy, wide.numpy, "safe")

@@ -6,12 +6,13 @@ input repeats its last place, so that all values stay valid. That this changes n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .said_by_name import is_mask
 from .spec import Dim, ModelSpec, TensorSpec
+from .value_range import ValueRange
 
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs, without the batch axis
 
@@ -98,3 +99,14 @@ def _sizes(dim: Dim, asked: Sequence[int]) -> tuple[int, ...]:
     if dim.maximum is None:
         return tuple(size for size in asked if size >= dim.minimum)
     return (*(size for size in asked if dim.minimum <= size < dim.maximum), dim.maximum)
+
+
+def settled(inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The inputs, with the range 1 to n in the place of ``lengths_of`` where that axis has the fixed size n."""
+    fixed = {dim.name: dim.minimum for tensor in inputs for dim in tensor.shape if dim.name and dim.fixed}
+    return tuple(
+        replace(tensor, lengths_of="", range=ValueRange((1,), (fixed[tensor.lengths_of],)))
+        if tensor.lengths_of in fixed
+        else tensor
+        for tensor in inputs
+    )

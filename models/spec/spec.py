@@ -15,9 +15,8 @@ import numpy as np
 from ..errors import BadFolder, BadInput, BadRequest
 from ..files.stored_json import all_typed, typed
 from .batch_axis import batch_back
-from .datatypes import DATATYPES, Datatype, name_of
+from .datatypes import DATATYPES, Datatype, Wire, name_of
 from .value_range import ValueRange
-from .wire import Wire
 
 DETECTIONS = "detections"
 KINDS = ("tensor", "logits", "probabilities", "score", "indices", "embedding", "image", DETECTIONS)
@@ -167,25 +166,21 @@ class TensorSpec:
         return "[" + ",".join(str(dim.to_json()) for dim in self.shape) + "]"
 
     def to_json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {
+        out = {
             "name": self.name,
             "datatype": self.datatype,
             "shape": [dim.to_json() for dim in self.shape],
             "kind": self.kind,
         }
-        if self.labels:
-            out["labels"] = list(self.labels)
-        if self.picture is not None:
-            out["picture"] = dict(self.picture)
-        if self.wire is not None:
-            out["wire"] = self.wire.to_json()
-        if self.range is not None:
-            out["range"] = self.range.to_json()
-        if self.lengths_of:
-            out["lengths_of"] = self.lengths_of
-        if self.batch_axis:
-            out["batch_axis"] = self.batch_axis
-        return out
+        more = {
+            "labels": list(self.labels) or None,
+            "picture": None if self.picture is None else dict(self.picture),
+            "wire": self.wire and self.wire.to_json(),
+            "range": self.range and self.range.to_json(),
+            "lengths_of": self.lengths_of or None,
+            "batch_axis": self.batch_axis or None,
+        }
+        return out | {key: value for key, value in more.items() if value is not None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TensorSpec":
@@ -303,8 +298,7 @@ class ModelSpec:
         return replace(self, inputs=tuple(inputs))
 
     def as_called(self) -> "ModelSpec":
-        """The spec with every tensor's axes in the model's own order. The batch is then on axis ``batch_axis`` of
-        each."""
+        """The spec with every tensor's axes in the model's own order, the batch on ``batch_axis`` of each."""
         if not self.batch_axes:
             return self
         inputs, outputs = (tuple(t.as_called() for t in some) for some in (self.inputs, self.outputs))
@@ -328,7 +322,9 @@ class ModelSpec:
 
         Raises ``error`` naming the tensor, what was expected and what came, values out of their range included.
         """
-        self._check_names(list(arrays), error)
+        wanted = [spec.name for spec in self.inputs]
+        if sorted(arrays) != sorted(wanted):
+            raise error(names_fault(self.name, wanted, list(arrays)))
         sizes: dict[str, tuple[int, str]] = {}
         for spec in self.inputs:
             array = arrays[spec.name]
@@ -368,12 +364,6 @@ class ModelSpec:
             ValueRange((1,), (max(sizes[spec.lengths_of], 1),)) if spec.lengths_of else spec.range
             for spec in self.inputs
         ]
-
-    def _check_names(self, came: Sequence[str], error: type[BadInput]) -> None:
-        wanted = [spec.name for spec in self.inputs]
-        if sorted(came) == sorted(wanted):
-            return
-        raise error(names_fault(self.name, wanted, came))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -63,8 +63,8 @@ def verify(
     card: Annotated[bool, typer.Option("--card", help="Print a Markdown block for a model card.")] = False,
 ) -> Ended:
     """Compare a half with its proof: its digests, and the gate again with the installed ONNX Runtime."""
+    from ...exporters.half_files.half_file import model_card
     from ...exporters.half_files.half_file import verify as verified
-    from ...exporters.half_files.model_card import model_card
     from .prove_command import shown
 
     facts = verified(file, samples, notify)

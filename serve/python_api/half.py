@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ...exporters.conversion.convert import Conversion
-from ...exporters.conversion.signature_change import check_signature
+from ...exporters.conversion.convert import Conversion, check_signature
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
 from ...exporters.half_files.half_file import Verdict, verdict_of
 from ...exporters.report.page import table
 from ...exporters.report.stored_page import stored_page
 from ...exporters.report.version_facts import facts_of
+from ...models.engines.cpu.openmp import end_openmp_threads
 from ...models.errors import ParityRefused
 from ...models.spec.batch_axis import array_batch_back, array_batch_first
 from ...models.store.store import LIVE, OPERATOR, Store, Version
@@ -145,7 +145,8 @@ class InProcess:
 
     def __init__(self, version: Version) -> None:
         self._spec = version.spec().on_the_wire()
-        place = place_of(read_settings(host="127.0.0.1"))  # nothing listens, so no keys are asked for
+        # Nothing listens, so no keys are asked for. A server of the same program is not slowed by an idle half.
+        place = place_of(read_settings(host="127.0.0.1"), at_rest=end_openmp_threads)
         place.thread.start()
         try:
             prepared = make_ready(version, place)
@@ -166,6 +167,8 @@ class InProcess:
         arrays = {name: array_batch_first(array, axes.get(name, 0)) for name, array in arrays.items()}
         rows = spec.check_inputs(arrays)
         ordered = [np.ascontiguousarray(arrays[tensor.name]) for tensor in spec.inputs]
+        if self.prepared.setup is not None and self.prepared.setup.threads > 1:
+            end_openmp_threads()  # of the caller, who waits: beside them the half would be slower
         found = asyncio.run_coroutine_threadsafe(self._asked(ordered, rows), self._loop).result()
         return {
             tensor.name: np.array(array_batch_back(output, tensor.batch_axis), order="C")  # the caller's own

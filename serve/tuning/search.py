@@ -4,14 +4,18 @@ Everything runs as it will when serving: on the device thread, and for the delay
 A half that is not proven equal here is no candidate.
 """
 
+import asyncio
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+import uvloop
 
 from ...exporters.inputs.samples import Samples, stored_samples
 from ...exporters.on_device.selftest_record import obey_selftest
@@ -24,9 +28,12 @@ from ...models.errors import BadSetting, EngineFailed, HalfevenError
 from ...models.machine.usable_cores import usable_cores
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Store, Version
+from ..batching.batcher import Batcher
 from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
+from ..batching.interface import PreparedVersion
 from ..batching.place import Place
+from ..bench.figures import percentile
 from ..versions.loading.candidate_forms import batch_of, close
 from ..versions.loading.cpu_choice import CROWDED, MORE_THREADS_MUST_GAIN
 from ..versions.loading.kept_setups import measured_setup
@@ -34,7 +41,97 @@ from ..versions.loading.ready import ORIGINALS, proven_halves
 from ..versions.loading.tuned import Way, Winner, save_tuned
 from ..versions.loading.useful_rows import batch_sizes, useful_rows
 from ..versions.versions_in_store import version_called
-from .delay import Simulated, best_delay, simulate
+
+DELAYS_US = (0, 200, 1000, 4000)
+ROUNDS = 2  # of all delays; the better one counts, so that one disturbance decides nothing
+MOST_CALLERS = 128
+# A delay makes a lone caller wait, so it must bring callers that come together a tenth more answers.
+DELAY_MUST_GAIN = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A number of callers, each asking again when answered: answers per second, and their latency."""
+
+    delay_us: int
+    callers: int
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+
+
+def simulate(
+    spec: ModelSpec,
+    engine: Engine,
+    device: DeviceThread,
+    row: Sequence[np.ndarray],
+    seconds: float,
+    notify: Callable[[str], None],
+) -> list[Simulated]:
+    """Every delay with one caller, with a full batch of them and with two, for about ``seconds`` in all."""
+    full = min(spec.max_batch_size, MOST_CALLERS // 2)
+    crowds = sorted({1, full, 2 * full})
+    each_s = seconds / len(crowds) / len(DELAYS_US) / ROUNDS
+    best: dict[tuple[int, int], Simulated] = {}
+    for delay_us in DELAYS_US * ROUNDS:
+        delayed = replace(
+            spec, batching=replace(spec.batching, max_queue_delay_us=delay_us, max_queue_size=1024)
+        )
+        for callers in crowds:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                times, took_s = runner.run(_loop(delayed, engine, device, row, callers, each_s))
+            rising = np.sort(times) * 1e3
+            p50, p99 = percentile(rising, 50), percentile(rising, 99)
+            one = Simulated(delay_us, callers, len(times) / took_s, p50, p99)
+            known = best.setdefault((delay_us, callers), one)
+            best[delay_us, callers] = max(known, one, key=lambda seen: seen.per_second)
+        rates = (f"{best[delay_us, callers].per_second:,.0f}/s" for callers in crowds)
+        notify(f"delay {delay_us} µs: {', '.join(rates)}")
+    return list(best.values())
+
+
+def best_delay(simulated: Sequence[Simulated]) -> int:
+    """The best delay: 0 unless another one gains a tenth, in the mean over the runs with more than one caller."""
+    plain = {one.callers: one.per_second for one in simulated if one.delay_us == 0 and one.callers > 1}
+    gains: dict[int, list[float]] = {}
+    for one in simulated:
+        if one.callers in plain:
+            gains.setdefault(one.delay_us, []).append(math.log(one.per_second / plain[one.callers]))
+    means = {delay_us: math.exp(sum(logs) / len(logs)) for delay_us, logs in gains.items()}
+    best = max(means, key=lambda delay_us: means[delay_us], default=0)
+    return best if means.get(best, 1.0) >= DELAY_MUST_GAIN else 0
+
+
+async def _loop(
+    spec: ModelSpec,
+    engine: Engine,
+    device: DeviceThread,
+    row: Sequence[np.ndarray],
+    callers: int,
+    seconds: float,
+) -> tuple[list[float], float]:
+    """The latency of every answer, and the seconds in which they came."""
+    batcher = Batcher(spec, device, PreparedVersion("tuning", "", engine.precision, engine))
+    times: list[float] = []
+    began = time.perf_counter()
+    end = began + seconds
+
+    async def caller() -> None:
+        while True:
+            asked = time.perf_counter()
+            await batcher.submit(row, 1)
+            answered = time.perf_counter()
+            times.append(answered - asked)
+            if answered >= end:
+                return
+
+    try:
+        await asyncio.gather(*(caller() for _ in range(callers)))
+        return times, time.perf_counter() - began
+    finally:
+        await batcher.drain()
+        device.detach(batcher)
+
 
 Notify = Callable[[str], None]
 _ENGINES_SHARE = 0.7  # of the time; the rest is the delay's
@@ -100,23 +197,13 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
     spec = version.spec()
     samples = stored_samples(version)
     kinds, refusals = _kinds(version, spec, samples, place, notify)
-    ways = [
-        Way(form, precision, setup)
-        for form, precision in kinds
-        for setup in _setups(version, spec, samples, form, precision, place)
-    ]
-    budget_s = seconds * _ENGINES_SHARE / len(ways)
-    measured = [
-        one for way in ways if (one := _measure(version, spec, samples, way, place, budget_s, notify))
-    ]
+    measured = _all_measured(version, spec, samples, kinds, place, seconds * _ENGINES_SHARE, notify)
     waited = max((one.waited_share for one in measured), default=0.0)
     if waited > CROWDED:
         notify(
             f"the device's thread waited for a core up to {waited:.0%} of the time: something else had it, and the "
             "winner may be another one on an idle machine"
         )
-    if not measured:
-        raise EngineFailed(f"{version} runs in no form on {place.device}; the log above says why")
     best = choose(measured)
     simulated = _simulated(version, spec, samples, best, place, seconds * (1 - _ENGINES_SHARE), notify)
     winner = Winner(
@@ -149,6 +236,28 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
         "path": str(path),
         "used": spec.form == "auto",
     }
+
+
+def _all_measured(
+    version: Version,
+    spec: ModelSpec,
+    samples: Samples,
+    kinds: Sequence[tuple[str, str]],
+    place: Place,
+    seconds: float,
+    notify: Notify,
+) -> list[MeasuredWay]:
+    """Every way of each kind that runs, in ``seconds`` together. Raises EngineFailed where none runs."""
+    ways = [
+        Way(form, precision, setup)
+        for form, precision in kinds
+        for setup in _setups(version, spec, samples, form, precision, place)
+    ]
+    each_s = seconds / len(ways)
+    measured = [one for way in ways if (one := _measure(version, spec, samples, way, place, each_s, notify))]
+    if not measured:
+        raise EngineFailed(f"{version} runs in no form on {place.device}; the log above says why")
+    return measured
 
 
 def thread_counts(device: torch.device) -> list[int]:

@@ -21,10 +21,9 @@ from ..batching.place import Place
 from .choices.remeasuring import Remeasuring
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
-from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
 from .pace import LOOK_EVERY_S, LookingPace
-from .readiness import Readiness, index_of, reasons_of
+from .readiness import AGAIN, Faults, Readiness, index_of, reasons_of
 from .store_writer import StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
 from .traffic.loaded_version import LoadedVersion, drain, retire

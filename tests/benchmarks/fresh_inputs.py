@@ -30,7 +30,7 @@ from halfeven.exporters.report.headline import headline, judged_samples, one_in
 from halfeven.exporters.report.version_facts import facts_of
 from halfeven.exporters.torch.program_answers import ties_of
 from halfeven.models.engines.load import load_half, load_original
-from halfeven.models.engines.load_program import original_module
+from halfeven.models.engines.torch_engine import original_module
 from halfeven.models.errors import HalfevenError
 from halfeven.models.store.store import LIVE, Version
 from torch import device

@@ -6,57 +6,12 @@ wrong.
 
 import json
 
-import httpx
 import pytest
 
-from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, answers_right, error_of
+from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, answers_right
 from tests.conformance.raw_exchange import exchange
 
 GOOD = {"inputs": [COUNTING, ONES]}
-
-
-BINARY = {
-    "inputs": [
-        {"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "parameters": {"binary_data_size": 64}}
-        for i in range(2)
-    ]
-}
-TEXT = json.dumps(BINARY).encode()
-BAD_BINARY: dict[str, tuple[dict[str, str], bytes, str]] = {
-    "a byte too few": ({}, bytes(127), "expecting 1 additional bytes"),
-    "a byte too many": ({}, bytes(129), "unexpected additional input data"),
-    "no bytes": ({}, b"", "expecting 64 additional bytes"),
-    "a header beyond the body": (
-        {"Inference-Header-Content-Length": "9999"},
-        bytes(128),
-        "should be in range",
-    ),
-    "a header that cuts the JSON": ({"Inference-Header-Content-Length": "20"}, bytes(128), "JSON"),
-    "a header that takes in a tensor": (
-        {"Inference-Header-Content-Length": str(len(TEXT) + 64)},
-        b"\1" * 128,
-        "JSON",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_BINARY)
-def test_a_bad_binary_body_is_refused_with_words(http: httpx.Client, case: str) -> None:
-    headers, tail, words = BAD_BINARY[case]
-    headers = {"Inference-Header-Content-Length": str(len(TEXT)), **headers}
-    answer = http.post(SIMPLE, content=TEXT + tail, headers=headers)
-    assert answer.status_code == 400
-    assert words in error_of(answer)
-
-
-@pytest.mark.parametrize("size", [63, 65, 0, 2**63])
-def test_a_binary_size_that_is_not_the_tensors_is_refused(http: httpx.Client, size: object) -> None:
-    lying = {**BINARY["inputs"][0], "parameters": {"binary_data_size": size}}
-    text = json.dumps({"inputs": [lying, BINARY["inputs"][1]]}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(text))}
-    answer = http.post(SIMPLE, content=text + bytes(128), headers=headers)
-    assert answer.status_code == 400
-    assert "INPUT0" in error_of(answer) or "binary_data_size" in error_of(answer)
 
 
 # Header lines as they go over the wire; what may come back.

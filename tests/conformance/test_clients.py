@@ -156,11 +156,6 @@ def test_classification_gives_the_best_classes_with_their_labels(
         assert came == [f"{2 * row[i]:f}:{i}:{ANIMALS[i]}" for i in best]
 
 
-@pytest.mark.parametrize("parameters", [{"priority": 1}, {"priority": 2}, {"timeout": 30_000_000}])
-def test_priority_and_timeout_are_taken(client: Any, parameters: dict[str, int]) -> None:
-    is_right(client.infer("simple", mixed_inputs(), **parameters))
-
-
 @pytest.mark.slow
 def test_a_thousand_requests_leave_no_memory_behind(serving: Serving, client: Any) -> None:
     def a_thousand() -> None:

@@ -13,7 +13,6 @@ from google.protobuf import json_format
 from tritonclient.utils import InferenceServerException
 
 from tests.conformance.conftest import LIMIT, Serving, seen_waiting
-from tests.conformance.hosted import ANIMALS
 from tests.conformance.perf_analyzer import BINARY, measure, read
 from tests.patience import PATIENCE_S
 from tests.serve.grpc.theirs import triton
@@ -80,19 +79,6 @@ def test_nan_and_infinity_come_as_they_are(client: Any) -> None:
     given = inputs_of(triton, {"INPUT0": np.zeros(1, np.float32)}, "FP32")
     found = client.infer("nan_inf_output", given).as_numpy("OUTPUT0")
     np.testing.assert_array_equal(found, np.array([np.nan, np.inf, -np.inf, 1, 2, 3], np.float32))
-
-
-@pytest.mark.parametrize(("count", "expected"), [(1, 1), (3, 3), (99, 6)])
-def test_classification_gives_the_best_classes_with_their_labels(
-    client: Any, count: int, expected: int
-) -> None:
-    scores = np.random.default_rng().permuted(np.tile(np.arange(6, dtype=np.float32), (2, 1)), axis=1)
-    wanted = triton.InferRequestedOutput("OUTPUT0", class_count=count)
-    given = inputs_of(triton, {"INPUT0": scores}, "FP32")
-    answer = client.infer("ranked", given, outputs=[wanted]).as_numpy("OUTPUT0")
-    for row, texts in zip(scores, answer, strict=True):
-        best = np.argsort(-row)[:expected]
-        assert [text.decode() for text in texts] == [f"{2 * row[i]:f}:{i}:{ANIMALS[i]}" for i in best]
 
 
 def test_an_unknown_models_refusal_begins_with_tritons_words(client: Any) -> None:

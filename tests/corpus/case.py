@@ -39,14 +39,14 @@ class _Made(nn.Module):
     def __init__(self, parts: Mapping[str, Tensor | nn.Module]) -> None:
         super().__init__()
         for name, part in parts.items():
-            if isinstance(part, nn.Module):
-                self.add_module(name, part)
+            if isinstance(part, nn.Module | nn.Parameter):
+                setattr(self, name, part)
             else:
                 self.register_buffer(name, part)
 
 
 def net(forward: Forward, **parts: Tensor | nn.Module) -> nn.Module:
-    """A module whose forward is ``forward(self, …)``; tensors become buffers."""
+    """A module whose forward is ``forward(self, …)``; tensors that are no parameters become buffers."""
     return type("Made", (_Made,), {"forward": forward})(parts)
 
 

@@ -8,8 +8,7 @@ import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.forms import FileForms, foreign_subject
 from halfeven.exporters.onnx.precision.oracle import Oracle
-from halfeven.exporters.proof.another_way import one_at_a_time
-from halfeven.exporters.proof.prove import ReferenceRun, judged, take
+from halfeven.exporters.proof.prove import ReferenceRun, judged, one_at_a_time, take
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.question import Answers
 from halfeven.exporters.torch.forms import ProgramForms

@@ -19,8 +19,7 @@ from halfeven.exporters.importing.triton_config import read_config
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.on_device.device_proofs import kept_proof
 from halfeven.exporters.onnx.reading.bounded_file import read_graph
-from halfeven.models.archive.archive import load_program
-from halfeven.models.archive.contents import MODEL
+from halfeven.models.archive.archive import MODEL, load_program
 from halfeven.models.archive.plain_program import read_module
 from halfeven.models.archive.shape_expressions import is_arithmetic
 from halfeven.models.errors import HalfevenError, Unforeseen
@@ -37,7 +36,7 @@ from halfeven.serve.finetune.jobs.job_folder import JobFolder
 from halfeven.serve.grpc.messages import message
 from halfeven.serve.grpc.tensors import fields_of
 from halfeven.serve.http.codecs.infer import InferCodec
-from halfeven.serve.http.codecs.predict_bodies import read_body_of
+from halfeven.serve.http.codecs.predict import read_body_of
 from halfeven.serve.http.content_coding import decoded
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.routes.repository import read_index, read_load, read_unload

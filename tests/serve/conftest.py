@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import uvicorn
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
 from halfeven.models.spec.spec import ModelSpec
+from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import (
     NO_TERMS,
     Answer,
@@ -24,6 +26,7 @@ from halfeven.serve.batching.interface import (
     Statistics,
     Terms,
 )
+from halfeven.serve.batching.place import Place
 from halfeven.serve.http.connection.hot_protocol import HotProtocol
 from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.routes.app import History, build_app
@@ -49,6 +52,15 @@ def small_heap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """
     if "whole_heap" not in request.fixturenames:
         monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """The CPU as a place where versions load, with its thread."""
+    thread = DeviceThread()
+    thread.start()
+    yield Place(torch.device("cpu"), thread)
+    thread.stop(30)
 
 
 class FakeEngine(Engine):

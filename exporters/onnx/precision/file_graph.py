@@ -15,15 +15,14 @@ from ...graph.actions import Action, Kept
 from ...graph.backend import Candidate, GraphNode, Observe
 from ...graph.traffic import Cast, Traffic
 from ...inputs.perturbed import perturbed_if_small
-from ...inputs.planning import executions, few
-from ...inputs.samples import Samples
+from ...inputs.samples import Samples, executions, few
 from ...inputs.synthetic import adversarial
 from ...policy.operations import UNKNOWN, Counted, Operations, Shape
 from ...policy.weights import NUMPY_HALVES, measure
 from ...proof.prove import Answers, Arrays, TieTolerance
 from ...question import Invented, Question
 from ...ranges.ranges import Profile
-from ...search.candidates import candidates
+from ...search.ranking import candidates
 from ..reading.graph import FLOAT, HALVES, ForeignProgram, attribute, read_by, walk
 from ..reading.typing import value_types
 from .dtypes import Dtypes

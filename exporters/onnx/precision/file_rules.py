@@ -24,8 +24,7 @@ from .kernels import Kernels
 from .op_lists import Rule, rules
 from .placement import place
 from .profile import LARGEST
-from .rewrite import HalfGraph, rewrite
-from .weights import HalfConstants
+from .rewrite import HalfConstants, HalfGraph, rewrite
 
 _MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
 

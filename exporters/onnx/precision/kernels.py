@@ -7,8 +7,7 @@ from onnx import NodeProto
 
 from ...policy.classes import NO_HALF_KERNEL, Trait, has
 from ..reading.graph import HALVES, ForeignProgram, attribute, schema_of
-from ..reading.one_node import Key, key_of, output_types, refusal
-from ..reading.runtime_schemas import FUSED, inputs_taking
+from ..reading.one_node import FUSED, Key, inputs_taking, key_of, output_types, refusal
 from .op_lists import FP32_SLOTS
 
 _NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}

@@ -11,7 +11,7 @@ from ....models.folder.package import Precision
 from ...policy.classes import CLASSES, OTHER, OpClass, Trait, class_of, has
 from ...policy.classes import Rule as Lists
 from ..reading.graph import BODIES, FLOAT, ONNX, ForeignProgram, attribute
-from ..reading.runtime_schemas import FUSED
+from ..reading.one_node import FUSED
 
 
 class Rule(Enum):

@@ -36,7 +36,7 @@ def profile(
 
 
 def node_profile(program: ForeignProgram, ranges: Mapping[str, Range], dtype: str, batches: int) -> Profile:
-    """The ranges by node, for `ranges.suspicion` and the report; inputs and constants by their own names."""
+    """The ranges by node, for `ranges.ranges.suspicion` and the report; inputs and constants by their own names."""
     makers = {name: node.name for node in program.nodes for name in node.output}
     given = {value.name: "placeholder" for graph in graphs(program.graph) for value in graph.input}
     given |= dict.fromkeys(program.weights, "get_attr")

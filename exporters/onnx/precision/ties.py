@@ -21,8 +21,8 @@ from ...proof.prove import SEEN_AT_ONCE
 from ...question import TieTolerance
 from ..reading.graph import ONNX, assembled, attribute, read_by
 from ..reading.typing import value_types
+from ..runtime import WatchedRun
 from .oracle import Oracle
-from .watched_run import WatchedRun
 
 Arrays = Mapping[str, np.ndarray]
 

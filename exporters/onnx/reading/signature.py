@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from ....models.errors import BadFolder
 from ....models.spec.batch_axis import batch_back
 from ....models.spec.datatypes import DATATYPES, name_of
-from ....models.spec.settled_lengths import settled
+from ....models.spec.filled_lengths import settled
 from ....models.spec.spec import Dim, ModelSpec, TensorSpec
 
 

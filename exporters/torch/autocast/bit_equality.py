@@ -13,10 +13,10 @@ from ....models.engines.cuda_graphs import adds_in_any_order, agreement_of, agre
 from ....models.folder.package import Precision
 from ....models.program import runnable
 from ....models.spec.spec import ModelSpec
-from .composites import open_composites
 from .plan import make_plan
 from .policy import LISTS
 from .rewrite import HalfProgram, rewrite
+from .surgery import open_composites
 
 
 def half_by_rules(

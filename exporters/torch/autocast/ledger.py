@@ -15,9 +15,8 @@ from ....models.engines.arrays import to_numpy
 from ....models.program import duplicate, walk, writes_into_inputs
 from ...graph.actions import Action, Kept
 from ...policy.weights import IN_RANGE, Entry, measure
-from .dtypes import Dtypes, Typing
+from .dtypes import Dtypes, Typing, numbers, readers
 from .folding import attribute, fold_constants
-from .operands import numbers, readers
 from .plan import PrecisionPlan, foldable, op_name
 
 

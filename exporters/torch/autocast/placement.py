@@ -23,10 +23,9 @@ from ....models.program import writes_into_inputs
 from ...graph.actions import Action
 from ...graph.mincut import Flow
 from ...policy.classes import Trait, has
-from .dtypes import Dtypes, Typer, Typing, cast_to, tensors_of
+from .dtypes import Dtypes, Typer, Typing, cast_to, read_as, tensors_of
 from .folding import _aliased
 from .plan import PrecisionPlan
-from .reading import read_as
 
 _BY_SIDE = {True: Action.HALF, False: Action.FP32}
 _FOLLOWS = (Action.INPUT, Action.WIDEST)

@@ -1,4 +1,4 @@
-"""The decomposition that torch.onnx begins with, done for those nodes alone that need it.
+"""The decomposition that torch.onnx begins with, done for those nodes alone that need it, and what it looks up, once.
 
 `torch.onnx.export` traces every program again, to replace operations for which it has no translation, and those that
 write into their inputs. That trace is three quarters of an export (1.8 of 2.4 processor seconds of the corpus' 'zoo
@@ -6,22 +6,24 @@ llama'), and most programs have few such nodes.
 """
 
 import copy
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._export import utils as ops_of_torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
-from torch.onnx._internal.exporter import _decomp, _fx_passes
+from torch.onnx._internal.exporter import _decomp, _fx_passes, _registration
 
 from ....models.program import with_graph, writes_into_inputs
 from ..autocast.surgery import Decompositions, fake_mode, put_in_place, traced
-from .lookups import replaced
 
 _ATEN = torch.ops.aten
 _NEW = (  # composite operations that always compute
@@ -142,3 +144,49 @@ def _replaced_by_parts(node: Node, module: GraphModule, mode: FakeTensorMode, ta
         return False
     put_in_place(node, inner, module)[-1].name = name  # it may be an output: the signature has its name
     return True
+
+
+_ONE_FILE_AT_A_TIME = threading.Lock()  # what is replaced in torch is replaced for every thread
+
+
+@contextmanager
+def looked_up_once() -> Iterator[None]:
+    """Inside the block, in which files are written and no op is registered, torch.onnx looks up two tables once, and
+    not anew for every file.
+
+    These are its translations of ATen ops with their signatures (0.5 s of each small file), and the list of all
+    composite ops, which it takes once for each of the 27 namespaces of ops (0.2 s). A conversion writes two files and
+    more.
+
+    The translations stay known to the next block. They are those of torch alone: to translate an op otherwise, torch
+    would change them for all later files. A torch that has no such function looks up as it does.
+    """
+    composite_ops = cache(getattr(ops_of_torch, "_materialize_cpp_cia_ops", lambda: None))
+    with (
+        _ONE_FILE_AT_A_TIME,
+        replaced(_registration.ONNXRegistry, "from_torchlib", staticmethod(_translations)),
+        replaced(ops_of_torch, "_materialize_cpp_cia_ops", composite_ops),
+    ):
+        yield
+
+
+_look_up: Any = getattr(_registration.ONNXRegistry, "from_torchlib", None)
+
+
+@cache
+def _translations(*asked: Any, **named: Any) -> Any:
+    return _look_up(*asked, **named)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, function: object) -> Iterator[None]:
+    """Inside the block the owner has this function under this name; none where it had none."""
+    if name not in vars(owner):
+        yield
+        return
+    original = vars(owner)[name]
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -28,8 +28,7 @@ from ....models.spec.spec import ModelSpec
 from ...onnx.output_names import output_names
 from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW, remove_onnx
 from .check import check_file
-from .decompositions import decomposed_where_needed
-from .lookups import looked_up_once
+from .decompositions import decomposed_where_needed, looked_up_once
 from .ops import written_out
 
 OPSET = 20

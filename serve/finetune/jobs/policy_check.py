@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-from ....exporters.inputs.planning import executions
-from ....exporters.inputs.samples import load_samples
+from ....exporters.inputs.samples import executions, load_samples
 from ....exporters.torch.autocast.half_faults import half_faults
 from ....models.engines.arrays import to_torch
-from ....models.engines.load_program import original_program
+from ....models.engines.torch_engine import original_program
 from ....models.errors import HalfevenError
 from ....models.order.ends_with_parent import reporting
 from ....models.store.store import Store

@@ -13,8 +13,8 @@ from functools import partial
 
 from ....models.errors import HalfevenError, NotReady
 from ....models.files.durable import no_space_left
+from ....models.machine.control_groups import usable_memory
 from ....models.machine.usable_cores import usable_cores
-from ....models.machine.usable_memory import usable_memory
 from ....models.order.one_order import SHARE
 from ....models.store.store import Store
 from ...batching.place import Place

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.archive.archive import save_program
-from ....models.engines.load_program import original_program
+from ....models.engines.torch_engine import original_program
 from ....models.folder.loss_and_optimizer_names import DEFAULT
 from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version

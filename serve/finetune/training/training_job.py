@@ -22,7 +22,7 @@ from ....models.files.durable import fsync
 from ....models.machine import processor
 from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity
-from .chosen import AUTO, settings_of
+from .chosen import AUTO, RATES, judged_rows, settings_of, short_steps
 from .evaluation import BestStep, held_out_loss, seconds_of_a_row
 from .first_steps import first_steps, idle_sentence, slow_precision, without_gradient
 from .loop.amp import Loop
@@ -34,7 +34,6 @@ from .loop.setting_names import NO_GRADIENT, NONE, STATE_FILE
 from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped, audit, finite_names
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
-from .range_test import RATES, judged_rows, short_steps
 from .task import Task
 from .trainee import Trainee, trainee_of
 from .warm_state import state_for_the_next, take_up

@@ -16,9 +16,8 @@ from ....models.errors import BadRequest, EngineFailed
 from ....models.spec.batch_axis import array_batch_back, array_batch_first
 from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
-from .classification import bytes_tensor, classify
 from .dialect import OURS, Dialect, UnreadableTensor
-from .infer_fields import DeclaredInput, read_inputs, read_outputs
+from .infer_fields import DeclaredInput, bytes_tensor, classify, read_inputs, read_outputs
 from .infer_parameters import Wishes, read_wishes
 from .json_numbers import array_of, dump_flat, parse, writable
 

@@ -10,21 +10,22 @@ Source: RFC 9112 9.8 for how a refused connection is closed, RFC 6585 for 431.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from ....models.errors import BadRequest, HalfevenError
-from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong
+from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong, body_of, headers_of, status_of
 from ..limits.bounds import ServerBounds
 from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
 from .framing import Cuts, body_length, check_request_line, without_upgrade
 from .half_closed import HalfClosed
 from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
-from .refusal import refusal_of
 
 MAX_HEAD_BYTES, MAX_HEADERS = DEFAULTS.head_bytes, DEFAULTS.headers
 MAX_QUEUED = DEFAULTS.requests_ahead
@@ -351,3 +352,17 @@ class GuardedProtocol(PoliteProtocol):
             self.transport.close()
         assert self._unsent is not None
         self._unsent.watch()
+
+
+def refusal_of(
+    error: HalfevenError, path: str = "", default_headers: Iterable[tuple[bytes, bytes]] = ()
+) -> bytes:
+    """Head and body of the answer to a connection that is refused before there is a request that an application could
+    answer. ``path``: of the request, as far as it is known; the body has that path's format."""
+    body, kind = body_of(error, path)
+    headers = {"content-type": kind, "content-length": str(len(body)), **headers_of(error)}
+    lines = [STATUS_LINE[status_of(error)]]
+    for name, value in default_headers:
+        lines += (name, b": ", value, b"\r\n")
+    lines += (f"{name}: {value}\r\n".encode() for name, value in headers.items())
+    return b"".join((*lines, b"connection: close\r\n\r\n", body))

@@ -27,10 +27,10 @@ from ..limits.memory_budget import Lease
 from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
-from .answering_cycle import kept_header
 from .framing import without_root_path
 from .guarded_protocol import GuardedProtocol
 from .header_cache import KnownHead
+from .polite_protocol import kept_header
 
 # Requests with one of these headers go through ASGI.
 _ELSEWHERE = frozenset(

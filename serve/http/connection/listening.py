@@ -23,7 +23,7 @@ from ....models.errors import BadSetting, HalfevenError
 from ...address import address
 from ..error_mapping import NoDescriptor, TooManyConnections
 from ..limits.bounds import ServerBounds
-from .refusal import refusal_of
+from .guarded_protocol import refusal_of
 from .tls import set_up_tls
 
 _LOG = logging.getLogger("halfeven")

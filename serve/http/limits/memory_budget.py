@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ....models.errors import Overloaded, TooLarge
-from ....models.machine.usable_memory import usable_memory
+from ....models.machine.control_groups import usable_memory
 
 FREE_BYTES = 64 * 1024
 _SHARE = 4  # one part of so many of the machine's memory

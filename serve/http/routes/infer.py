@@ -4,14 +4,16 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; every other request g
 """
 
 import logging
+import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....models.errors import BadInput, HalfevenError
+from ....models.errors import BadInput, BadRequest, HalfevenError
 from ...access.access_control import AccessControl
 from ...batching.interface import Answer, Roster
 from ...logs import requests
@@ -28,7 +30,80 @@ from ..page_headers import PageHeaders
 from ..route_scopes import admit, permit_of
 from ..server_load import ServerLoad
 from ..web_guard import WebGuard
-from .infer_headers import NOTHING, HeaderFields, scan
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # may be sent back and logged as it is
+_KNOWN = frozenset(
+    (
+        b"inference-header-content-length",
+        b"content-encoding",
+        b"accept-encoding",
+        b"x-request-id",
+        b"triton-request-id",
+        b"endpoint-load-metrics-format",
+    )
+)
+
+
+class HeaderFields(NamedTuple):
+    """The codings as they came (several joined by commas), None where they are absent.
+
+    ``ids`` are the request ids that are sent back under the same names. ``load_format``: how the answer is to say the
+    server's load (`server_load.py`).
+    """
+
+    coding: str | None = None
+    accepted: str | None = None
+    ids: tuple[tuple[bytes, bytes], ...] = ()
+    load_format: str | None = None
+
+    @property
+    def request_id(self) -> str | None:
+        """The first of the request's ids, for the log."""
+        return self.ids[0][1].decode() if self.ids else None
+
+
+NOTHING = HeaderFields()
+
+
+def scan(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, HeaderFields]:
+    """Inference-Header-Content-Length as it came, and the rarer fields: `NOTHING` where the request has none of them.
+
+    Names are in lower case, as ASGI gives them. Raises BadRequest where two lengths of the JSON part disagree. An
+    id that is too long or not printable ASCII is ignored: it is not sent back.
+    """
+    length = None
+    for name, value in headers:
+        if name in _KNOWN:
+            if name != b"inference-header-content-length" or length is not None:
+                return _scan_all(headers)
+            length = value
+    return (None if length is None else length.decode("latin-1")), NOTHING
+
+
+def _scan_all(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, HeaderFields]:
+    found = [item for item in headers if item[0] in _KNOWN]
+    ids = tuple(item for item in found if item[0].endswith(b"request-id") and _REQUEST_ID.fullmatch(item[1]))
+    fields = HeaderFields(
+        ", ".join(_values(found, b"content-encoding")) or None,
+        ", ".join(_values(found, b"accept-encoding")) or None,
+        ids[:2],
+        next(iter(_values(found, b"endpoint-load-metrics-format")), None),
+    )
+    return _length(_values(found, b"inference-header-content-length")), fields
+
+
+def _values(found: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in found if key == name]
+
+
+def _length(values: list[str]) -> str | None:
+    if len(set(values)) > 1:
+        raise BadRequest(
+            f"Inference-Header-Content-Length came {len(values)} times with different values: "
+            f"{', '.join(values)[:80]!r}; send it once"
+        )
+    return values[0] if values else None
+
 
 MAX_BODY_BYTES = DEFAULTS.body_bytes
 # Bytes; more JSON than this is read in a thread. JSON that is read in a millisecond is read on the event loop: a thread

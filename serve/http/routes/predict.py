@@ -14,10 +14,10 @@ from ...endpoint.endpoint_process import EndpointProcess
 from ..caller import answer_or_leave, lease_of, read_body
 from ..codecs.infer import InferCodec, InferRequest
 from ..codecs.numpy_files import NPY_TYPE, NPZ_TYPE
-from ..codecs.predict import PredictRequest
-from ..codecs.predict_bodies import (
+from ..codecs.predict import (
     JSON_TYPE,
     PNG_TYPE,
+    PredictRequest,
     answer_type,
     is_quick,
     is_quick_to_write,

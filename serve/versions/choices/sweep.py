@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ....exporters.inputs.samples import Samples, stored_samples
+from ....models.engines.cpu.openmp import end_openmp_threads
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
 from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
@@ -301,6 +302,7 @@ class Sweep:
         load = partial(form.load, setup)
         # A live form runs the operator's own code, which may count on the device's thread.
         engine = self.place.call(load) if form.form == "live" else load()
+        end_openmp_threads()  # of this thread: beside them what serves would be slower
         self._load_s = self.machine.loading_clock() - began_s
         self.budget.spend(self._load_s)
         try:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.conversion.road import travel
-from halfeven.exporters.inputs.planning import BYTES, few
-from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.inputs.samples import PLANNING_BYTES, Samples, few
 from halfeven.exporters.proof import prove
 from halfeven.exporters.proof.prove import (
     SMALL_BATCHES,
@@ -188,7 +187,10 @@ def test_large_answers_are_asked_for_as_seldom_as_those_of_a_slow_model(
     monkeypatch.setattr(prove, "SMALL_BYTES", prove.SMALL_BYTES - 1)
     assert len(reference_run_of(0).small) == 3
     planning = Samples({"x": np.ones((32, 4), np.float32)})
-    assert [few(planning, of_a_row=size).count for size in (0, BYTES // 16, BYTES // 4, BYTES)] == [
+    assert [
+        few(planning, of_a_row=size).count
+        for size in (0, PLANNING_BYTES // 16, PLANNING_BYTES // 4, PLANNING_BYTES)
+    ] == [
         16,
         16,
         4,

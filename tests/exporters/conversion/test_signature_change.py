@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.conversion.signature_change import signature_change
+from halfeven.exporters.conversion.convert import signature_change
 from halfeven.exporters.guessing.guess import name_for
 from halfeven.models.spec.spec import ModelSpec
 

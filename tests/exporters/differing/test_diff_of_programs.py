@@ -1,10 +1,12 @@
 """Sabotaged engines and planted faults in programs are named within one node; halves and other honest pairs agree."""
 
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +136,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("name", "weight", "node", "side"), PLANTED)
 def test_a_planted_difference_is_named_also_behind_nodes_of_half(
-    tmp_path: Path, name: str, weight: str, node: str, side: str
+    tmp_path: Path, name: str, weight: str, node: str, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = captured(name)
     a = ProgramSide(model.program, model.spec)
@@ -142,9 +144,10 @@ def test_a_planted_difference_is_named_also_behind_nodes_of_half(
     b = replace(a, program=scaled(program, weight, factor))
     facts = differences(a, b, rows_of(tmp_path, samples_of(name, 8, seed=5).arrays), out=tmp_path / "node")
     assert not facts["equal"] and is_within_one_node(a, facts["first"]["tensor"], node), facts
-    shown = [sys.executable, "node.py"]
-    done = subprocess.run(shown, cwd=tmp_path / "node", capture_output=True, text=True, check=True)
-    assert done.stdout.strip()
+    monkeypatch.chdir(tmp_path / "node")
+    with redirect_stdout(StringIO()) as shown:
+        runpy.run_path("node.py", run_name="__main__")
+    assert shown.getvalue().strip()
 
 
 def captured_again(name: str) -> ProgramSide:

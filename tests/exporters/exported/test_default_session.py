@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from halfeven.exporters.conversion.convert import convert
-from halfeven.exporters.exported import default_session
+from halfeven.exporters.exported import folder as exported_folder
 from halfeven.exporters.exported.folder import export
 from halfeven.exporters.onnx.parted_transposes import part_transposes_in
 from halfeven.models.errors import ExportFailed
@@ -121,7 +121,7 @@ def test_a_file_is_run_by_default_before_it_is_handed_out(
     ops = [node.op_type for node in onnx.load(tmp_path / "out/half.onnx").graph.node]
     assert ops[ops.index("Transpose") + 1] == "Reshape"
     assert any("default settings" in line for line in said)
-    monkeypatch.setattr(default_session, "_CHILD", "import os; os.kill(os.getpid(), 11)")
+    monkeypatch.setattr(exported_folder, "_CHILD", "import os; os.kill(os.getpid(), 11)")
     with pytest.raises(
         ExportFailed, match="does not run the half with its default settings: it ends by signal 11"
     ):

@@ -1,6 +1,7 @@
-"""Claims about indices that may differ because their scores tie, and those that may not."""
+"""Claims about indices that may differ because their scores tie, and those that may not: of programs and of files."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,14 @@ from halfeven.exporters.gate.choosers import choices, find_tied
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.ties import Ties
 from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.onnx.precision.ties import FileChoices
+from halfeven.exporters.onnx.precision.ties import find_tied as tied_of_file
+from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.models.program import runnable
+from onnx import ModelProto
 from torch import Tensor, nn
 
+from tests.exporters.onnx.onnx_files import parsed
 from tests.programs import Original, original
 
 U = UNIT_ROUNDOFF["fp16"]
@@ -58,6 +64,7 @@ def tolerated(choose: Callable[[Tensor], Tensor], x: Tensor, near: Tensor) -> tu
     return tied.get("y0", np.zeros_like(different)), different
 
 
+K2 = " k = Constant<value_ints=[2]>() v, i = TopK<axis=1>(a, k)"
 CHOICES: dict[str, Callable[[Tensor], Tensor]] = {
     "argmax": lambda x: x.argmax(-1),
     "argmax kept": lambda x: x.argmax(-1, keepdim=True),
@@ -76,40 +83,86 @@ CHOICES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CHOICES)
-def test_first_places_that_nearly_tie_may_swap(kind):
+FILES = {
+    "argmax of a file": "y = ArgMax<axis=1, keepdims=0>(a)",
+    "argmax kept of a file": "y = ArgMax<axis=-1>(a)",
+    "argmin of a file": "b = Neg(a) y = ArgMin<axis=1, keepdims=0>(b)",
+    "argmax of scores that stand in the first axis": "b = Transpose<perm=[1,0]>(a) y = ArgMax(b)",
+    "topk of a file": "k = Constant<value_ints=[3]>() v, y = TopK(a, k)",
+    "reshaped in a file": f"{K2} one = Constant<value_ints=[1]>() u = Unsqueeze(i, one) t = Transpose<perm=[0,2,1]>(u)"
+    " to = Constant<value_ints=[-1,2]>() r = Reshape(t, to) y = Cast<to=6>(r)",
+    "shaped as the input is": f"{K2} s = Shape(x) rows = Gather(s, zero) two = Constant<value_ints=[2]>()"
+    " to = Concat<axis=0>(rows, two) y = Reshape(i, to)",
+    "selected in a file": f"{K2} y = Gather<axis=1>(i, zero)",
+    "split": f"{K2} p, y = Split<axis=1>(i, halves)",
+}
+
+
+def file_of(nodes: str) -> ModelProto:
+    kind = "int32" if "Cast" in nodes else "int64"
+    weights = {"one32": np.float32(1.0), "zero": np.asarray([0]), "halves": np.asarray([1, 1])}
+    model = parsed(f"g (float[n,{WIDTH}] x) => ({kind}[p,q] y) {{ a = Mul(x, one32) {nodes} }}", weights, 13)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+def tolerated_in_a_file(nodes: str, x: Tensor, near: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The masks of `tolerated`, of an ONNX file."""
+    model = file_of(nodes)
+    answers, tied = runtime_answers(model), tied_of_file(model)
+    reference, candidate = answers({"x": x.numpy()}), answers({"x": near.numpy()})
+    ties = Ties([one.output for one in tied], FileChoices(model, tied), U, lambda: [{"x": x.numpy()}])
+    different = np.not_equal(reference["y"], candidate["y"])
+    found = ties.tolerated({"x": x.numpy()}, reference, candidate)
+    return found.get("y", np.zeros_like(different)), different
+
+
+Tolerated = Callable[[Tensor, Tensor], tuple[np.ndarray, np.ndarray]]
+WAYS: dict[str, Tolerated] = {name: partial(tolerated, choose) for name, choose in CHOICES.items()}
+WAYS |= {name: partial(tolerated_in_a_file, nodes) for name, nodes in FILES.items()}
+
+
+def close(gap_u: float) -> Tensor:
+    """Scores of which the second comes up to the first in every line, so near."""
     x = scores()
-    gap = 3.9 * U * WIDTH
-    for row in x:  # the second comes up to the first
+    for row in x:
         first, second = row.argsort(descending=True)[:2]
-        row[second] = row[first] - gap
+        row[second] = row[first] - gap_u * U * WIDTH
+    return x
+
+
+def lowered(x: Tensor, by_u: float) -> Tensor:
+    """The largest number of each line lowered, so that another one may be the largest."""
+    return torch.where(x == x.amax(1, keepdim=True), x - by_u * U * WIDTH, x)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_first_places_that_nearly_tie_may_swap(kind):
+    x = close(3.9)
     near = x.clone()
-    near[::2] = torch.where(x[::2] == x[::2].amax(1, keepdim=True), x[::2] - 2 * gap, x[::2])
-    tied, different = tolerated(CHOICES[kind], x, near)
+    near[::2] = lowered(x[::2], 7.8)
+    tied, different = WAYS[kind](x, near)
     assert different.any() and tied[different].all()
 
 
-@pytest.mark.parametrize("kind", CHOICES)
+@pytest.mark.parametrize("kind", WAYS)
 def test_first_places_just_too_far_apart_may_not_swap(kind):
-    x = scores()
-    gap = 4.1 * U * WIDTH
-    for row in x:
-        first, second = row.argsort(descending=True)[:2]
-        row[second] = row[first] - gap
-    near = torch.where(x == x.amax(1, keepdim=True), x - 2 * gap, x)
-    tied, different = tolerated(CHOICES[kind], x, near)
+    x = close(4.1)
+    tied, different = WAYS[kind](x, lowered(x, 8.2))
     assert different.any() and not tied[different].any()
 
 
-@pytest.mark.parametrize("kind", ["argmax", "topk", "sort", "reshaped", "along another axis"])
+@pytest.mark.parametrize(
+    "kind",
+    ["argmax", "topk", "sort", "reshaped", "along another axis", "argmax of a file",
+     "argmax of scores that stand in the first axis"],
+)  # fmt: skip
 def test_another_class_far_away_is_not_tolerated_by_a_tie_elsewhere_in_its_line(kind):
-    x = scores()
-    for row in x:
-        order = row.argsort(descending=True)
-        row[order[1]] = row[order[0]]
+    x = close(0.0)
     far = torch.where(x == x.amax(1, keepdim=True), torch.zeros_like(x), x)  # now the third is first
-    tied, different = tolerated(CHOICES[kind], x, far)
-    assert different.any(-1 if different.ndim > 1 else None).all() and not tied.reshape(ROWS, -1)[:, 0].any()
+    tied, different = WAYS[kind](x, far)
+    lines = different.reshape(-1, 1) if different.size == ROWS else different.reshape(ROWS, -1)
+    assert lines.any(1).all() and not tied.reshape(lines.shape)[:, 0].any()
 
 
 def test_the_margin_is_of_the_largest_score_over_all_judged_samples():

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from halfeven.exporters.guessing.bare import guess_at
-from halfeven.exporters.guessing.torch_file import advice_for
+from halfeven.exporters.guessing.bare import advice_for, guess_at
 from halfeven.models.errors import BadFolder
 from halfeven.models.store.store import Store
 from torch import nn

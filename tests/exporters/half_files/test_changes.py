@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from halfeven.exporters.half_files.changes import changes
+from halfeven.exporters.half_files.lock_file import changes
 
 THEN: Mapping[str, Any] = {
     "file": "a" * 64,

@@ -17,9 +17,9 @@ from halfeven.exporters.half_files.half_file import proof_folder
 from halfeven.models.store.manifest import sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from tests.exporters.half_files.verifier import VERIFIER, verified
+from tests.exporters.half_files.verifier import VERIFIER, verified, verified_here
 
-pytestmark = pytest.mark.slow  # a conversion, and a process for each proof
+pytestmark = pytest.mark.slow  # a conversion
 
 
 def test_it_imports_neither_halfeven_nor_torch_nor_a_runtime() -> None:
@@ -203,7 +203,8 @@ TAMPERED = {
 @pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
 def test_a_proof_that_was_changed_is_refused(half: Path, change: Callable[[Path], Any]) -> None:
     change(half)
-    code, said = verified(half)
+    # numpy leaves an archive open that it cannot read
+    code, said = (verified if change is no_archive else verified_here)(half)
     assert code == 3 and said.startswith("not verified: "), said
 
 

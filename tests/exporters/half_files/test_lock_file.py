@@ -11,9 +11,8 @@ import onnx
 import pytest
 from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files import lock_file, measured
-from halfeven.exporters.half_files.changes import Change
 from halfeven.exporters.half_files.half_file import write_half
-from halfeven.exporters.half_files.lock_file import checked, compared, read_lock, write_lock
+from halfeven.exporters.half_files.lock_file import Change, checked, compared, read_lock, write_lock
 from halfeven.exporters.half_files.measured import Found, found_file, timed
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import BadInput, NewerFormat, ParityRefused

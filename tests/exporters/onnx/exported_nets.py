@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import torch
 import torch.nn.functional as F
-from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
+from halfeven.exporters.torch.onnx_form.decompositions import looked_up_once
 from onnx import ModelProto
 from torch import Tensor, nn
 

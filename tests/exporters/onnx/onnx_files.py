@@ -97,7 +97,7 @@ class ConvertedFile:
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        return self.written.kept
+        return tuple(self.written.kept)
 
     @property
     def half_nodes(self) -> int:
@@ -162,7 +162,7 @@ def errors_u(foreign: ConvertedFile, *batches: Arrays) -> dict[str, float]:
         came = [answers(inputs) for inputs in batches]
         for name in references[0]:
             pairs = [(one[name], other[name]) for one, other in zip(references, came, strict=True)]
-            worst[name] = max(worst.get(name, 0.0), gap_u(pairs, U[foreign.written.precision.dtype]))
+            worst[name] = max(worst.get(name, 0.0), gap_u(pairs, U[foreign.maker.settled.precision.dtype]))
     return worst
 
 

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from halfeven.exporters.onnx.precision.oracle import Oracle, to_half_and_back, to_mantissa
-from halfeven.exporters.onnx.precision.weights import HalfConstants, rounded
+from halfeven.exporters.onnx.precision.rewrite import HalfConstants, rounded
 from halfeven.exporters.onnx.reading.graph import HALVES
 from halfeven.exporters.onnx.reading.typing import value_types
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper

@@ -256,4 +256,4 @@ def test_the_planning_of_a_half_leaves_the_original_as_it_was(tmp_path: Path) ->
     assert foreign.original.SerializeToString(deterministic=True) == again.original.SerializeToString(
         deterministic=True
     )
-    assert Precision() == foreign.written.precision
+    assert Precision() == foreign.maker.settled.precision

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.onnx.precision.redundant import drop_casts
+from halfeven.exporters.onnx.precision.rewrite import drop_casts
 from halfeven.exporters.onnx.reading.graph import HALVES, ForeignProgram, assembled
 from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.onnx.reading.typing import value_types

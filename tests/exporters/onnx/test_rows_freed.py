@@ -1,4 +1,5 @@
-"""A file exported for one row takes many where its graph allows it, with the answers to one at a time; else it stays."""
+"""A file exported for one row takes many where its graph allows it, with the answers to one at a time; else it
+stays."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 
@@ -14,7 +15,7 @@ from halfeven.exporters.inputs.synthetic import generate
 from halfeven.exporters.onnx.conversion import read_freed
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.runtime import runtime_answers
-from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
+from halfeven.exporters.torch.onnx_form.decompositions import looked_up_once
 from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.inputs.perturbed import COPIES
-from halfeven.exporters.inputs.planning import SLOW_SAMPLES
-from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.inputs.samples import SLOW_SAMPLES, Samples
 from halfeven.exporters.plan.aims import RETREATS, SEARCHED, SHARES
 from halfeven.exporters.plan.counterexamples import CALM_ROWS
 from halfeven.exporters.plan.planner import Planner
@@ -272,7 +271,7 @@ def test_a_costly_model_answers_fewer_samples_in_every_trial_and_the_others_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, planning, _ = prepared(Healthy())
-    monkeypatch.setattr("halfeven.exporters.inputs.planning.OPERATIONS", 0)
+    monkeypatch.setattr("halfeven.exporters.inputs.samples.PLANNING_OPERATIONS", 0)
     rehearsal = Rehearsal(graph, planning)
     in_every_trial = [row for batch in rehearsal.own for one in batch.questions for row in one.inputs["x"]]
     unseen = [one for batch in rehearsal.counterexamples.unseen for one in batch.questions]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from halfeven.exporters.live.counts import module_operations
+from halfeven.exporters.live.forms import module_operations
 from halfeven.exporters.onnx.precision.file_graph import file_operations
 from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.policy.operations import (
@@ -19,7 +19,7 @@ from halfeven.exporters.policy.operations import (
     multiply_adds,
 )
 from halfeven.exporters.torch.onnx_form.export import write_onnx
-from halfeven.exporters.torch.program_operations import program_operations
+from halfeven.exporters.torch.program_graph import program_operations
 from halfeven.models.program import runnable
 from torch import nn
 

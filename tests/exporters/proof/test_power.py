@@ -32,9 +32,8 @@ from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.report.headline import NOT_SHOWN, headline
 from halfeven.exporters.report.page import render_html
 from halfeven.exporters.report.version_facts import facts_of
-from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.torch.forms import ProgramForms, ProgramOriginal
 from halfeven.exporters.torch.onnx_form.export import write_onnx
-from halfeven.exporters.torch.program_original import ProgramOriginal
 from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.program import runnable
 from halfeven.models.store.store import Store, Version

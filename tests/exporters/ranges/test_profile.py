@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from halfeven.exporters.ranges.profile import Profile, profile
-from halfeven.exporters.ranges.ranges import Limits
-from halfeven.exporters.ranges.suspicion import suspicion
+from halfeven.exporters.ranges.ranges import Limits, suspicion
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 

@@ -14,6 +14,7 @@ from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from tests.corpus.case import net
 from tests.programs import original
 
 Forward = Callable[[Tensor], Tensor]
@@ -43,13 +44,8 @@ def scaled(x: Tensor) -> Tensor:
     return x * torch.tensor([0.95, 1.0, 1.09, 2.0], dtype=x.dtype)
 
 
-class Made(nn.Module):
-    def __init__(self, forward: Forward) -> None:
-        super().__init__()
-        self._forward = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._forward(x)
+def made(forward: Forward) -> nn.Module:
+    return net(lambda self, x: forward(x))
 
 
 @pytest.mark.parametrize("forward", [filled, filled_like, filled_new, windows])
@@ -57,7 +53,7 @@ def test_what_reads_memory_as_it_was_found_is_captured_with_zeros_or_a_copy(
     forward: Forward, tmp_path: Path
 ) -> None:
     x = torch.randn(5, 4)
-    captured = original(Made(forward), {"x": x})
+    captured = original(made(forward), {"x": x})
     save_program(captured.program, tmp_path / "program.pt2", weights=True)
     (came,) = runnable(load_program(tmp_path / "program.pt2"))(x)
     assert torch.equal(came, forward(x))
@@ -68,7 +64,7 @@ def test_a_constant_that_forward_makes_may_be_half_after_it_was_read_from_an_arc
     level: str, tmp_path: Path
 ) -> None:
     x = torch.randn(5, 4)
-    captured = original(Made(scaled), {"x": x})
+    captured = original(made(scaled), {"x": x})
     save_program(captured.program, tmp_path / "program.pt2", weights=True)
     program = load_program(tmp_path / "program.pt2")
     plan = make_plan(runnable(program), Precision(level))

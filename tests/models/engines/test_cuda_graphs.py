@@ -18,6 +18,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 
+from tests.corpus.case import net as net_of
 from tests.models.engines.adding_nets import ADDS, Added
 from tests.models.engines.simulated_runs import PACES, SEEDS, Net, Parts, differs, rows, trial
 from tests.programs import Original, original
@@ -81,15 +82,6 @@ def test_larger_batches_than_were_recorded_are_computed_and_the_recordings_are_n
     assert trial(gpu, there, here, [rows(n) for n in (2, 9, 2, 2, 9, 2)]) == []
 
 
-class Said(nn.Module):
-    def __init__(self, ask: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ask(x)
-
-
 @pytest.mark.parametrize(
     ("ask", "operation"),
     [
@@ -101,7 +93,7 @@ class Said(nn.Module):
 def test_a_program_that_needs_the_host_is_not_recorded_and_goes_on_as_it_is(
     ask: Callable[[Tensor], Tensor], operation: str
 ) -> None:
-    program = original(Said(ask), {"x": torch.rand(8, 4) + 1}).program
+    program = original(net_of(lambda self, x: ask(x)), {"x": torch.rand(8, 4) + 1}).program
     assert [found.split()[0] for found in host_reads(runnable(program))] == [operation]
     parts: Parts = [[np.ones((2, 4), np.float32)]]
     with SimulatedGpu(random.Random(0)) as gpu:

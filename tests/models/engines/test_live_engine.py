@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines import private_imports
-from halfeven.models.engines.fp32_islands import raise_islands
-from halfeven.models.engines.live_engine import LiveEngine, LiveModule, live_json, live_module
+from halfeven.models.engines import live_source
+from halfeven.models.engines.live_engine import LiveEngine, LiveModule, live_json, live_module, raise_islands
 from halfeven.models.engines.live_source import LiveSource
 from halfeven.models.errors import BadFolder, CaptureFailed, DamagedFile, EngineFailed
 from halfeven.models.folder.package import read_folder
@@ -479,7 +478,7 @@ def test_a_file_that_comes_to_stand_before_a_proven_one_is_refused(tmp_path: Pat
     wanted, weights, spec = proven(folder, (one, other))
     (one / "beside.py").write_text("SIZE = 9\n")
     (other / "beside.py").touch()
-    private_imports._known.clear()  # as in another process
+    live_source._known.clear()  # as in another process
     with pytest.raises(EngineFailed, match=r"one/beside\.py is imported, which it was not"):
         live_module(wanted, weights, spec)
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.wire_widening import widened
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.spec.wire import Wire
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.models.engines.simulated_onnx import placed

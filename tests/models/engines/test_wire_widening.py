@@ -12,8 +12,8 @@ from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.engines.wire_widening import Widening, widened
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.spec.wire import Wire
 from torch import Tensor, nn
 
 from tests.programs import Original, original

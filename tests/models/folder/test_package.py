@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from halfeven.models.errors import BadFolder
 from halfeven.models.folder.package import Precision, read_folder
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, ParityLimits
-from halfeven.models.spec.wire import Wire
 
 from tests.model_folders import samples_of, tensor, write_folder
 from tests.models.wrong_words import WRONG_WORDS, X, Y

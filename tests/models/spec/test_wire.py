@@ -4,8 +4,8 @@ import json
 
 import pytest
 from halfeven.models.errors import BadFolder
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.spec.wire import Wire
 
 Y = TensorSpec("y", "FP32", (Dim(),))
 

@@ -12,7 +12,7 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.engines.wire_widening import widened
 from halfeven.models.errors import EngineFailed
 from halfeven.models.spec.buckets import buckets_of
-from halfeven.models.spec.wire import Wire
+from halfeven.models.spec.datatypes import Wire
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.device import DeviceThread

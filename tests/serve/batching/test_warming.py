@@ -9,8 +9,8 @@ import pytest
 import torch
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import BadRequest
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
-from halfeven.models.spec.wire import Wire
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.invariance import batch_invariance
 from halfeven.serve.batching.padding import Parts

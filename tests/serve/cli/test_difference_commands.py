@@ -1,5 +1,6 @@
 """``halfeven diff``: its answers and exit codes."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def test_a_program_is_compared_with_its_file_and_a_version_with_its_half(tmp_pat
         assert code == 0 and facts["tensors"], said
     code, facts, said = run("diff", folder, "net", *rows, "--dtype", "fp32", "--out", tmp_path / "node")
     assert code == 3 and facts["first"]["op"] == "linear" and (tmp_path / "node" / "node.py").is_file(), said
+    subprocess.run([sys.executable, "node.py"], cwd=tmp_path / "node", check=True)
     code, facts, said = run("diff", folder, f"{folder}/model.py:build", *rows)
     assert code == 0 and facts["tensors"] == 3, said
     code, _, said = run("diff", folder, "other", *rows)

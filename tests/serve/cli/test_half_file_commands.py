@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from halfeven.exporters.half_files import changes
+from halfeven.exporters.half_files import lock_file
 
 from tests.command_line import run
 from tests.exporters.half_files.onnx_net import samples, written
@@ -48,7 +48,7 @@ def action(lock: Path) -> int:
 def test_a_lock_holds_until_the_half_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock_holds: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(changes, "slower", lambda *_: "")
+    monkeypatch.setattr(lock_file, "slower", lambda *_: "")
     net, out, rows = written(tmp_path / "net.onnx"), tmp_path / "net.fp16.onnx", samples(tmp_path / "x.npz")
     lock = tmp_path / "halfeven.lock"
     run("fp16", net, "-o", out, "--samples", rows)

@@ -10,8 +10,7 @@ import pytest
 from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.dashboard.examples import curl, example, python, read_typed
-from halfeven.serve.http.codecs.predict import read_predict
-from halfeven.serve.http.codecs.predict_bodies import read_body_of
+from halfeven.serve.http.codecs.predict import read_body_of, read_predict
 from halfeven.serve.http.limits.memory_budget import unlimited
 
 from tests.serve.dashboard.conftest import typed

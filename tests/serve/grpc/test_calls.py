@@ -1,6 +1,5 @@
 """The V2 protocol over gRPC, with its own client and with messages that no client would send."""
 
-import asyncio
 import queue
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.patience import PATIENCE_S, until
 from tests.serve.conftest import FakeServed
-from tests.serve.grpc.conftest import MOST, Both, Start, serving
+from tests.serve.grpc.conftest import Both, Start, serving
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
 from tests.specs import tensor
 
@@ -282,10 +281,6 @@ def test_what_is_not_offered_says_the_way_out(client: Any) -> None:
 # Limits.
 
 
-def test_a_message_beyond_the_limit_is_refused(stub: Any) -> None:
-    assert refusal(stub.ModelInfer, request(raw_input_contents=[bytes(MOST)]))[0] == "RESOURCE_EXHAUSTED"
-
-
 def test_messages_count_in_the_memory_of_all_requests_until_they_are_answered(start: Start) -> None:
     budget = MemoryBudget(100_000)
     both = start(bounds=ServerBounds(budget=budget))
@@ -494,16 +489,3 @@ def test_a_stream_marks_its_answers_as_final_where_the_client_asks(both: Both, c
         assert error is None
         assert ("triton_final_response" in result.get_response().parameters) is wants
     client.stop_stream()
-
-
-def test_aio_calls_are_answered_at_once(both: Both) -> None:
-    from tritonclient.grpc import aio
-
-    async def infer() -> None:
-        async with aio.InferenceServerClient(both.grpc) as client:
-            calls = [client.infer("double", [given(ROWS + i)]) for i in range(50)]
-            answers: list[Any] = await asyncio.gather(*calls)
-            for number, answer in enumerate(answers):
-                np.testing.assert_array_equal(answer.as_numpy("y"), (ROWS + number) * 2)
-
-    asyncio.run(infer())

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.grpc import calls
-from halfeven.serve.http.codecs import predict_bodies
+from halfeven.serve.http.codecs import predict
 from halfeven.serve.http.routes import infer
 
 from tests.patience import PATIENCE_S
@@ -79,7 +79,7 @@ def test_inputs_that_changed_while_a_body_was_read_are_said(
     both: Both, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, threads = both.roster.models["double"], both.front.inference.worker_threads
-    for place, limit in ((infer, "SMALL_JSON"), (calls, "SMALL_JSON"), (predict_bodies, "SHORT_JSON")):
+    for place, limit in ((infer, "SMALL_JSON"), (calls, "SMALL_JSON"), (predict, "SHORT_JSON")):
         monkeypatch.setattr(place, limit, 8)
 
     async def swapping(read: Callable[..., Any], *arguments: Any) -> Any:

@@ -9,14 +9,54 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 
-class Wire:
-    """A connection without a socket, for use inside a running loop. What the server writes is kept in ``written``;
-    ``unsent`` is what the caller has not taken of it."""
+class Transport:
+    """A transport without a socket. What the server writes is kept in ``written``; ``unsent`` is what the caller has
+    not taken of it."""
 
-    def __init__(self, app: Any, root_path: str = "") -> None:
-        self.now, self.timers = 1000.0, list[asyncio.TimerHandle]()
+    def __init__(self) -> None:
         self.written, self.unsent = b"", 0
         self.closed = self.aborted = self.half_closed = self.reading_paused = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: Sequence[bytes]) -> None:
+        self.written += b"".join(parts)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.half_closed = True
+
+    def pause_reading(self) -> None:
+        self.reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.reading_paused = False
+
+
+class Wire(Transport):
+    """A connection without a socket, for use inside a running loop."""
+
+    def __init__(self, app: Any, root_path: str = "") -> None:
+        super().__init__()
+        self.now, self.timers = 1000.0, list[asyncio.TimerHandle]()
         config = Config(app, lifespan="off", proxy_headers=False, log_level="critical", timeout_keep_alive=5)
         config.load()
         self.protocol = HotProtocol(config, ServerState(), {}, cast(Any, self), root_path)
@@ -65,38 +105,3 @@ class Wire:
 
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
         self.timers.remove(timer)
-
-    # The methods of a transport.
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def writelines(self, parts: Sequence[bytes]) -> None:
-        self.written += b"".join(parts)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = self.aborted = True
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.half_closed = True
-
-    def pause_reading(self) -> None:
-        self.reading_paused = True
-
-    def resume_reading(self) -> None:
-        self.reading_paused = False

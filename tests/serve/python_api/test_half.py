@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import halfeven as he
 import numpy as np
 import pytest
 import torch
+from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.errors import (
     BadFolder,
     BadInput,
@@ -29,6 +31,7 @@ from halfeven.models.errors import (
 )
 from halfeven.models.store.store import LIVE, REFUSED
 from halfeven.serve.access.direct_requests import ask
+from halfeven.serve.python_api import half as half_file
 from halfeven.serve.python_api import serving
 from torch import nn
 
@@ -108,6 +111,20 @@ def test_torch_in_is_torch_out_and_the_answer_is_the_callers_own(half: he.Half) 
     np.testing.assert_array_equal(answers["answer"].numpy(), before)
     answers["answer"].zero_()
     np.testing.assert_array_equal(half(given)["answer"], before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_half_with_several_threads_ends_those_that_torch_keeps_for_the_caller(
+    half: he.Half, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside them each of its batches would take up to twice as long: it is measured against torch in one program."""
+    half(drawn(1))
+    running, ended = half._running, list[int]()
+    assert running is not None
+    monkeypatch.setattr(running.prepared, "setup", CpuSetup(threads))
+    monkeypatch.setattr(half_file, "end_openmp_threads", lambda: ended.append(threading.get_ident()))
+    half(drawn(1))
+    assert ended == [threading.get_ident()] * (threads - 1)
 
 
 def test_more_rows_than_a_batch_are_answered(half: he.Half) -> None:

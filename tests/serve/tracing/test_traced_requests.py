@@ -15,8 +15,7 @@ from halfeven.serve.http.connection.hot_protocol import HotProtocol
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.tracing.otel_environment import provider_from, traces_wanted
-from halfeven.serve.tracing.request_spans import RequestSpans
-from halfeven.serve.tracing.traced_front import NOT_TRACED, TracedFront, TracedInference
+from halfeven.serve.tracing.traced_front import NOT_TRACED, RequestSpans, TracedFront, TracedInference
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,19 @@ from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.models.store.manifest import digest_of, sha256_of
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
-from halfeven.serve.tuning.delay import DELAYS_US, Simulated, best_delay, simulate
-from halfeven.serve.tuning.search import MeasuredWay, Way, choose, load_way, quartile_seconds, thread_counts
+from halfeven.serve.tuning.search import (
+    DELAYS_US,
+    MeasuredWay,
+    Simulated,
+    Way,
+    best_delay,
+    choose,
+    load_way,
+    quartile_seconds,
+    simulate,
+    thread_counts,
+)
 from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_for, tuned_path
 
@@ -43,14 +51,6 @@ def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 @pytest.fixture
 def store(tuned_store: tuple[Path, dict[str, Any]], tmp_path: Path) -> Store:
     return Store(Path(shutil.copytree(tuned_store[0], tmp_path / "store")))
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    thread = DeviceThread()
-    thread.start()
-    yield Place(CPU, thread)
-    thread.stop(30)
 
 
 def change(version: Version, **facts: Any) -> None:

@@ -1,18 +1,15 @@
 """The live form from ``convert`` to prepared: proven here or again, refused when its text is another, never trained."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from halfeven.exporters.conversion.convert import Conversion, Options, convert
 from halfeven.exporters.on_device import reprove
 from halfeven.models.engines.live_engine import LiveEngine
 from halfeven.models.errors import BadInput, EngineFailed
 from halfeven.models.store.store import LIVE, REFUSED, Store
-from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.versions.loading import ready as readying
@@ -44,14 +41,6 @@ LOUD = (
     "import torch\n\ndef finish(x):\n"
     "    return torch.nn.functional.linear(x * 3e3, torch.eye(3) * 3e3) / 9e6\n"
 )
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    thread = DeviceThread()
-    thread.start()
-    yield Place(torch.device("cpu"), thread)
-    thread.stop(5)
 
 
 def folder(tmp_path: Path, shared: str = FINE, **settings: Any) -> Path:

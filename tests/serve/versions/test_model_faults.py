@@ -4,7 +4,7 @@ hand."""
 from pathlib import Path
 
 import pytest
-from halfeven.serve.versions.model_faults import MOST_SECONDS, Faults
+from halfeven.serve.versions.readiness import MOST_SECONDS, Faults
 
 
 class Clock:

@@ -5,7 +5,7 @@ What ``auto`` means:
 - ``n_epochs``: as many as make about 300 steps, from 3 to 50;
 - ``batch_size``: an eighth of the training rows, from 2 (BatchNorm needs two) to 32, and not above the model's
   ``max_batch_size``;
-- ``learning_rate``: found by a range test in the trainer's process (`training/range_test.py`);
+- ``learning_rate``: found by a range test in the trainer's process (`training/chosen.py`);
   ``learning_rate_multiplier`` in its place is that multiple of 1e-4, AdamW's usual rate for a trained model;
 - ``precision``: measured there (`training/precision_test.py`); ``fp16_emulated`` stores FP16, its products are FP32's;
 - ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;

@@ -72,7 +72,7 @@ def _head(parent: Version, learnt: Collection[str]) -> list[str]:
     from .....exporters.torch.last_layers import (
         head_of,
     )  # brings torch, which other checks of a job do not need
-    from .....models.engines.load_program import original_program
+    from .....models.engines.torch_engine import original_program
 
     positions = [at for at, tensor in enumerate(parent.spec().outputs) if tensor.name in learnt]
     if not (found := head_of(original_program(parent), positions)):

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from halfeven.exporters.torch.autocast.composites import open_composites
 from halfeven.exporters.torch.autocast.plan import make_plan, op_name
 from halfeven.exporters.torch.autocast.policy import LISTS
 from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.exporters.torch.autocast.surgery import open_composites
 from halfeven.models.folder.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn

@@ -4,17 +4,19 @@ Names, datatypes and devices of operations, without a device and without values 
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 from halfeven.models.engines.cuda_graphs import host_reads
 from halfeven.models.program import runnable
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from tests.corpus import CORPUS, captured, cases
+from tests.corpus.case import net
 from tests.exporters.torch.autocast.half_programs import KEPT, half_program, inputs_of
-from tests.fake_cuda import CUDA, OperationLog, on_fake_cuda
+from tests.fake_cuda import CUDA, OperationLog, Stream, on_fake_cuda
 
 NOT_TRACED = {
     "gru": "torch has no fake kernel for the fused cell",
@@ -36,32 +38,27 @@ SYNCHRONISES = {
 }
 
 
+@cache
+def half_on_cuda(name: str) -> Stream:
+    return on_fake_cuda(half_program(name), inputs_of(name), autocast=False)
+
+
 @pytest.mark.parametrize("name", cases(name for name in TRACED if name not in KEPT or name in LOOPS))
 def test_the_half_program_computes_what_live_autocast_does_on_cuda(name: str) -> None:
-    inputs = inputs_of(name)
-    half = on_fake_cuda(half_program(name), inputs, autocast=False)
-    live = on_fake_cuda(captured(name).program, inputs, autocast=True)
+    half = half_on_cuda(name)
+    live = on_fake_cuda(captured(name).program, inputs_of(name), autocast=True)
     assert half.operations == live.operations
     assert [shape for _, shape in half.outputs] == [shape for _, shape in live.outputs]
 
 
 @pytest.mark.parametrize("name", cases(TRACED))
 def test_no_result_is_on_the_cpu_and_what_the_host_waits_for_is_named(name: str) -> None:
-    half = on_fake_cuda(half_program(name), inputs_of(name), autocast=False)
+    half = half_on_cuda(name)
     assert half.elsewhere == []
     assert half.synchronises == SYNCHRONISES.get(name, [])
     assert len(host_reads(runnable(half_program(name)))) == len(half.synchronises), (
         "what the engine looks for"
     )
-
-
-class Asking(nn.Module):
-    def __init__(self, ask: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ask(x)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +71,13 @@ class Asking(nn.Module):
     ],
 )
 def test_a_result_that_the_host_has_to_know_is_found(ask: Callable[[Tensor], Tensor], found: str) -> None:
-    program = torch.export.export(Asking(ask), (torch.randn(4),))
+    program = torch.export.export(net(lambda self, x: ask(x)), (torch.randn(4),))
     assert on_fake_cuda(program, [torch.randn(4)], autocast=False).synchronises == [found]
 
 
 def test_a_cast_that_only_live_autocast_makes_is_found() -> None:
     x = torch.randn(4, 4)
-    program = torch.export.export(Asking(lambda x: x @ x), (x,))
+    program = torch.export.export(net(lambda self, x: x @ x), (x,))
     assert on_fake_cuda(program, [x], autocast=False).operations == [
         ("aten::mm", ("float32", "float32"), ("float32",))
     ]

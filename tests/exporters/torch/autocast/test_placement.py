@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from tests.corpus.case import net
 from tests.nets import NETS, captured_net
 from tests.programs import Original, original
 from tests.slow import slow_but_every
@@ -164,23 +165,8 @@ def pieces(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def of(function: Callable[..., Any], *inputs: Tensor, **weights: nn.Module | Tensor) -> Original:
-    """A net of one function: ``function(self, *inputs)``."""
-
-    class Made(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, value in weights.items():
-                if isinstance(value, nn.Module):
-                    setattr(self, name, value)
-                else:
-                    self.register_buffer(name, value)
-
-    arguments = ", ".join(f"x{i}" for i in range(len(inputs)))
-    scope: dict[str, Any] = {"function": function}
-    exec(f"def forward(self, {arguments}):\n    return function(self, {arguments})", scope)
-    Made.forward = scope["forward"]  # type: ignore[method-assign]
-    return original(Made(), {f"x{i}": x for i, x in enumerate(inputs)})
+def of(forward: Callable[..., Any], x: Tensor, **weights: nn.Module | Tensor) -> Original:
+    return original(net(forward, **weights), {"x": x})
 
 
 @pytest.mark.parametrize(

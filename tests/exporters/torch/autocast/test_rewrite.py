@@ -1,6 +1,6 @@
 """The half program: bit for bit what live autocast does, with each weight rounded once and stored once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from tests.corpus.case import net
 from tests.nets import NETS, captured_net
 from tests.programs import Original, original
 from tests.slow import slow_but
@@ -52,24 +53,6 @@ def run(program: ExportedProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
 def live(program: ExportedProgram, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
     with torch.autocast(tensors[0].device.type, dtype=dtype):
         return run(program, *tensors)
-
-
-def net(forward: Callable[..., object], **weights: Tensor | nn.Module) -> nn.Module:
-    """A module of one function: ``forward(self, x)``."""
-
-    class Made(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, value in weights.items():
-                if isinstance(value, nn.Module):
-                    setattr(self, name, value)
-                else:
-                    self.register_parameter(name, nn.Parameter(value))
-
-        def forward(self, x: Tensor) -> object:
-            return forward(self, x)
-
-    return Made()
 
 
 def calls(program: ExportedProgram, *names: str) -> list[Node]:
@@ -282,7 +265,7 @@ def test_a_cast_is_made_anew_after_its_tensor_was_changed_in_place() -> None:
         x.mul_(3.0)
         return before + F.linear(x, self.get_parameter("weight"))
 
-    model = original(net(forward, weight=torch.randn(4, 4)), {"x": torch.randn(8, 4)})
+    model = original(net(forward, weight=nn.Parameter(torch.randn(4, 4))), {"x": torch.randn(8, 4)})
     x = torch.randn(3, 4)
     assert torch.equal(
         run(half_of(model, Precision()).program, x)[0], live(model.program, torch.half, x)[0].float()

@@ -13,20 +13,10 @@ from halfeven.models.engines.onnx_engine import OnnxEngine
 from torch import Tensor, nn
 from torch.onnx._internal.exporter import _fx_passes
 
+from tests.corpus.case import net
 from tests.programs import original
 
 passes: Any = _fx_passes
-
-
-class Made(nn.Module):
-    """``forward`` is given a layer of its own, and the input."""
-
-    def __init__(self, forward: Callable[[nn.Module, Tensor], Any]) -> None:
-        super().__init__()
-        self.layer, self._made = nn.Linear(6, 6), forward
-
-    def forward(self, x: Tensor) -> Any:
-        return self._made(self.layer, x)
 
 
 def written_over(layer: nn.Module, x: Tensor) -> Tensor:
@@ -60,7 +50,9 @@ def test_only_what_cannot_be_translated_otherwise_is_traced_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, traces = KINDS[kind]
-    model = original(Made(forward), {"x": torch.randn(3, 6)})
+    model = original(
+        net(lambda self, x: forward(self.layer, x), layer=nn.Linear(6, 6)), {"x": torch.randn(3, 6)}
+    )
     again, path = list[object](), tmp_path / "it.onnx"
     decompose = passes.decompose_with_registry
     monkeypatch.setattr(

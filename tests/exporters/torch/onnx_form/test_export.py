@@ -24,6 +24,7 @@ from halfeven.models.spec.spec import Dim
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from tests.corpus.case import net
 from tests.nets import NETS, captured_net
 from tests.programs import Original, original
 
@@ -45,15 +46,8 @@ def answers(path: Path, *tensors: Tensor) -> list[np.ndarray]:
     return OnnxEngine(path, "fp32", CPU).run([[tensor.numpy()] for tensor in tensors])
 
 
-class Made(nn.Module):
-    """A module of one function of its inputs."""
-
-    def __init__(self, forward: Callable[..., object]) -> None:
-        super().__init__()
-        self._made = forward
-
-    def forward(self, x: Tensor) -> object:
-        return self._made(x)
+def made(forward: Callable[..., object]) -> nn.Module:
+    return net(lambda self, x: forward(x))
 
 
 class Attention(nn.Module):
@@ -122,7 +116,7 @@ def test_replacing_operations_shows_no_warning_of_torch() -> None:
 
 
 def test_free_dimensions_without_a_name_get_one(tmp_path: Path) -> None:
-    model = original(Made(lambda x: (x * 2, x.sum(1))), {"x": torch.randn(8, 5, 3)}, {1: Dim()})
+    model = original(made(lambda x: (x * 2, x.sum(1))), {"x": torch.randn(8, 5, 3)}, {1: Dim()})
     graph = written(model, tmp_path / "original.onnx").graph
     assert [dims(value) for value in graph.input] == [["batch", "x_1", 3]]
 
@@ -148,7 +142,7 @@ def test_the_half_is_half_where_the_program_is_and_answers_as_it_does(
 
 def test_a_tiny_addend_and_a_factor_near_one_survive(tmp_path: Path) -> None:
     """torch.onnx's default optimiser deletes a tiny addend and a factor near one."""
-    model = original(Made(lambda x: (1.0 / (x + 1e-8), x * (1.0 + 1e-6))), {"x": torch.rand(8, 4)})
+    model = original(made(lambda x: (1.0 / (x + 1e-8), x * (1.0 + 1e-6))), {"x": torch.rand(8, 4)})
     written(model, tmp_path / "original.onnx")
     zeros, big = answers(tmp_path / "original.onnx", torch.zeros(2, 4))[0], torch.full((2, 4), 2.0**20)
     np.testing.assert_allclose(zeros, 1e8, rtol=1e-5)
@@ -292,7 +286,7 @@ def test_weights_that_a_folded_norm_would_take_out_of_halfs_range_stay(tmp_path:
 
 
 def test_an_inner_value_that_is_called_as_an_output_makes_room(tmp_path: Path) -> None:
-    model = original(Made(lambda x: torch.relu(x * 2) + 1), {"x": torch.randn(8, 4)})
+    model = original(made(lambda x: torch.relu(x * 2) + 1), {"x": torch.randn(8, 4)})
     inner = {name for node in written(model, tmp_path / "a.onnx").graph.node for name in node.output} - {"y0"}
     assert len(inner) >= 2
     for name in sorted(inner)[:1]:
@@ -311,7 +305,7 @@ def test_an_inner_value_that_is_called_as_an_output_makes_room(tmp_path: Path) -
 def test_an_output_may_be_an_input_or_another_output_or_a_weight(tmp_path: Path) -> None:
     constant = torch.randn(4)
     model = original(
-        Made(lambda x: (x, x * 2, (y := x * 3), y, constant.expand(x.shape[0], -1))), {"x": torch.randn(8, 4)}
+        made(lambda x: (x, x * 2, (y := x * 3), y, constant.expand(x.shape[0], -1))), {"x": torch.randn(8, 4)}
     )
     graph = written(model, tmp_path / "original.onnx").graph
     assert [value.name for value in graph.output] == ["y0", "y1", "y2", "y3", "y4"]
@@ -381,14 +375,14 @@ def test_no_path_of_the_machine_that_wrote_it_is_in_the_file(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_written_is_told_with_the_way_out(tmp_path: Path) -> None:
-    model = original(Made(lambda x: torch.special.bessel_j0(x)), {"x": torch.randn(8, 4)})
+    model = original(made(lambda x: torch.special.bessel_j0(x)), {"x": torch.randn(8, 4)})
     with pytest.raises(ExportFailed, match=r"'net'.*--form torch"):
         written(model, tmp_path / "original.onnx")
     assert not (tmp_path / "original.onnx").exists()
 
 
 def test_a_float64_and_an_integer_output_keep_their_datatypes(tmp_path: Path) -> None:
-    model = original(Made(lambda x: (x.double().cumsum(1), x.argmax(1), x > 0)), {"x": torch.randn(8, 4)})
+    model = original(made(lambda x: (x.double().cumsum(1), x.argmax(1), x > 0)), {"x": torch.randn(8, 4)})
     written(model, tmp_path / "half.onnx", half_of(model))
     x = torch.randn(3, 4)
     came = answers(tmp_path / "half.onnx", x)
@@ -421,14 +415,14 @@ def test_weights_are_cut_when_the_file_is_written_and_not_at_every_call(tmp_path
 
 def test_a_split_leaves_no_sequence_behind(tmp_path: Path) -> None:
     model = original(
-        Made(lambda x: torch.cat([part.tanh() for part in x.split(2, 1)], 1)), {"x": torch.randn(8, 4)}
+        made(lambda x: torch.cat([part.tanh() for part in x.split(2, 1)], 1)), {"x": torch.randn(8, 4)}
     )
     ops = {node.op_type for node in written(model, tmp_path / "m.onnx").graph.node}
     assert "Tanh" in ops and not any("Sequence" in op for op in ops)
 
 
 def test_an_output_that_has_the_name_of_an_input_has_another_one_in_the_file(tmp_path: Path) -> None:
-    model = original(Made(lambda x: (x.tanh(), x.relu())), {"x": torch.randn(8, 4)})
+    model = original(made(lambda x: (x.tanh(), x.relu())), {"x": torch.randn(8, 4)})
     first, second = model.spec.outputs
     spec = replace(model.spec, outputs=(replace(first, name="x"), replace(second, name="x_output")))
     write_onnx(model.program, spec, tmp_path / "m.onnx", {})
@@ -460,7 +454,7 @@ def test_a_split_into_parts_as_long_as_the_batch_is_written_without_a_sequence(
     forward: Callable[[Tensor], Tensor], tmp_path: Path
 ) -> None:
     x = torch.randn(8, 4)
-    model = original(Made(forward), {"x": x})
+    model = original(made(forward), {"x": x})
     ops = {node.op_type for node in written(model, tmp_path / "m.onnx").graph.node}
     assert not any("Sequence" in op for op in ops)
     assert np.allclose(answers(tmp_path / "m.onnx", x[:5])[0], forward(x[:5]).numpy(), atol=1e-6)

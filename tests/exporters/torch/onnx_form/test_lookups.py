@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.exporters.torch.onnx_form import export, lookups
+from halfeven.exporters.torch.onnx_form import decompositions, export
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from torch._export import utils as ops_of_torch
 from torch.onnx._internal.exporter import _registration
@@ -30,7 +30,7 @@ def test_files_are_the_same_and_what_is_looked_up_for_all_is_looked_up_once(
 
     counted(registration.onnxscript_apis, "get_torchlib_ops")
     counted(ops_of_torch, "_materialize_cpp_cia_ops")
-    lookups._translations.cache_clear()
+    decompositions._translations.cache_clear()
     model = captured_net("in place")  # which torch.onnx traces again
     for file in ("one", "other"):
         write_onnx(model.program, model.spec, tmp_path / file, {})
@@ -43,7 +43,7 @@ def test_files_are_the_same_and_what_is_looked_up_for_all_is_looked_up_once(
 
 def test_torch_is_left_as_it_was_also_by_a_file_that_fails() -> None:
     before = vars(Registry)["from_torchlib"], vars(ops_of_torch)["_materialize_cpp_cia_ops"]
-    with pytest.raises(ValueError), lookups.looked_up_once():
+    with pytest.raises(ValueError), decompositions.looked_up_once():
         assert vars(Registry)["from_torchlib"] is not before[0]
         raise ValueError
     assert before == (vars(Registry)["from_torchlib"], vars(ops_of_torch)["_materialize_cpp_cia_ops"])
@@ -52,6 +52,6 @@ def test_torch_is_left_as_it_was_also_by_a_file_that_fails() -> None:
 def test_a_torch_without_these_functions_looks_up_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ops_of_torch, "_materialize_cpp_cia_ops")
     monkeypatch.delattr(Registry, "from_torchlib")
-    with lookups.looked_up_once():
+    with decompositions.looked_up_once():
         assert not hasattr(ops_of_torch, "_materialize_cpp_cia_ops")
         assert not hasattr(Registry, "from_torchlib")

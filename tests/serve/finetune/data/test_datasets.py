@@ -211,6 +211,7 @@ BAD: dict[str, tuple[Any, list[str]]] = {
         lambda a: a.update({"x": a["x"].astype(np.float16)}),
         ["'x'", "expected datatype FP32, got FP16"],
     ),
+    "another name": (lambda a: a.update({"y": np.zeros((ROWS, 4), np.float32)}), ["unknown ['y']"]),
     "one row": (_one_row, ["at least 2 rows", "held out", "got 1"]),
 }
 

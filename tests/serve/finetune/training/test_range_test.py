@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from halfeven.serve.finetune.training.chosen import RATES, chosen_rate, range_test
 from halfeven.serve.finetune.training.loop import amp
 from halfeven.serve.finetune.training.loop.loop_state import copied, put_into
 from halfeven.serve.finetune.training.loop.passes import whole
 from halfeven.serve.finetune.training.loop.setting_names import USUAL_LEARNING_RATE
 from halfeven.serve.finetune.training.loop.training_terms import Settings, Stopped, named_tensors
-from halfeven.serve.finetune.training.range_test import RATES, chosen_rate, range_test
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -6,8 +6,16 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from halfeven.serve.finetune.web.curves import HEIGHT, WIDTH, loss_curve, norm_curve, scale_curve, x_ticks
-from halfeven.serve.finetune.web.job_page import gate_checks, render_job
+from halfeven.serve.finetune.web.job_page import (
+    HEIGHT,
+    WIDTH,
+    gate_checks,
+    loss_curve,
+    norm_curve,
+    render_job,
+    scale_curve,
+    x_ticks,
+)
 
 from tests.serve.finetune.web.shown_job import a_job, the_gate, the_steps
 

@@ -10,8 +10,7 @@ from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.codecs.numpy_files import NPZ_TYPE, write_npz
-from halfeven.serve.http.codecs.predict import read_predict
-from halfeven.serve.http.codecs.predict_bodies import read_body_of, write_answer
+from halfeven.serve.http.codecs.predict import read_body_of, read_predict, write_answer
 from halfeven.serve.http.limits.memory_budget import unlimited
 
 from tests.serve.http.codecs.infer_requests import asked, read_by_client

@@ -7,12 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import tritonclient.http as triton
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.http.codecs.classification import classify
 from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec
+from halfeven.serve.http.codecs.infer_fields import classify
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -48,23 +47,6 @@ def test_the_best_come_first_with_their_value_index_and_label() -> None:
         "shape": [2, 2],
         "data": ["2.500000:1:bee", "0.100000:0:ant", "8.000000:2:cat", "7.000000:0:ant"],
     }
-
-
-def test_tritonclient_asks_for_classes_and_reads_them_in_binary_and_json() -> None:
-    array = np.random.default_rng().standard_normal((3, 5)).astype(np.float32)
-    wanted = [[f"{row[i]:f}:{i}".encode() for i in np.argsort(-row)[:4]] for row in array]
-    for binary in (True, False):
-        asked = triton.InferRequestedOutput("y", binary_data=binary, class_count=4)
-        codec = InferCodec(ModelSpec("m", (X,), (scores("FP32", 5),), 8))
-        given = triton.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
-        body, head = triton.InferenceServerClient.generate_request_body([given], outputs=[asked])
-        response = codec.write(codec.read(body, str(head)), [array], "1", {})
-        result = triton.InferenceServerClient.parse_response_body(
-            response.body, header_length=response.header_length
-        ).as_numpy("y")
-        assert result is not None
-        got = [[item if binary else item.encode() for item in row] for row in result.tolist()]
-        assert got == wanted
 
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9))), st.integers(1, 12))

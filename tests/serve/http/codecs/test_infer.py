@@ -12,7 +12,6 @@ from halfeven.models.errors import BadRequest, EngineFailed
 from halfeven.models.spec.datatypes import DATATYPES
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import NO_TERMS
-from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec, InferRequest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,26 +212,6 @@ def test_terms_are_read_with_the_request_and_remembered_with_its_header() -> Non
     assert CODEC.read(*asked(np.ones((1, 4), np.float32), "FP32", True, id="me")).terms.key == "me"
 
 
-def test_more_rows_than_a_batch_are_read_but_not_by_the_strict_dialect() -> None:
-    body = body_of([0] * 36, shape=[9, 4])
-    assert CODEC.read(body).rows == 9
-    with pytest.raises(BadRequest, match="batch-size must be <= 8 for 'm': input 'x' has 9 rows"):
-        InferCodec(CODEC.spec, STRICT).read(body)
-
-
-def test_the_strict_dialect_takes_and_gives_halves_in_binary_alone() -> None:
-    half = model(tensor("x", "FP16", -1, 4))
-    strict = InferCodec(half.spec, STRICT)
-    assert half.read(body_of(datatype="FP16")).rows == 1
-    with pytest.raises(BadRequest, match=r"receiving FP16 data via JSON is not supported.*for input 'x'"):
-        strict.read(body_of(datatype="FP16"))
-    body, head = asked(np.ones((1, 4), np.float16), "FP16", True)
-    assert strict.read(body, head).rows == 1
-    body, head = asked(np.ones((1, 4), np.float16), "FP16", True, [triton.InferRequestedOutput("x", False)])
-    with pytest.raises(BadRequest, match=r"sending FP16 data via JSON is not supported.*for output 'x'"):
-        strict.read(body, head)
-
-
 def test_numbers_that_are_not_finite_are_read_from_tokens() -> None:
     (array,) = CODEC.read(body_of([float("nan"), float("inf"), float("-inf"), 1])).arrays
     np.testing.assert_array_equal(array, [[np.nan, np.inf, -np.inf, 1]])
@@ -314,6 +293,14 @@ def test_a_header_length_beyond_the_body_is_refused_with_the_range() -> None:
     body = body_of()
     with pytest.raises(BadRequest, match=rf"should be in range \(0, {len(body)}\), got: 999999999999"):
         CODEC.read(body, "999999999999")
+
+
+@pytest.mark.parametrize("moved", [-40, 16], ids=["cuts the JSON", "takes in a tensor"])
+def test_a_header_length_that_is_not_the_json_s_is_refused(moved: int) -> None:
+    body, head = asked(np.ones((1, 4), np.float32), "FP32", True)
+    assert head is not None
+    with pytest.raises(BadRequest, match="JSON"):
+        CODEC.read(body, str(int(head) + moved))
 
 
 def test_a_byte_count_that_is_not_the_shape_s_is_refused() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import ModelSpec
-from halfeven.serve.http.codecs.predict_bodies import answer_type, is_quick_to_write, write_answer
+from halfeven.serve.http.codecs.predict import answer_type, is_quick_to_write, write_answer
 from PIL import Image
 
 from tests.specs import tensor

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest, TooLarge
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import ModelSpec, TensorSpec
-from halfeven.models.spec.wire import Wire
-from halfeven.serve.http.codecs.predict_bodies import is_quick, read_body_of
+from halfeven.serve.http.codecs.predict import is_quick, read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited
 from PIL import Image
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.models.errors import BadInput
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.spec.value_range import ValueRange
-from halfeven.models.spec.wire import Wire
 from halfeven.serve.finetune.data.datasets import read_training
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.codecs.metadata import model_metadata
-from halfeven.serve.http.codecs.predict_bodies import read_body_of
+from halfeven.serve.http.codecs.predict import read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited
 from safetensors.numpy import save_file
 

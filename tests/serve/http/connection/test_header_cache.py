@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ...conftest import HISTORY, FakeRoster, make_roster
+from ..wire import Transport
 
 INFER = "/v2/models/double/infer"
 MOST = 4096  # bytes of a body
@@ -38,11 +39,11 @@ def good(first: float = 1.0, **headers: str) -> bytes:
     return message(body, inference_header_content_length=str(len(head)), **headers)
 
 
-class Line:
-    """One connection: what the server writes is kept."""
+class Line(Transport):
+    """One connection, on the running loop and its clock."""
 
     def __init__(self, roster: FakeRoster) -> None:
-        self.written, self.closed = b"", False
+        super().__init__()
         front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, max_body_bytes=MOST)
         config = Config(front, lifespan="off", proxy_headers=False, log_level="critical")
         config.load()
@@ -73,32 +74,8 @@ class Line:
     def end(self) -> None:
         self.protocol.connection_lost(None)
 
-    # The methods of a transport.
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def writelines(self, parts: Sequence[bytes]) -> None:
-        self.written += b"".join(parts)
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
     def can_write_eof(self) -> bool:
         return False
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
 
 
 def answers(written: bytes) -> list[bytes]:

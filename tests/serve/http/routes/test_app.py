@@ -93,11 +93,6 @@ def test_the_strict_dialect_answers_with_triton_s_statuses(roster: Any) -> None:
     }
 
 
-def test_an_unknown_model_is_named_to_tritonclient(client: Any) -> None:
-    with pytest.raises(InferenceServerException, match=r"^\[404\] Request for unknown model: 'nobody'"):
-        client.get_model_metadata("nobody")
-
-
 def test_what_is_not_offered_is_refused_with_the_way_out(client: Any, http: httpx.Client) -> None:
     for call, way_out in (
         (client.get_system_shared_memory_status, "binary tensors in the body"),

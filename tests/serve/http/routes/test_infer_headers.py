@@ -2,7 +2,7 @@
 
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.serve.http.routes.infer_headers import NOTHING, HeaderFields, scan
+from halfeven.serve.http.routes.infer import NOTHING, HeaderFields, scan
 
 LENGTH = b"inference-header-content-length"
 

@@ -1,9 +1,11 @@
-"""The wishes of an infer request beside its tensors: compression, terms, ids, Triton's own answers."""
+"""The wishes of an infer request beside its tensors: compression, terms, ids.
+
+Every coding in and out, and `--triton-strict`, are in tests/conformance, on the whole server.
+"""
 
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,26 +26,6 @@ URL = "/v2/models/double/infer"
 ONES = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 GOOD = {"inputs": [ONES]}
 LENGTH = "inference-header-content-length"
-
-
-@pytest.mark.parametrize("asked", [None, "gzip", "deflate"])
-@pytest.mark.parametrize("sent", [None, "gzip", "deflate"])
-@pytest.mark.parametrize("binary", [True, False])
-def test_tritonclient_compresses_both_ways(
-    server: str, sent: str | None, asked: str | None, binary: bool
-) -> None:
-    array = np.random.default_rng().standard_normal((3, 4)).astype(np.float32)
-    given = triton.InferInput("x", [3, 4], "FP32").set_data_from_numpy(array, binary_data=binary)
-    outputs = [triton.InferRequestedOutput("y", binary_data=binary)]
-    with triton.InferenceServerClient(server) as client:
-        result = client.infer(
-            "double",
-            [given],
-            outputs=outputs,
-            request_compression_algorithm=sent,
-            response_compression_algorithm=asked,
-        )
-    np.testing.assert_array_equal(result.as_numpy("y"), array * 2)
 
 
 def test_an_answer_is_compressed_for_who_names_one_coding_and_for_nobody_else(http: httpx.Client) -> None:
@@ -112,58 +94,14 @@ def test_each_request_is_a_record_where_the_operator_wants_them(
     assert (refused["model"], refused["status"]) == ("nobody", 404)
 
 
-@pytest.fixture
-def strict(roster: Any) -> Iterator[httpx.Client]:
-    """A server with room for large bodies that speaks as Triton does."""
-    front = InferFront(no_app, roster, inference=Inference(roster, STRICT))
-    with running(front) as address, httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_S) as client:
-        yield client
-
-
 async def no_app(*_: Any) -> None:
     raise AssertionError("passed through")
 
 
-STRICTLY: dict[str, tuple[str, dict[str, Any], int, str]] = {
-    "unknown model": ("/v2/models/nobody/infer", GOOD, 400, "Request for unknown model: 'nobody'"),
-    "a negative size": (
-        URL,
-        {"inputs": [{**ONES, "shape": [-1, 4]}]},
-        500,
-        "Unable to parse 'shape': attempt to access JSON non-unsigned-integer",
-    ),
-    "too few numbers": (
-        URL,
-        {"inputs": [{**ONES, "data": [1]}]},
-        500,
-        "Unable to parse 'data': Shape does not",
-    ),
-    "more rows than a batch": (
-        URL,
-        {"inputs": [{**ONES, "shape": [9, 4], "data": [0] * 36}]},
-        400,
-        "inference request batch-size must be <= 8 for 'double'",
-    ),
-    "still starting": ("/v2/models/starting/infer", GOOD, 503, "no active version"),
-}
-
-
-@pytest.mark.parametrize("case", STRICTLY)
-def test_the_strict_dialect_answers_with_triton_s_status(case: str, strict: httpx.Client) -> None:
-    url, request, status, fault = STRICTLY[case]
-    answer = strict.post(url, json=request)
-    assert answer.status_code == status and fault in answer.json()["error"]
-    assert strict.post(URL, json=GOOD, headers={"accept-encoding": "gzip, deflate"}).headers[
-        "content-encoding"
-    ] == "gzip"  # fmt: skip
-
-
-def test_a_body_beyond_the_limit_is_400_to_the_strict(roster: Any) -> None:
-    with running(
-        InferFront(no_app, roster, max_body_bytes=100, inference=Inference(roster, STRICT))
-    ) as address:
-        answer = httpx.post(f"http://{address}{URL}", content=bytes(101))
-    assert answer.status_code == 400 and "101 bytes exceeds the maximum allowed" in answer.json()["error"]
+def test_a_model_that_is_still_starting_is_503_to_the_strict_too(roster: Any) -> None:
+    with running(InferFront(no_app, roster, inference=Inference(roster, STRICT))) as address:
+        answer = httpx.post(f"http://{address}/v2/models/starting/infer", json=GOOD, timeout=PATIENCE_S)
+    assert answer.status_code == 503 and "no active version" in answer.json()["error"]
 
 
 def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwhile(

@@ -1,6 +1,5 @@
 """Load, unload and index over a real server, by tritonclient."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,15 +42,6 @@ def test_success_has_an_empty_body(http: httpx.Client) -> None:
     for verb in ("unload", "load"):
         answer = http.post(f"/v2/repository/models/double/{verb}")
         assert (answer.status_code, answer.content) == (200, b"")
-
-
-def test_a_load_may_set_the_batch_size_as_text(client: Any, roster: Any) -> None:
-    client.load_model("double", config=json.dumps({"max_batch_size": "16"}))
-    assert roster.asked_to_load == [("double", {"max_batch_size": 16})]
-    assert client.get_model_config("double")["max_batch_size"] == 16
-    changed = {**client.get_model_config("double"), "max_batch_size": 4}
-    client.load_model("double", config=json.dumps(changed))
-    assert client.get_model_config("double")["max_batch_size"] == 4
 
 
 @pytest.mark.parametrize(

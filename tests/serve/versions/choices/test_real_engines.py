@@ -4,18 +4,15 @@ Every engine is loaded and run as it serves; what its batches take is made up, s
 """
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.choices.budget import MeasuringBudget
@@ -41,14 +38,6 @@ def store(tmp_path: Path) -> Store:
             for precision in ("fp32", "fp16"):
                 keep_setup(made.version("digits", number), form, precision, CPU, CpuSetup(1), [])
     return made
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    thread = DeviceThread()
-    thread.start()
-    yield Place(torch.device("cpu"), thread)
-    thread.stop(30)
 
 
 def forms(prepared: PreparedVersion, place: Place) -> set[tuple[str, str]]:

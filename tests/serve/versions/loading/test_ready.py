@@ -17,8 +17,8 @@ from halfeven.models.archive.archive import save_program
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import NotReady
+from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.spec.wire import Wire
 from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
@@ -52,14 +52,6 @@ class Timed(Engine):
 
     def close(self) -> None:
         self.closed = True
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    thread = DeviceThread()
-    thread.start()
-    yield Place(torch.device("cpu"), thread)
-    thread.stop(5)
 
 
 @pytest.mark.parametrize(
