@@ -82,11 +82,6 @@ class Power:
         return sum(kind in one.noticed for one in self.planted) / max(len(self.planted), 1)
 
     @property
-    def near(self) -> int:
-        """The number of nodes whose fine fault comes to more than half of the limit."""
-        return sum(one.why == NEAR for one in self.planted)
-
-    @property
     def undamped(self) -> tuple[Planted, ...]:
         """The nodes but those whose fine fault is measured to be damped below the limit."""
         return tuple(one for one in self.planted if one.why != DAMPED)
@@ -132,7 +127,7 @@ class Power:
             "samples": self.samples,
             "share": round(self.share, 4),
             "damped": len(self.planted) - len(self.undamped),
-            "near": self.near,
+            "near": sum(one.why == NEAR for one in self.planted),
             "noticed": {kind: round(self.noticed(kind), 4) for kind in FAULTS},
             "hidden": round(self.hidden, 4),
         }
