@@ -4,7 +4,7 @@
 faults with it, and `proof/no_reference.py` finds the node where FP32's own noise is born.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,10 @@ class OriginalGraph(Protocol):
 
     def nodes(self) -> Sequence[GraphNode]:
         """The nodes in the order in which they run; those of bodies are left out by `watched`."""
+        ...
+
+    def makers(self) -> Mapping[str, str]:
+        """The node that gives each output; an output that no node gives is left out."""
         ...
 
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:

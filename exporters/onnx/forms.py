@@ -263,6 +263,11 @@ class FileOriginal:
     def nodes(self) -> list[GraphNode]:
         return nodes_of(self.program)
 
+    def makers(self) -> dict[str, str]:
+        graph = self.program.model.graph
+        makers = {output: node.name for node in graph.node for output in node.output}
+        return {value.name: makers[value.name] for value in graph.output if value.name in makers}
+
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
         graph = self.program.model.graph
         makers = {output: node.name for node in graph.node for output in node.output}

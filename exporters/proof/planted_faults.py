@@ -27,6 +27,7 @@ from ..gate.power import (
     DEAD,
     EXPONENT,
     FINE,
+    NEAR,
     SATURATED,
     SIGN,
     STEP,
@@ -46,6 +47,9 @@ ROWS = 8  # of each run
 ALL_ROWS = 64  # of the second measurement, of a proof that looks blind on `ROWS`
 OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answers: they bound its rows
 MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
+# Of the nodes that lead to some outputs alone so many at least, for so many sets of outputs, those with the fewest.
+OF_OUTPUTS, MOST_SETS = 3, 16
+MOST_PARTS = 16  # of an output
 SHARE = 1.0  # of the operations of all questions of a proof; a conversion needs about fifteen times as many
 SMALL = 1 << 33  # operations that are always granted
 # A result of these is one of their inputs, exactly: a half errs there as much as in the node before, and no more.
@@ -73,7 +77,7 @@ def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str, fine_
     rows, all_rows = plan.rows(ROWS), plan.rows(ALL_ROWS)
     found = plan.planted(chosen, rows)
     alike = _samples_alike(run)
-    power = Power(tuple(found.values()), rows, plan.is_constant, alike)
+    power = Power(tuple(found.values()), rows, plan.alike, alike)
     missed = [node for node in power.planted if node.why]
     if not missed or all_rows <= rows:
         return power
@@ -86,7 +90,7 @@ def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str, fine_
     asked = tuple(
         node for node in found.values() if power.is_shown or not node.is_blind or node.node in again
     )
-    return Power(asked, all_rows, plan.is_constant, alike)
+    return Power(asked, all_rows, plan.alike, alike)
 
 
 @dataclass(slots=True)
@@ -95,14 +99,13 @@ class _Planting:
     original: OriginalGraph
     dtype: str
     fine_alone: bool
-    alike: list[bool] = field(init=False)
+    alike: frozenset[str] = field(init=False)
+    outputs: Mapping[str, frozenset[str]] = field(init=False)  # that are computed from each node
 
     def __post_init__(self) -> None:
-        self.alike = _answers_alike(self.run, self.dtype)
-
-    @property
-    def is_constant(self) -> bool:
-        return bool(self.alike) and all(self.alike)
+        parts, alike = _parts(self.original), _answers_alike(self.run, self.dtype)
+        self.alike = frozenset(part for part, (output, _) in parts.items() if output in alike)
+        self.outputs = _parts_by_node(self.original, parts)
 
     def rows(self, most: int) -> int:
         """The number of judged samples that are asked: fewer of a large model."""
@@ -128,7 +131,18 @@ class _Planting:
         questions = (*self.run.small, *self.run.bulk, *self.run.adversarial, *self.run.perturbed)
         budget = max(SMALL, SHARE * sum(len(one.samples) for one in questions) * self.run.row_operations)
         of_a_node = self.rows(ROWS) * self.run.row_operations * RUNS
-        return _spread(nodes, max(LEAST_NODES, min(MOST_NODES, int(budget / max(of_a_node, 1)))))
+        chosen = _spread(nodes, max(LEAST_NODES, min(MOST_NODES, int(budget / max(of_a_node, 1)))))
+        return self._with_some_of_each_output(nodes, {node.name for node in chosen})
+
+    def _with_some_of_each_output(self, nodes: Sequence[GraphNode], chosen: set[str]) -> list[GraphNode]:
+        """The chosen nodes, and more of those that lead to a few outputs alone where hardly any was chosen."""
+        leading = dict[frozenset[str], list[str]]()
+        for node in nodes:
+            leading.setdefault(self.outputs[node.name], []).append(node.name)
+        for several in sorted(leading.values(), key=lambda names: len(self.outputs[names[0]]))[:MOST_SETS]:
+            if len(chosen.intersection(several)) < min(OF_OUTPUTS, len(several)):
+                chosen.update(_spread(several, OF_OUTPUTS))
+        return [node for node in nodes if node.name in chosen]
 
     def planted(self, chosen: Sequence[GraphNode], rows: int) -> dict[str, Planted]:
         """Plant faults at these nodes, on ``rows`` judged samples. Gives by the node's name what the gate noticed."""
@@ -155,7 +169,8 @@ class _Visit:
     def see(self, name: str, result: np.ndarray, rest: Rest) -> None:
         if name in self.ops and name not in self.seen and _size(result):
             self.seen.add(name)  # a node may have several results
-            one = _Node(self.planting, self.question, result, rest).planted(name, self.ops[name])
+            outputs = self.planting.outputs[name]
+            one = _Node(self.planting, self.question, result, rest, outputs).planted(name, self.ops[name])
             self.found[name] = self.found[name].joined(one) if name in self.found else one
 
 
@@ -167,6 +182,7 @@ class _Node:
     question: Question
     result: np.ndarray
     rest: Rest
+    outputs: frozenset[str]
 
     def planted(self, name: str, op: str) -> Planted:
         answers, u = self.question.reference, UNIT_ROUNDOFF[self.planting.dtype]
@@ -184,10 +200,11 @@ class _Node:
             {FINE} if seen else set()
         )
         if seen:
-            return Planted(name, op, frozenset(noticed), response, seen_at_u=SIZE)
+            return Planted(name, op, frozenset(noticed), response, "", SIZE, self.outputs)
         times, error, seen = self._larger(loudest, u)
         why = self._why(loudest, response, frozenset(noticed), error / max(times * response, NOTHING**2))
-        return Planted(name, op, frozenset(noticed), response, why, SIZE * times if seen else np.inf)
+        seen_at_u = SIZE * times if seen else np.inf
+        return Planted(name, op, frozenset(noticed), response, why, seen_at_u, self.outputs)
 
     def _larger(self, fine: np.ndarray, u: float) -> tuple[float, float, bool]:
         """The least of the larger faults that the gate notices, or the largest: as a multiple of the fine fault, with
@@ -205,12 +222,14 @@ class _Node:
         if response < SILENT and any(self._when_smaller(fine, scale) >= loud for scale in SCALES):
             return SATURATED
         if not (response > NOTHING or {SIGN, EXPONENT} <= noticed):
-            return DEAD if any(self.planting.alike) else BYPASSED
-        if self.planting.is_constant:
+            return DEAD if self.outputs & self.planting.alike else BYPASSED
+        if self.outputs <= self.planting.alike:
             return DEAD
         if response <= LOUD and (response <= NOTHING or growth > IN_PROPORTION):
             return STEP
-        return DAMPED if response <= LOUD and growth >= 1 / IN_PROPORTION else UNEXPLAINED
+        if growth < 1 / IN_PROPORTION or response >= 1:
+            return UNEXPLAINED
+        return DAMPED if response <= LOUD else NEAR
 
     def _when_smaller(self, fine: np.ndarray, scale: float) -> float:
         held = np.abs(self.result) < SENTINEL
@@ -273,6 +292,43 @@ def _spread(several: Sequence[T], most: int) -> list[T]:
     return [several[int(drawn.choice(part))] for part in parts if len(part)]
 
 
+def _parts(original: OriginalGraph) -> dict[str, tuple[str, str]]:
+    """By its name each part of the answers: the output, and the node that computes it. What only places values (a
+    concatenation) joins parts, of which one may show nothing beside others. More than `MOST_PARTS`, the steps of a loop
+    that was written out, count as one."""
+    nodes, found = {node.name: node for node in original.nodes()}, dict[str, tuple[str, str]]()
+    for output, maker in original.makers().items():
+        waiting, seen, ends = [maker], set[str](), list[str]()
+        while waiting:
+            node = nodes[waiting.pop()]
+            if node.name in seen:
+                continue
+            seen.add(node.name)
+            if node.op == _TAKEN or (has(node.op, Trait.MOVES) and not has(node.op, Trait.EMBEDDING)):
+                waiting += node.inputs
+            elif node.inputs:
+                ends.append(node.name)
+        if len(ends) > MOST_PARTS:
+            ends = [maker]
+        found |= {(f"{output} (from {end})" if len(ends) > 1 else output): (output, end) for end in ends}
+    return found
+
+
+def _parts_by_node(
+    original: OriginalGraph, parts: Mapping[str, tuple[str, str]]
+) -> dict[str, frozenset[str]]:
+    """The parts of the answers that are computed from each node; all of them where none reads its result: it is written
+    into one of its inputs."""
+    nodes = original.nodes()
+    found: dict[str, set[str]] = {node.name: set() for node in nodes}
+    for part, (_, node) in parts.items():
+        found[node].add(part)
+    for node in reversed(nodes):
+        for read in node.inputs:
+            found[read] |= found[node.name]
+    return {name: frozenset(some or parts) for name, some in found.items()}
+
+
 def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[Question]:
     for one in questions:
         if rows <= 0:
@@ -281,10 +337,11 @@ def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[
         rows -= len(one.samples)
 
 
-def _answers_alike(run: ReferenceRun, dtype: str) -> list[bool]:
-    """True for each output all of whose answers are the same, so that a half which mixes the samples up would pass."""
+def _answers_alike(run: ReferenceRun, dtype: str) -> frozenset[str]:
+    """The outputs all of whose answers are the same, so that a half which mixes the samples up would pass."""
     trials = [Trial(one.samples, *pair) for one, pair in _beside_others(run, lambda one: one.reference)]
-    return [one.passed for one in judge(run.spec, dtype, trials, noise=run.noise).outputs]
+    report = judge(run.spec, dtype, trials, noise=run.noise)
+    return frozenset(one.name for one in report.outputs if one.passed)
 
 
 def _samples_alike(run: ReferenceRun) -> bool:

@@ -30,11 +30,12 @@ def _power(power: Mapping[str, Any]) -> str:
     """The part of the headline about planted errors (`gate/power.py`); empty where none were planted."""
     if not power:
         return ""
-    damped = f" ({power['damped']} more are damped below the limit)" if power.get("damped") else ""
-    share = power.get("share", power["noticed"]["8u"])
+    share, damped = power.get("share", power["noticed"]["8u"]), power.get("damped")
     if damped and share > power["noticed"]["8u"] == 0:
-        return f"; all {power['damped']} planted errors are damped below the limit, so they show none"
-    return f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{damped}"
+        return f"; all {damped} planted errors are damped below the limit, so they show none"
+    others = {"near the limit": power.get("near"), "damped below it": damped}
+    more = "; ".join(f"{where}: {count}" for where, count in others.items() if count)
+    return f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{more and f' ({more})'}"
 
 
 def may_differ(count: int) -> str:

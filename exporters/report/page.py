@@ -14,7 +14,7 @@ half. Beyond the gate (each made in `sections.py` unless another file is named):
 - ``profile`` {nodes, batches, rows, guards}
 - ``weights`` {tensors, worst: [rows of the ledger, columns as they come]}
 - ``casts`` {count, bytes, bytes_before, rows: [{source, from, to, bytes, readers, more}]}
-- ``power`` {shown, samples, noticed, missed, nodes: [{node, op, noticed, response, why}]}: `gate.power.Power.to_json`
+- ``power`` {shown, samples, noticed, missed, nodes: [{node, op, noticed, why, blind}]}: `gate.power.Power.to_json`
 - ``worst`` {output, sample, row, error_u, inputs: [{name, shape, least, largest, mean, zeros, not_finite}]}:
   `gate.worst.worst_sample`
 

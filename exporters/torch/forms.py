@@ -282,6 +282,12 @@ class ProgramOriginal:
     def nodes(self) -> list[GraphNode]:
         return nodes_of(self.module)
 
+    def makers(self) -> dict[str, str]:
+        given = self.module.graph.output_node().args[0]
+        assert isinstance(given, tuple | list)
+        pairs = zip(self.spec.outputs, given, strict=True)
+        return {tensor.name: node.name for tensor, node in pairs if isinstance(node, Node)}
+
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
         def seen(run: Interpreter, node: Node, result: Tensor) -> None:
             def rest(changed: np.ndarray) -> Arrays:

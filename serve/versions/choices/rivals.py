@@ -68,15 +68,18 @@ def _adds(active: Way, rival: Way) -> bool:
     return rival.threads > active.threads or rival.setup.passes > active.setup.passes
 
 
-def wins(active: Way, rival: Way, gains: Sequence[float], crowded: bool) -> bool:
+def wins(active: Way, rival: Way, gains: Sequence[float], crowded: bool, live: bool = True) -> bool:
     """True if one round of measurements, a gain for each size of batch, speaks for the rival.
 
     Where other programs use the cores, more threads measure worse than they are, and forms suffer differently: fewer
-    threads and other forms take the place only where they are far better.
+    threads and other forms take the place only where they are far better, by ``live`` traffic. Without it callers lose
+    nothing until the other programs have ended.
     """
+    one_form = (active.form, active.precision) == (rival.form, rival.precision)
+    if crowded and not live and (not one_form or rival.threads < active.threads):
+        return False
     if crowded and rival.threads < active.threads and mean(list(gains)) < FEWER_MUST_GAIN:
         return False
-    one_form = (active.form, active.precision) == (rival.form, rival.precision)
     if one_form and rival.threads == active.threads and min(gains) < MAY_LOSE:
         return False
     return mean(list(gains)) >= gain_needed(active, rival) * (

@@ -130,7 +130,7 @@ def contest(
         crowded = meanwhile.disturbance() > CROWDED
         verdict.rounds, verdict.gain = verdict.rounds + 1, mean(gains)
         verdict.crowded = verdict.crowded or crowded
-        verdict.outcomes.append(wins(active.way, rival.way, gains, crowded))
+        verdict.outcomes.append(wins(active.way, rival.way, gains, crowded, live=False))
         if verdict.outcomes[-2:] in ([True, True], [False, False]):
             verdict.wins = verdict.outcomes[-1]
             break

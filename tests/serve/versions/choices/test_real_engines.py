@@ -6,6 +6,7 @@ Every engine is loaded and run as it serves; what its batches take is made up, s
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,14 @@ def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
         liked = [engine.form, engine.precision] == favourite
         return (1e-3 + 1e-4 * rows) * (1 if liked else 3) / max(engine.setup.threads, 1) ** 0.5
 
-    machine = Machine(lambda: True, cores=lambda: 2, batch_seconds=seconds, free_bytes=lambda: 1 << 40)
+    calm: Any = SimpleNamespace(disturbance=lambda: 0.0, share=lambda: 0.0)
+    machine = Machine(
+        lambda: True,
+        cores=lambda: 2,
+        crowding=lambda: calm,
+        batch_seconds=seconds,
+        free_bytes=lambda: 1 << 40,
+    )
     x = np.zeros((3, 1, 8, 8), np.float32)
     reference = place.call(lambda: loaded.prepared.engine.run([[x]]))[0]
     for kind in (("onnx", "fp16"), ("torch", "fp32"), ("torch", "fp16"), ("onnx", "fp32")):

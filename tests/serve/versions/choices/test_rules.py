@@ -100,6 +100,16 @@ def test_a_crowded_round_speaks_for_more_threads_and_for_fewer_only_where_they_a
     assert wins(way(1), way(4), [3.0], crowded=True)
 
 
+@pytest.mark.parametrize("rival", [way(1), way(4, form="onnx"), way(4, precision="bf16")], ids=str)
+def test_without_live_traffic_a_crowded_round_speaks_for_no_other_form_and_no_fewer_threads(
+    rival: Way,
+) -> None:
+    """Beside two busy programs a bf16 encoder once took four times as long as the ONNX form, and half as long alone."""
+    assert wins(way(4), rival, [4.0, 4.0], crowded=True)
+    assert not wins(way(4), rival, [4.0, 4.0], crowded=True, live=False)
+    assert wins(way(4), rival, [4.0, 4.0], crowded=False, live=False)
+
+
 def fought_live(
     *gains: float, idle: bool = False, traffic: Sequence[float] = ()
 ) -> tuple[Verdict | None, list[bool]]:
