@@ -194,7 +194,7 @@ class _Node:
             if seen:
                 break
         if seen and self.planting.fine_alone:
-            return Planted(name, op, frozenset({FINE}), response, seen_at_u=SIZE)
+            return Planted(name, op, frozenset({FINE}), response, "", SIZE, self.outputs)
         large = zip((SIGN, EXPONENT), _large_faults(self.result), strict=True)
         noticed = {kind for kind, faulty in large if self._error(answers, faulty)[1]} | (
             {FINE} if seen else set()
