@@ -108,8 +108,8 @@ def test_the_share_of_fine_faults_is_the_same_without_large_ones(brightest: floa
     maker = ProgramForms(drawn(subject_of(Reader(brightest, False), 3, 20, 48)))
     run, graph = maker.reference_run(maker.subject.samples.split()[1]), maker.original_graph()
 
-    def seen_in(power: Power) -> tuple[float, bool, list[str]]:
-        return power.noticed(FINE), power.is_shown, [one.why for one in power.planted]
+    def seen_in(power: Power) -> tuple[float, bool, list[tuple[str, frozenset[str]]]]:
+        return power.noticed(FINE), power.is_shown, [(one.why, one.outputs) for one in power.planted]
 
     fine = measured_power(run, graph, "fp16", fine_alone=True)
     assert seen_in(fine) == seen_in(measured_power(run, graph, "fp16"))
