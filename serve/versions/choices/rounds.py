@@ -150,6 +150,7 @@ def round_gains(
                 BatchToTime(rival.engine, rows, first), BatchToTime(active.engine, rows, mine)
             )
             if first.seconds[rows] > _FIRST_RUN * mine.seconds[rows]:
+                rival.taken.add(rows, first.seconds[rows])
                 return [*gains, mine.seconds[rows] / first.seconds[rows]]
         pair = BatchToTime(rival.engine, rows, theirs), BatchToTime(active.engine, rows, mine)
         yield from watch.time(*pair * _PAIRS)

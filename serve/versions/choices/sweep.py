@@ -248,6 +248,7 @@ class Sweep:
                 rival = Side(way, engine, TimedSetup(way.setup, {}))
                 verdict, new = yield from self._compared(form, rival, what)
                 self.crowded = self.crowded or verdict.crowded
+                logger.debug("%s: %s beside %s: %s", self.loaded, way, self.way, verdict)
                 was = self.way
                 if verdict.wins:
                     self._take(new, rival, verdict, what, keep)
@@ -263,17 +264,22 @@ class Sweep:
 
     def _compared(self, form: ServableForm, rival: Side, what: str) -> Steps[tuple[Verdict, PreparedVersion]]:
         """The verdict, and what would serve: by live traffic where there is enough of it, unless the rival is hopeless;
-        else by runs between live batches."""
+        else by runs between live batches.
+
+        Just after a batch callers, the event loop and threads that still spin need every core: a rival with several
+        threads may seem 100 times as slow there. Such a run calls nobody hopeless, and tells nothing of batch sizes.
+        """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
         crowding = self.machine.crowding()
         gain = mean((yield from round_gains(active, rival, sizes[:1], self._watch, is_first=True)))
-        if gain < _HOPELESS:
-            return Verdict(rounds=1, gain=gain, crowded=crowding.disturbance() > CROWDED), new
+        crowded = crowding.disturbance() > CROWDED
+        if gain < _HOPELESS and not crowded:
+            return Verdict(rounds=1, gain=gain), new
         before = yield from self._trial.window()
         if before.is_enough:
             crowding = self.machine.crowding()
-            if what in (FORM, SETUP) and self._now.limit:  # in batches of its own size
+            if what in (FORM, SETUP) and self._now.limit and not crowded:  # in batches of its own size
                 new.useful_rows = yield from useful_rows_of(rival, self._now, self._watch)
             self._warm(rival, new)
 
@@ -286,6 +292,8 @@ class Sweep:
                 if verdict.wins and verdict.live_rows * 2 <= self._now.limit:
                     yield from self._with_all_rows(active, rival, verdict)
                 return verdict, new
+        if gain < _HOPELESS:
+            return Verdict(rounds=1, gain=gain, crowded=True), new
         return (yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)), new
 
     def _with_all_rows(self, active: Side, rival: Side, verdict: Verdict) -> Steps[None]:
