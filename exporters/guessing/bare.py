@@ -100,7 +100,7 @@ def _module_source(
     path: str, where: Path, function: str, samples: Mapping[str, np.ndarray] | None
 ) -> str | None:
     """The source, as model.toml has it, of what only a child may open; None for anything else."""
-    if function and where.suffix == ".py":
+    if function and where.suffix == ".py" and where.is_file():
         if samples is None:
             raise BadSamples(
                 f"{path}: what a module takes is seen from example inputs: give them as --samples FILE (safetensors or "

@@ -266,6 +266,22 @@ def test_a_module_that_gives_complex_numbers_is_refused_with_the_way_out(tmp_pat
     assert code == 2 and "complex64" in said and "view_as_real" in said
 
 
+@pytest.mark.slow
+def test_a_class_is_taken_like_a_function_and_what_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
+    )
+    np.savez(tmp_path / "inputs.npz", x=np.random.normal(size=(16, 4)).astype(np.float32))
+    for more in ((), ("--samples", tmp_path / "inputs.npz")):
+        code, _, said = run("init", f"{tmp_path}/other.py:Net", *more)
+        assert code == 2 and "other.py:Net does not exist" in said
+    code, _, said = run("init", f"{tmp_path}/model.py:Nett", "--samples", tmp_path / "inputs.npz")
+    assert code != 0 and "has no function 'Nett'" in said
+    code, _, said = run("init", f"{tmp_path}/model.py:Net", "--samples", tmp_path / "inputs.npz")
+    assert code == 0, said
+    converts(tmp_path, tmp_path / "store")
+
+
 def test_code_that_fails_is_reported_with_its_own_traceback(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no weights here')\n")
     np.savez(tmp_path / "inputs.npz", x=np.zeros((2, 4), np.float32))
