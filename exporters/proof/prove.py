@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...models.engines.engine import Engine
-from ...models.errors import ExportFailed
+from ...models.errors import EngineFailed, ExportFailed, HalfevenError
 from ...models.spec.buckets import buckets_of
 from ...models.spec.filled_lengths import Lengths
 from ...models.spec.spec import ModelSpec
@@ -23,7 +23,7 @@ from ..gate.verdict import ParityReport
 from ..inputs.perturbed import changeable, perturbed_rows
 from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
-from ..question import Answers, Arrays, Invented, Question, TieTolerance, answers_or_refusal
+from ..question import REFUSALS, Answers, Arrays, Invented, Question, TieTolerance, answers_or_refusal
 from .neutral_lengths import JoinedLengths, filling, joined_lengths
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
@@ -78,10 +78,16 @@ Taken = tuple[list[Trial], list[Trial], list[Trial]]  # trials on real, on adver
 
 
 def answers_of(spec: ModelSpec, engine: Engine) -> Answers:
-    """An engine as a function of named arrays."""
+    """An engine as a function of named arrays. Errors of ONNX Runtime, which are of kinds of its own, become
+    EngineFailed."""
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:
-        outputs = engine.run([[arrays[tensor.name]] for tensor in spec.inputs])
+        try:
+            outputs = engine.run([[arrays[tensor.name]] for tensor in spec.inputs])
+        except (HalfevenError, MemoryError, *REFUSALS):
+            raise
+        except Exception as error:
+            raise EngineFailed(f"'{spec.name}' does not run with these inputs: {error}") from error
         return {tensor.name: output for tensor, output in zip(spec.outputs, outputs, strict=True)}
 
     return answer
