@@ -308,9 +308,9 @@ def _check_classes(targets: np.ndarray, tensor: TensorSpec, inner: tuple[Dim, ..
         )
 
 
-MAX_SAMPLES = 16
+PLANNING_SAMPLES = 16
 FEWEST = 2
-SLOW_SAMPLES = 8  # instead of `MAX_SAMPLES`, where those would need more than `PLANNING_OPERATIONS`
+SLOW_SAMPLES = 8  # instead of `PLANNING_SAMPLES`, where those would need more than `PLANNING_OPERATIONS`
 PLANNING_OPERATIONS = 1 << 34
 PLANNING_BYTES = 1 << 28  # of the inputs and answers of all of them
 PLANNING_ROWS = 8  # of one execution
@@ -320,8 +320,8 @@ def few(planning: Samples, operations: Operations = UNKNOWN, of_a_row: int = 0) 
     """The first planning samples: every candidate plan is tried on them. ``operations``: of one execution of the
     model; ``of_a_row``: the bytes of one sample and its answer."""
     row = operations.of(planning.take(slice(0, 1)).arrays)
-    slow = row * min(planning.count, MAX_SAMPLES) > PLANNING_OPERATIONS
-    most = SLOW_SAMPLES if slow else MAX_SAMPLES
+    slow = row * min(planning.count, PLANNING_SAMPLES) > PLANNING_OPERATIONS
+    most = SLOW_SAMPLES if slow else PLANNING_SAMPLES
     return planning.take(slice(0, min(most, max(FEWEST, PLANNING_BYTES // max(of_a_row, 1)))))
 
 

@@ -17,7 +17,7 @@ from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
 from ..graph.backend import Graph
 from ..inputs.perturbed import COPIES, perturbed, perturbed_if_small
-from ..inputs.samples import MAX_SAMPLES, Samples, executions, few
+from ..inputs.samples import PLANNING_SAMPLES, Samples, executions, few
 from ..inputs.synthetic import LARGEST, adversarial
 from ..policy.operations import Meter
 from ..proof.prove import noise_among, tried
@@ -61,7 +61,7 @@ class Rehearsal:
             spec, own, self._original, self.meter.on(graph.exact()), self._operations_of_a_row
         )
         limits = replace(spec, parity=stricter(spec.parity, graph.precision.dtype, SHARE))
-        joined = -(-MAX_SAMPLES // self._rows)  # copies of few samples that are judged as one set
+        joined = -(-PLANNING_SAMPLES // self._rows)  # copies of few samples that are judged as one set
         self.counterexamples = Counterexamples(
             self._rows * joined,
             lambda: without_near_ties(
