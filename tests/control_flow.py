@@ -68,7 +68,7 @@ class Recurrent(nn.Module):
 
 
 class Mapped(nn.Module):
-    """The same layer for every sample."""
+    """A model that gives every sample to one layer."""
 
     def __init__(self) -> None:
         super().__init__()

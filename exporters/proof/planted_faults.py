@@ -47,7 +47,8 @@ ROWS = 8  # of each run
 ALL_ROWS = 64  # of the second measurement, of a proof that looks blind on `ROWS`
 OPERATIONS, BYTES = 1 << 34, 1 << 28  # of one run, and of its inputs and answers: they bound its rows
 MOST_NODES, LEAST_NODES, NODES_AGAIN = 48, 6, 6
-# Of the nodes that lead to some outputs alone so many at least, for so many sets of outputs, those with the fewest.
+# The least number of nodes that are asked of those that lead to a set of outputs alone, and the number of such sets:
+# the smallest come first.
 OF_OUTPUTS, MOST_SETS = 3, 16
 MOST_PARTS = 16  # of an output
 SHARE = 1.0  # of the operations of all questions of a proof; a conversion needs about fifteen times as many

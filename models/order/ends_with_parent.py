@@ -29,7 +29,8 @@ def die_with_the_parent(control: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """The same request as `die_with_the_parent`'s, of a process that has no such pipe: it knows its parent's number."""
+    """Ask the kernel to end this process when the process ``parent`` ends, whose child it is. It ends here where that
+    is over already. `die_with_the_parent` asks so where a pipe from the parent tells that, and not its number."""
     _ask_the_kernel()
     if os.getppid() != parent:
         os._exit(1)

@@ -31,7 +31,7 @@ def seconds_by_rows(batches: Batches, waited_s: float = 0.0) -> dict[int, float]
 
 
 def rows_per_batch(batches: Batches) -> float:
-    """The mean; 0 without batches."""
+    """The rows of a batch in the mean; 0 without batches."""
     return sum(rows * count for rows, (count, _) in batches.items()) / max(
         sum(n for n, _ in batches.values()), 1
     )

@@ -16,9 +16,8 @@ _FEWEST_S = 0.1  # of batches in a window; less says nothing
 # A window ends after so many batches, or so many times `WINDOW_S`: of a few batches one more would count much.
 _MANY, _LONGEST = 10, 3
 _BUSY = 0.7  # of a window: callers always wait
-STEADY = (
-    1.25  # the ratio between the active way's two speeds in a round, beyond which the traffic has changed
-)
+# The traffic has changed in a round where the active way's two speeds differ by more than this ratio.
+STEADY = 1.5
 CLEAR = 1.25  # a rival has lost after one round where not even a gain so many times as large would win
 
 

@@ -31,9 +31,7 @@ FIRST_S, LONGEST_S = 60.0, 6 * 3600.0  # from a sweep that confirmed the choice 
 AGAIN_S = 15.0  # from one that was disturbed, or left out what was decided before: it confirms nothing
 WORKED_S, WORKED_BATCHES = 2.0, 1000  # of which one suffices: a version that serves nobody is not measured
 CONFIRMS = 2  # rounds of a sweep that changed nothing
-GROWN = (
-    2.0  # times as many rows in a batch as when the choice was confirmed: it was not tried under such a load
-)
+GROWN = 2.0  # times as many rows in a batch as when the choice was confirmed: such a load is new
 
 
 @dataclass(slots=True, eq=False)

@@ -288,7 +288,7 @@ class Sweep:
 
             verdict = yield from self._trial.verdict(before, partial(self._now.lend, new), speaks_for_it)
             if verdict is not None:
-                verdict.crowded |= crowding.disturbance() > CROWDED
+                verdict.crowded |= crowded or crowding.disturbance() > CROWDED
                 if verdict.wins and verdict.live_rows * 2 <= self._now.limit:
                     yield from self._with_all_rows(active, rival, verdict)
                 return verdict, new
@@ -337,7 +337,7 @@ class Sweep:
         was, measured = self.way, [rival.taken, self.measured]
         self._warm(rival, new)
         if what == FORM:
-            most = max(rival.taken.seconds)
+            most = max(*rival.taken.seconds, self._now.rows_of(new))
             new.invariance = invariance_of(self._spec, self._samples, rival.engine, most, self.place)
         self._now.exchange(new, what, (str(was), str(rival.way)), verdict, rival.taken, keep)
         version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
@@ -345,8 +345,7 @@ class Sweep:
         self.exchanged(self.loaded)
 
     def _warm(self, rival: Side, new: PreparedVersion) -> None:
-        most = self.loaded.spec.max_batch_size
-        for rows in sorted({min(rival.taken.seconds), min(new.useful_rows or most, most)}):
+        for rows in sorted({min(rival.taken.seconds), self._now.rows_of(new)}):
             parts = batch_of(self._spec, self._samples, rows)
             size = max(rival.taken.seconds)
             is_short = rival.taken.seconds[size] * max(rows, 1) / max(size, 1) <= _WARMED_S

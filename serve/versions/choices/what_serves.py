@@ -57,8 +57,12 @@ class WhatServes:
     @property
     def limit(self) -> int:
         """The most rows of a batch now; 0: not batched."""
+        return self.rows_of(self.prepared)
+
+    def rows_of(self, prepared: PreparedVersion) -> int:
+        """The most rows of a batch that ``prepared`` would serve; 0: not batched."""
         most = self.loaded.spec.max_batch_size
-        return min(self.prepared.useful_rows or most, most)
+        return min(prepared.useful_rows or most, most)
 
     @property
     def possible(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ def verified(half: Path) -> tuple[int, str]:
 
 
 def verified_here(half: Path) -> tuple[int, str]:
-    """The same in this process: numpy and onnx are there already."""
+    """The exit code and the sentence of the verifier, run in this process, which has imported numpy already."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as said:
         patch.setattr(sys, "argv", [str(VERIFIER), str(half)])
         with pytest.raises(SystemExit) as end:

@@ -67,7 +67,7 @@ def power_of(subject: Subject, maker: Maker | None = None) -> Power:
 
 
 def as_file(subject: Subject, folder: Path) -> tuple[Subject, Maker]:
-    """The same model as an ONNX file."""
+    """The subject's model as an ONNX file."""
     write_onnx(subject.exported, subject.spec, folder / "original.onnx", {})
     asked = ModelFolder(folder, "original.onnx", (), None, None, subject.spec, subject.precision)
     return foreign_subject(asked, subject.samples, {}, False, lambda _: None)

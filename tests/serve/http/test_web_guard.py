@@ -126,7 +126,7 @@ def test_every_route_refuses_a_name_that_is_not_the_server_s(
 
 
 def test_the_server_s_own_pages_and_programs_are_let_in(server: str, roster: Any, dial: Dial) -> None:
-    """The same orders by a program, and by a page of the server itself."""
+    """The orders that a foreign page may not give are taken from a program, and from a page of the server itself."""
     own = {"origin": f"http://{server}", "sec-fetch-site": "same-origin"}
     connection = dial(server)
     for headers in ({}, own, {"sec-fetch-site": "none"}):

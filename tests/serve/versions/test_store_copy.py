@@ -126,7 +126,7 @@ def test_what_was_deleted_is_deleted_and_a_source_that_is_away_deletes_nothing(
 
 @pytest.fixture
 def in_memory(source: Store) -> Iterator[str]:
-    """The same store under a URL of fsspec."""
+    """The source store under a URL of fsspec."""
     fs, root = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
     fs.put(str(source.root), root, recursive=True)
     yield f"memory:/{root}"

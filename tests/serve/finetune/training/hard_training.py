@@ -90,7 +90,7 @@ def kill_at(request: Line, call: int) -> None:
 
 
 def elsewhere(request: Line) -> Line:
-    """The same job with a folder of its own, in which nothing has happened yet."""
+    """The request of a job, with another folder, in which nothing has happened yet."""
     out = Path(request["out"]).with_name("left-alone")
     out.mkdir(exist_ok=True)
     return request | {"out": str(out)}

@@ -37,7 +37,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Line, tuple[str
 
 @pytest.fixture
 def hard(untouched: tuple[Line, tuple[str, str]], tmp_path: Path) -> Line:
-    """The same job with a folder and files of its own."""
+    """The untouched job with a folder and files of its own."""
     old, new = str(Path(untouched[0]["out"]).parent), str(tmp_path / "job")
     copytree(old, new, ignore=ignore_patterns("left-alone"))
     return json.loads(json.dumps(untouched[0]).replace(old, new))

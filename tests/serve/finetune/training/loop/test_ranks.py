@@ -92,7 +92,7 @@ def request(folder: Path, build: str = "build", **hyperparameters: Any) -> Line:
 
 
 def of(asked: Line, processes: int, name: str) -> Line:
-    """The same job in so many processes, in a folder of its own."""
+    """The job ``asked``, in so many processes and in another folder."""
     out = Path(asked["out"]).with_name(name)
     out.mkdir()
     return asked | {"out": str(out), "processes": processes}
