@@ -1,4 +1,5 @@
-"""A model that comes without a model.toml: read as the folder that it would be."""
+"""A model that comes without a model.toml: read as the folder that it would be, or refused with advice where the file
+holds weights or pickles alone."""
 
 import pickletools
 import zipfile

@@ -1,7 +1,8 @@
 """The live form of a module that cannot be captured: the operator's own ``nn.Module`` under autocast.
 
 There is no capture and no rewrite. The plan is which modules stay in FP32 (`islands.py`); the module itself is proven
-and served, built from the operator's folder in this process as it will be in the server.
+and served, built from the operator's folder in this process as it will be in the server. Its operations are counted
+in a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence

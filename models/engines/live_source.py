@@ -1,4 +1,5 @@
-"""The module of a live model, built from the operator's own folder, whose text must be the one that was proven."""
+"""The module of a live model, built from the operator's own folder, whose text must be the one that was proven; and the
+imports of that folder's files, which no other model sees."""
 
 import builtins
 import importlib

@@ -1,4 +1,4 @@
-"""Runs an exported program with torch, eagerly, on a CPU or a CUDA device."""
+"""Loads an exported program of a version, and runs it with torch, eagerly, on a CPU or a CUDA device."""
 
 import time
 from collections.abc import Callable, Sequence

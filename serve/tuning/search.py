@@ -1,4 +1,5 @@
-"""``halfeven tune``: which form, with how many threads, in which batches, is fastest on this device.
+"""``halfeven tune``: which form, with how many threads, in which batches, is fastest on this device, and how long a
+request waits for others there.
 
 Everything runs as it will when serving: on the device thread, and for the delay through the real batcher.
 A half that is not proven equal here is no candidate.

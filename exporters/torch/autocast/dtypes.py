@@ -1,4 +1,5 @@
-"""The dtype of every tensor of an original program under a plan, without computing anything.
+"""The dtype of every tensor of an original program under a plan, without computing anything; the dtype in which each
+node reads its inputs, operands of loops and branches too.
 
 Carried out on fake tensors, node by node. The result of a node for given dtypes is remembered, so that the next plan
 takes milliseconds: the search for kept nodes asks for hundreds.

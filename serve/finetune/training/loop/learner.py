@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from .....models.folder.loss_and_optimizer_names import OPTIMIZERS
-from .half_model import norms_of
+from .norm_look import norms_of
 from .passes import is_finite
 from .setting_names import ONE_CYCLE
 from .training_terms import GRADIENT_OVERFLOW, Patience, Settings, Stopped

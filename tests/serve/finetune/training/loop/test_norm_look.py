@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop.half_model import (
-    BY_LOOK,
-    NAMED,
-    HalfModel,
-    norms_of,
-    without_autocast,
-)
+from halfeven.serve.finetune.training.loop.half_model import BY_LOOK, NAMED, HalfModel, without_autocast
+from halfeven.serve.finetune.training.loop.norm_look import norms_of
 from halfeven.serve.finetune.training.loop.training_terms import Stopped
 from torch import Tensor, nn
 from torch.nn import functional

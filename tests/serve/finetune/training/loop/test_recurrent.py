@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop import amp, passes
+from halfeven.serve.finetune.training.loop import amp, recurrent
 from halfeven.serve.finetune.training.loop.training_terms import Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -54,7 +54,7 @@ def test_a_net_with_an_lstm_learns_in_half(form: Callable[[nn.Module], nn.Module
 
 def test_only_the_lstm_computes_in_fp32_where_it_cannot_be_trained_in_half() -> None:
     net = Net()
-    with torch.autocast("cpu", torch.bfloat16), passes.RecurrentInFp32(torch.bfloat16, never):
+    with torch.autocast("cpu", torch.bfloat16), recurrent.RecurrentInFp32(torch.bfloat16, never):
         found = net(torch.randn(4, 5, 3))
     assert net.seen == {"lstm": torch.float32, "last": torch.bfloat16}
     found.float().sum().backward()
@@ -65,7 +65,7 @@ def test_an_lstm_whose_half_input_torch_computes_goes_torchs_own_way() -> None:
     layer, half = nn.LSTM(3, 6), torch.randn(4, 5, 3).half()
     with torch.autocast("cpu", torch.float16):
         expected, _ = layer(half)
-        with passes.RecurrentInFp32(torch.float16, always):
+        with recurrent.RecurrentInFp32(torch.float16, always):
             found, _ = layer(half)
     assert found.dtype == torch.float16 and torch.equal(found, expected)
 
@@ -76,7 +76,7 @@ def test_an_lstm_whose_half_input_torch_computes_goes_torchs_own_way() -> None:
     ids=["no recurrent layer", "a CUDA device", "no autocast"],
 )
 def test_nothing_surrounds_what_computes_by_itself(net: nn.Module, kind: str, autocasts: bool) -> None:
-    assert isinstance(passes.recurrent_context(net, kind, torch.float16, autocasts), nullcontext)
+    assert isinstance(recurrent.recurrent_context(net, kind, torch.float16, autocasts), nullcontext)
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -98,7 +98,7 @@ def test_every_recurrent_layer_trains_under_autocast_on_this_processor(
 ) -> None:
     layer, x = LAYERS[name](), torch.randn(5, 4, 3)
     given: Any = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 2, 2])) if packed else x
-    with torch.autocast("cpu", dtype), passes.recurrent_context(layer, "cpu", dtype, True):
+    with torch.autocast("cpu", dtype), recurrent.recurrent_context(layer, "cpu", dtype, True):
         states = layer(given)[0]
     (states.data if packed else states).float().sum().backward()
     assert all(one.grad is not None and torch.isfinite(one.grad).all() for one in layer.parameters())
@@ -108,7 +108,7 @@ def test_a_processor_that_answers_in_half_and_does_not_train_in_it_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """oneDNN with AVX512-FP16 is so: the kernel of the answer exists, that of training does not."""
-    monkeypatch.setattr(passes, "_known", {})
+    monkeypatch.setattr(recurrent, "_known", {})
 
     def kernel(x: Tensor) -> tuple[Tensor]:
         if torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
@@ -116,22 +116,22 @@ def test_a_processor_that_answers_in_half_and_does_not_train_in_it_is_found_out(
         return (x * 2,)
 
     with torch.no_grad():
-        assert not passes.trains_here(kernel, ((torch.zeros(2, 3),), {}), torch.float16)
+        assert not recurrent.trains_here(kernel, ((torch.zeros(2, 3),), {}), torch.float16)
 
 
 def test_an_error_of_the_callers_own_is_left_to_be_raised() -> None:
-    around = passes.RecurrentInFp32(torch.float16)
+    around = recurrent.RecurrentInFp32(torch.float16)
     with torch.autocast("cpu", torch.float16), around, pytest.raises(RuntimeError, match="input"):
         nn.LSTM(3, 6)(torch.zeros(4, 5, 2))
 
 
 def test_a_kind_of_call_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(passes, "_known", {})
+    monkeypatch.setattr(recurrent, "_known", {})
     # The layer runs in FP32 alone: not every processor has the call in half.
-    monkeypatch.setattr(passes, "_runs", lambda _, call, half: tried.append(call) if half else True)
+    monkeypatch.setattr(recurrent, "_runs", lambda _, call, half: tried.append(call) if half else True)
     layer = nn.LSTM(3, 6)
-    with torch.autocast("cpu", torch.bfloat16), passes.RecurrentInFp32(torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), recurrent.RecurrentInFp32(torch.bfloat16):
         for rows, length in ((4, 5), (2, 7), (1, 1)):
             layer(torch.zeros(length, rows, 3))
     assert len(tried) == 1
