@@ -1,5 +1,5 @@
-"""Real inputs that choose a plan and judge a half: read, checked against the spec, divided; and the few of them on which
-every candidate plan is tried.
+"""Real inputs that choose a plan and judge a half: read, checked against the spec, divided; and the few on which every
+candidate plan is tried.
 
 The layout of ``samples.safetensors`` (or npz), which fine-tuning data has too: one tensor per input name,
 first axis = samples, and optionally ``target:<output>``. For a model that is not batched a samples axis is added in
