@@ -24,7 +24,7 @@ class BackgroundServer:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         certificates = settings.certificates
-        end_openmp_threads()  # of the caller: beside them what serves would be slower
+        end_openmp_threads()  # those of the calling thread would slow what serves
         try:
             listener = socket.create_server((settings.host, settings.port))
         except OSError as error:

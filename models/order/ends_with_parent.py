@@ -29,8 +29,9 @@ def die_with_the_parent(control: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when the process ``parent`` ends, whose child it is. It ends here where that
-    is over already. `die_with_the_parent` asks so where a pipe from the parent tells that, and not its number."""
+    """Ask the kernel to end this process when its parent ends. ``parent``: the parent's process number; this process
+    ends here if it has another parent by now. `die_with_the_parent` is for a process that has a pipe from its parent
+    instead of the number."""
     _ask_the_kernel()
     if os.getppid() != parent:
         os._exit(1)

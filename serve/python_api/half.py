@@ -168,7 +168,7 @@ class InProcess:
         rows = spec.check_inputs(arrays)
         ordered = [np.ascontiguousarray(arrays[tensor.name]) for tensor in spec.inputs]
         if self.prepared.setup is not None and self.prepared.setup.threads > 1:
-            end_openmp_threads()  # of the caller, who waits: beside them the half would be slower
+            end_openmp_threads()  # those of the caller, who waits, would slow the half
         found = asyncio.run_coroutine_threadsafe(self._asked(ordered, rows), self._loop).result()
         return {
             tensor.name: np.array(array_batch_back(output, tensor.batch_axis), order="C")  # the caller's own

@@ -310,7 +310,7 @@ class Sweep:
         load = partial(form.load, setup)
         # A live form runs the operator's own code, which may count on the device's thread.
         engine = self.place.call(load) if form.form == "live" else load()
-        end_openmp_threads()  # of this thread: beside them what serves would be slower
+        end_openmp_threads()  # those of this thread would slow what serves
         self._load_s = self.machine.loading_clock() - began_s
         self.budget.spend(self._load_s)
         try:
