@@ -17,8 +17,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....models.machine import kernel_costs
-from .loop.batch_loop import BatchLoop
+from .loop.amp import Loop
+from .loop.batch_loop import BatchLoop, total_steps
 from .loop.loop_state import copied, put_into
+from .loop.passes import LossOf, PartsOf
 from .loop.seeding import generators_untouched
 from .loop.setting_names import EXACT_FIRST
 from .loop.training_terms import Settings, Stopped, named_tensors
@@ -240,3 +242,21 @@ class PrecisionTest:
                 put_into(self._module, start)
                 self._module.zero_grad(set_to_none=True)
                 self._enter(self._settings.precision)
+
+
+def timed_steps(
+    module: nn.Module, loss_of: LossOf, parts_of: PartsOf, rows: int, settings: Settings, device: str,
+    clock: Clock = time.perf_counter,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of a step by precision, of a training with one loss and one optimizer over so many rows; what the device
+    does not have, and on a processor what is much slower, is left out. No job needs it: scripts that reproduce a slow
+    kernel measure a module by itself with it."""
+
+    def loop(asked: Settings, count: int) -> BatchLoop:
+        return Loop(module, loss_of, count, asked, device, parts_of)
+
+    return (
+        PrecisionTest(module, loop, settings, total_steps(rows, settings), device, clock=clock)
+        .timed()
+        .seconds
+    )

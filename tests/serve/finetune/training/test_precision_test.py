@@ -1,14 +1,12 @@
 """The precision of a job is measured: a much slower one is left out early, and among the fast ones the most exact of
 the fastest is taken. The processors are given facts: a clock that the fake net moves."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 import torch
 from halfeven.serve.finetune.training.loop.amp import Loop
 from halfeven.serve.finetune.training.loop.batch_loop import BatchLoop
 from halfeven.serve.finetune.training.loop.loop_state import copied
+from halfeven.serve.finetune.training.loop.passes import whole
 from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST, chosen_precision
 from halfeven.serve.finetune.training.loop.training_terms import Settings, named_tensors
 from halfeven.serve.finetune.training.precision_test import (
@@ -16,6 +14,7 @@ from halfeven.serve.finetune.training.precision_test import (
     MOST_TIMES,
     PrecisionTest,
     Timed,
+    timed_steps,
 )
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -53,13 +52,7 @@ ROWS = torch.randn(64, 4)
 USUAL = Settings(batch_size=32)
 
 
-def measuring(
-    net: Fake,
-    settings: Settings = USUAL,
-    steps: int = 300,
-    device: str = "cpu",
-    work_clock: Callable[[], float] | None = None,
-) -> PrecisionTest:
+def measuring(net: Fake, settings: Settings = USUAL, steps: int = 300, device: str = "cpu") -> PrecisionTest:
 
     def loop(asked: Settings, rows: int) -> BatchLoop:
         return Loop(net, lambda batch: mse_loss(net(ROWS[batch]), ROWS[batch, :2]), rows, asked)
@@ -67,7 +60,7 @@ def measuring(
     def clock() -> float:
         return net.now
 
-    return PrecisionTest(net, loop, settings, steps, device, clock=clock, work_clock=work_clock or clock)
+    return PrecisionTest(net, loop, settings, steps, device, clock=clock, work_clock=clock)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +191,16 @@ def test_the_facts_of_an_event_name_what_was_left_out_and_what_the_choice_cost()
     assert facts["took_seconds"] == pytest.approx(net.now) and isinstance(Timed().facts()["seconds"], dict)
 
 
-def test_processor_time_that_shows_no_difference_leaves_nothing_out() -> None:
-    """The clock of processor time is the real one: the fake net takes none."""
+def test_a_module_by_itself_is_timed_without_what_is_much_slower() -> None:
+    """Each clock is the fake's; that of processor time is the real one, which sees no difference."""
     net = Fake({"fp32": 3.0, "fp16": 1.0, "bf16": 2.0})
-    found = measuring(net, work_clock=time.process_time).timed().seconds
+    found = timed_steps(
+        net,
+        lambda batch: mse_loss(net(ROWS[batch]), ROWS[batch, :2]),
+        whole,
+        64,
+        USUAL,
+        "cpu",
+        lambda: net.now,
+    )
     assert found == pytest.approx({"fp32": 96 * ROW_S, "fp16": 32 * ROW_S, "bf16": 64 * ROW_S})
