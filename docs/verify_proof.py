@@ -113,6 +113,12 @@ def batches(inputs: Arrays, most: int) -> Iterator[Arrays]:
         yield {name: array[rows] for name, array in inputs.items()}
 
 
+def joined(rows: list[np.ndarray]) -> np.ndarray:
+    """The rows of an output as one array; without their axes where they differ in shape."""
+    same = len({row.shape for row in rows}) == 1
+    return np.stack(rows) if same else np.concatenate([row.reshape(-1) for row in rows])
+
+
 def check_output(name: str, half: np.ndarray, fp32: np.ndarray, judged: Mapping[str, Any], u: float) -> float:
     """The largest error in u. ``judged``: what the proof says of this output, its limits included."""
     if half.shape != fp32.shape or half.dtype != fp32.dtype:
@@ -182,8 +188,7 @@ def verified(half: Path) -> str:
     run, found = Half(half), dict[str, list[np.ndarray]]()
     for batch in batches(inputs, spec["max_batch_size"]):
         for name, array in run(batch).items():
-            found.setdefault(name, []).append(array)
-    join = np.concatenate if spec["max_batch_size"] else np.stack
+            found.setdefault(name, []).extend(array if spec["max_batch_size"] else [array])
     names = dict(
         zip(
             (value.name for value in run.graph.output),
@@ -191,10 +196,15 @@ def verified(half: Path) -> str:
             strict=True,
         )
     )
-    errors = [
-        check_output(names[name], join(parts), expected[names[name]][:judging], outputs[names[name]], u)
-        for name, parts in found.items()
-    ]
+    errors = list[float]()
+    for name, ours in found.items():
+        own = names[name]
+        theirs = list(
+            expected[own] if own in expected else [expected[f"{own}[{row}]"] for row in range(judging)]
+        )
+        if [row.shape for row in ours] != [row.shape for row in theirs[:judging]]:
+            raise Refused(f"output '{own}' has another shape than FP32's")
+        errors.append(check_output(own, joined(ours), joined(theirs[:judging]), outputs[own], u))
     return f"verified: {max(errors):.3g}u over {judging} samples ({manifest['half']}); digests as proven"
 
 

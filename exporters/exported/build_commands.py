@@ -26,9 +26,10 @@ class Commands:
     asks: str = ""
 
 
-def commands_for(engine: str, spec: ModelSpec, samples: Shapes) -> Commands:
-    """``samples``: the shape of one sample of each input, which free dimensions are optimised for."""
-    return BY_ENGINE[engine](spec, samples)
+def commands_for(engine: str, spec: ModelSpec, samples: Shapes, by_row: bool = False) -> Commands:
+    """``samples``: the shape of one sample of each input, which free dimensions are optimised for. ``by_row``: the
+    answers differ in shape from row to row, so that their file has an array for each (`file_rows.py`)."""
+    return BY_ENGINE[engine](spec, samples, by_row)
 
 
 def profile_of(spec: ModelSpec, samples: Shapes) -> dict[str, tuple[list[int], list[int], list[int]]]:
@@ -44,7 +45,7 @@ def profile_of(spec: ModelSpec, samples: Shapes) -> dict[str, tuple[list[int], l
     }
 
 
-def _tensorrt(spec: ModelSpec, samples: Shapes) -> Commands:
+def _tensorrt(spec: ModelSpec, samples: Shapes, by_row: bool) -> Commands:
     words = ["trtexec", "--onnx=half.onnx", "--stronglyTyped", "--noTF32"]
     profile = profile_of(spec, samples)
     for place, kind in enumerate(("min", "opt", "max") if profile else ()):
@@ -58,7 +59,7 @@ def _tensorrt(spec: ModelSpec, samples: Shapes) -> Commands:
     )
 
 
-def _onnxruntime(spec: ModelSpec, samples: Shapes) -> Commands:
+def _onnxruntime(spec: ModelSpec, samples: Shapes, by_row: bool) -> Commands:
     program = """
         import numpy as np
         import onnxruntime
@@ -72,11 +73,11 @@ def _onnxruntime(spec: ModelSpec, samples: Shapes) -> Commands:
         "pip install onnxruntime-gpu",
         "There is nothing to build. `use_tf32` 0 keeps the FP32 part FP32. Do not run a float16 converter over the\n"
         "file: it is converted.",
-        program + _answer_rows(spec, "session.run(None, {rows})"),
+        program + _answer_rows(spec, "session.run(None, {rows})", by_row),
     )
 
 
-def _openvino(spec: ModelSpec, samples: Shapes) -> Commands:
+def _openvino(spec: ModelSpec, samples: Shapes, by_row: bool) -> Commands:
     program = """
         import numpy as np
         import openvino
@@ -87,29 +88,33 @@ def _openvino(spec: ModelSpec, samples: Shapes) -> Commands:
         "ovc half.onnx --compress_to_fp16=False --output_model half.xml",
         "`--compress_to_fp16=False` matters: without it every weight that is kept in FP32 is rounded to FP16.\n"
         "So does `ACCURACY` in the program below: without it the device chooses the precision of every node.",
-        program + _answer_rows(spec, "list(model({rows}).values())"),
+        program + _answer_rows(spec, "list(model({rows}).values())", by_row),
     )
 
 
-BY_ENGINE: dict[str, Callable[[ModelSpec, Shapes], Commands]] = {
+BY_ENGINE: dict[str, Callable[[ModelSpec, Shapes, bool], Commands]] = {
     TENSORRT: _tensorrt,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
 }
 
 
-def _answer_rows(spec: ModelSpec, call: str) -> str:
+def _answer_rows(spec: ModelSpec, call: str, by_row: bool) -> str:
     """The rest of a program: the rows of the file in batches, and the answers as a file."""
     step = max(spec.max_batch_size, 1)
     rows = f"start : start + {step}" if spec.batched else "start, ..."  # an array also of a scalar input
     join = "concatenate" if spec.batched else "stack"
     fed = f"{{name: array[{rows}] for name, array in inputs.items()}}"
+    saved = f"{{name: np.{join}(part) for name, part in zip(names, zip(*parts))}}"
+    if by_row:
+        each = "(row for array in part for row in array)" if spec.batched else "part"
+        saved = f'{{f"{{name}}[{{i}}]": row for name, part in zip(names, zip(*parts)) for i, row in enumerate({each})}}'
     return f"""
         names = {[tensor.name for tensor in spec.outputs]}
         inputs = dict(np.load("{INPUTS}"))
         count = len(next(iter(inputs.values())))
         parts = [{call.format(rows=fed)} for start in range(0, count, {step})]
-        np.savez("{ANSWERS}", **{{name: np.{join}(part) for name, part in zip(names, zip(*parts))}})
+        np.savez("{ANSWERS}", **{saved})
         """
 
 

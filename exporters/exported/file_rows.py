@@ -1,59 +1,74 @@
 """The questions of a proof as rows of one file, for an engine that is not asked itself: its answers come as a file too.
 
 The rows are the judging samples in their order, then the perturbed samples. Batch sizes and adversarial inputs, whose
-shapes differ, are left out.
+shapes differ, are left out. An output is one array whose axis 0 is the rows; where the answers of one differ in shape
+from row to row, it has an array for each row: ``y[0]``, ``y[1]``, ….
 """
 
+import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from ...models.errors import BadSamples, ExportFailed
+from ...models.errors import BadSamples
 from ...models.spec.spec import ModelSpec
 from ..gate.trial import Trial
 from ..proof.prove import ReferenceRun, Taken, tried
 from ..question import Arrays, Question
 
 INPUTS, EXPECTED = "inputs.npz", "expected.npz"
+_EACH = re.compile(r"\[\d+\]$")
 
 
 def write_rows(run: ReferenceRun, folder: Path) -> None:
-    """Write ``inputs.npz`` and ``expected.npz``: one array for each input and each output of the original, axis 0 the
-    rows (of a model that is not batched the rows are in front). Raises ExportFailed where answers differ in shape."""
+    """Write ``inputs.npz`` and ``expected.npz`` (of a model that is not batched the rows are in front)."""
     questions = [*_once(run.spec, run.bulk), *_once(run.spec, run.perturbed)]
-    try:
-        inputs = _joined(run.spec, [question.inputs for question in questions])
-        expected = _joined(run.spec, [question.reference for question in questions])
-    except ValueError as error:
-        raise ExportFailed(
-            f"the answers of '{run.spec.name}' differ in shape from sample to sample, so that they are not rows of one "
-            f"file: {error}; ask a running engine instead (halfeven prove --against URL or FILE.onnx)"
-        ) from error
-    write_npz(folder / INPUTS, inputs)
-    write_npz(folder / EXPECTED, expected)
+    write_npz(folder / INPUTS, _as_file(run.spec, [question.inputs for question in questions]))
+    write_npz(folder / EXPECTED, _as_file(run.spec, [question.reference for question in questions]))
+
+
+def answers_differ_in_shape(folder: Path) -> bool:
+    """True if ``expected.npz`` has an output with an array for each row."""
+    with zipfile.ZipFile(folder / EXPECTED) as file:
+        return any(name.endswith("[0].npy") for name in file.namelist())
 
 
 def take_rows(run: ReferenceRun, answers: Arrays) -> Taken:
     """The rows of a file of answers beside the original's. Raises BadSamples where an output has not as many."""
     judging, perturbed = (_once(run.spec, questions) for questions in (run.bulk, run.perturbed))
     wanted = sum(len(question.samples) for question in (*judging, *perturbed))
-    for name, array in answers.items():
-        if array.ndim == 0 or len(array) != wanted:
-            came = "no rows" if array.ndim == 0 else f"{len(array)} rows"
-            raise BadSamples(
-                f"output '{name}': expected {wanted} rows, one for each row of {INPUTS} in its order, got {came}"
-            )
+    outputs = _outputs(run.spec, answers, wanted)
+    join = np.stack if run.spec.batched else itemgetter(0)
     trials, start = list[Trial](), 0
     for question in (*judging, *perturbed):
-        rows = slice(start, start + len(question.samples)) if run.spec.batched else start
-        candidate = {name: np.asarray(array[rows]) for name, array in answers.items()}
+        rows = slice(start, start + len(question.samples))
+        candidate = {name: np.asarray(join(array[rows])) for name, array in outputs.items()}
         trials.append(
             tried(question.samples, question.inputs, question.reference, candidate, run.tie_tolerance)
         )
         start += len(question.samples)
     return trials[: len(judging)], [], trials[len(judging) :]
+
+
+def _outputs(spec: ModelSpec, answers: Arrays, wanted: int) -> dict[str, Sequence[np.ndarray]]:
+    """The answers to ``wanted`` rows by output."""
+    own, found = {tensor.name for tensor in spec.outputs}, dict[str, Sequence[np.ndarray]]()
+    for name, array in answers.items():
+        if name in own or not _EACH.search(name):
+            found[name] = array if array.ndim else []
+        elif name.endswith("[0]"):
+            output = name.removesuffix("[0]")
+            found[output] = [answers[row] for row in _each(output, wanted) if row in answers]
+    for output, rows in found.items():
+        if len(rows) != wanted:
+            raise BadSamples(
+                f"output '{output}': expected {wanted} rows, one for each row of {INPUTS} in its order, got "
+                f"{len(rows) or 'no'} rows"
+            )
+    return found
 
 
 def _once(spec: ModelSpec, questions: Iterable[Question]) -> list[Question]:
@@ -66,9 +81,19 @@ def _once(spec: ModelSpec, questions: Iterable[Question]) -> list[Question]:
     return found
 
 
-def _joined(spec: ModelSpec, parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
-    join = np.concatenate if spec.batched else np.stack
-    return {name: join([part[name] for part in parts]) for name in parts[0]}
+def _as_file(spec: ModelSpec, parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
+    found = dict[str, np.ndarray]()
+    for name in parts[0]:
+        rows = [row for part in parts for row in (part[name] if spec.batched else [part[name]])]
+        if len({row.shape for row in rows}) == 1:
+            found[name] = np.stack(rows)
+        else:
+            found |= zip(_each(name, len(rows)), rows, strict=True)
+    return found
+
+
+def _each(output: str, rows: int) -> Iterator[str]:
+    return (f"{output}[{row}]" for row in range(rows))
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

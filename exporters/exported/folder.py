@@ -34,7 +34,7 @@ from ..proof.prove import ReferenceRun, judged
 from ..proof.subject import CPU
 from ..report.headline import headline
 from .build_commands import BY_ENGINE, TENSORRT, Commands, commands_for
-from .file_rows import INPUTS, take_rows, write_rows
+from .file_rows import INPUTS, answers_differ_in_shape, take_rows, write_rows
 from .onnx_pair import HALF, ORIGINAL, check_exportable, put_pair, suit_tensorrt
 from .tensorrt_operators import SEEN_IN, LackingOperation
 
@@ -75,7 +75,7 @@ def export(
         (folder / "parity.json").write_text(json.dumps(proof, indent=2, allow_nan=False) + "\n")
         shapes = {name: array.shape[1:] for name, array in samples.arrays.items()}
         facts = _manifest(version, engine, proof, lacking)
-        commands = commands_for(engine, version.spec(), shapes)
+        commands = commands_for(engine, version.spec(), shapes, answers_differ_in_shape(folder))
         (folder / "README.md").write_text(readme(folder, facts, proof, commands))
         write_manifest(folder, LIVE, facts)
     return facts | {"folder": str(target), "files": Version.at(target).manifest["files"]}
@@ -111,21 +111,22 @@ def _manifest(
 
 
 _CHILD = """
+import json
 import sys
 import numpy as np
 import onnxruntime
 
-half, inputs, answers, rows = *sys.argv[1:4], int(sys.argv[4])
+half, inputs, answers, rows, outputs = *sys.argv[1:4], int(sys.argv[4]), json.loads(sys.argv[5])
 onnxruntime.disable_telemetry_events()
 session = onnxruntime.InferenceSession(half, providers=["CPUExecutionProvider"])
 given = dict(np.load(inputs))
-names = [output.name for output in session.get_outputs()]
-found = []
+found = {name: [] for name in outputs}
 for start in range(0, min(map(len, given.values())), rows or 1):
     part = slice(start, start + rows) if rows else (start, ...)  # an array also of a scalar input
-    found.append(session.run(names, {name: array[part] for name, array in given.items()}))
-join = np.concatenate if rows else np.stack
-np.savez(answers, **{name: join([one[place] for one in found]) for place, name in enumerate(names)})
+    asked = {name: array[part] for name, array in given.items()}
+    for name, array in zip(outputs, session.run([*outputs.values()], asked)):
+        found[name].extend(array if rows else [array])
+np.savez(answers, **{f"{name}[{row}]": array for name in outputs for row, array in enumerate(found[name])})
 """
 
 
@@ -142,9 +143,11 @@ def check_by_default(version: Version, run: ReferenceRun, folder: Path) -> None:
     with TemporaryDirectory(prefix="halfeven-export-") as place:
         answers = Path(place) / "answers.npz"
         rows = str(spec.max_batch_size if spec.batched else 0)
-        _in_a_child([str(folder / HALF), str(folder / INPUTS), str(answers), rows])
+        _in_a_child(
+            [str(folder / HALF), str(folder / INPUTS), str(answers), rows, json.dumps(output_names(spec))]
+        )
         with np.load(answers) as file:
-            taken = take_rows(run, {name: file[own] for name, own in output_names(spec).items()})
+            taken = take_rows(run, dict(file))
     report = judged(run, version.manifest["half"], [taken])
     if not report.passed:
         raise ParityRefused(
@@ -200,8 +203,9 @@ halfeven prove . --against half.onnx           # an ONNX file, in ONNX Runtime
 ```
 
 A server is asked at several batch sizes and with adversarial inputs too. `answers.npz` has one array for each output:
-row i is the answer to row i of `inputs.npz`, and `expected.npz` has what FP32 answers there. Exit code 0: equal; 3: not
-equal, and the report says where.
+row i is the answer to row i of `inputs.npz`, and `expected.npz` has what FP32 answers there. Where the answers of an
+output `y` differ in shape from row to row, both have an array for each row: `y[0]`, `y[1]`, …. Exit code 0: equal; 3:
+not equal, and the report says where.
 """
 
 _OPERATIONS = """
