@@ -6,7 +6,7 @@
 model of `workloads.py` by itself (``--level O0`` is served in FP32), and is asked by 32 callers for ``--settle``
 seconds, in which it corrects its choices. Then, in each of ``--rounds`` rounds, every server is asked by one caller and
 by 32, for ``--seconds`` seconds each; the medians count. All are asked by ``halfeven bench``, with the same binary
-requests. Run it on a calm machine; with the defaults it takes about four minutes.
+requests. Run it on a calm machine; with the defaults it takes about seven minutes.
 
 The last line on stdout is JSON: what each checkout chose, requests per second, the ratios to PyTriton, and those of
 this checkout to the older one.
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--level", default="mixed_bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--settle", type=float, default=30.0)
+    parser.add_argument("--settle", type=float, default=90.0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as target, ExitStack() as running:
         where = Path(target)

@@ -266,8 +266,9 @@ class Sweep:
         """The verdict, and what would serve: by live traffic where there is enough of it, unless the rival is hopeless;
         else by runs between live batches.
 
-        Just after a batch callers, the event loop and threads that still spin need every core: a rival with several
+        Just after a batch callers, the event loop and threads that still spin need every core: a rival with more
         threads may seem 100 times as slow there. Such a run calls nobody hopeless, and tells nothing of batch sizes.
+        What gains little in the batches of live traffic must not lose much with one row: another hour has other callers.
         """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
@@ -289,6 +290,9 @@ class Sweep:
             verdict = yield from self._trial.verdict(before, partial(self._now.lend, new), speaks_for_it)
             if verdict is not None:
                 verdict.crowded |= crowded or crowding.disturbance() > CROWDED
+                alone = 1.0 if rival.way.threads > active.way.threads else gain
+                if verdict.wins and alone * verdict.gain < _CLEARLY_SLOWER:
+                    verdict.wins, verdict.gain = False, alone
                 if verdict.wins and verdict.live_rows * 2 <= self._now.limit:
                     yield from self._with_all_rows(active, rival, verdict)
                 return verdict, new
