@@ -268,7 +268,7 @@ class Sweep:
 
         Just after a batch callers, the event loop and threads that still spin need every core: a rival with more
         threads may seem 100 times as slow there. Such a run calls nobody hopeless, and tells nothing of batch sizes.
-        What gains little in the batches of live traffic must not lose much with one row: another hour has other callers.
+        What gains little in the batches of live traffic must not lose much with one row: the next hour has others.
         """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
