@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from ...models.machine.control_groups import ROOT, groups_of
@@ -56,35 +58,67 @@ def process_waited_for_cores_s() -> float:
 
 
 class Crowding:
-    """Measures what took cores from this process since the object was made: other programs, other guests (steal), the
-    quota of the process's group.
+    """Measures what took cores from this process since the object was made, or while it counted: other programs, other
+    guests (steal), the quota of the process's group.
 
     Threads of this process that spin make each other wait as well; only where other programs computed meanwhile is the
     machine crowded. Processes that this program started (trainers) are no other programs. A group that
     used up its quota waits too, with nobody else to blame.
     """
 
-    def __init__(self) -> None:
-        self._began_s = time.perf_counter()
-        self._waited_s, self._others_s = process_waited_for_cores_s(), _other_programs_worked_s()
-        self._stolen_s, self._throttled_s = stolen_s(), throttled_s()
+    def __init__(self, at_once: bool = True) -> None:
+        """``at_once``: count from now on, and not only in `counted`."""
+        self._before = _Seconds()
+        self._began = _Seconds.so_far() if at_once else None
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count while the block runs. Pauses, in which no thread waits for a core, would hide what disturbs runs."""
+        self._began = _Seconds.so_far()
+        try:
+            yield
+        finally:
+            self._before, self._began = self._counted(), None
 
     def share(self) -> float:
         """The seconds waited, or those of other programs where they are fewer, and those that went to other guests, for
-        each second that went by."""
-        waited_s = process_waited_for_cores_s() - self._waited_s - self._quota_s()
-        others_s = _other_programs_worked_s() - self._others_s
-        return (max(min(waited_s, others_s), 0.0) + stolen_s() - self._stolen_s) / self._went_by_s()
+        each second that was counted."""
+        return self._counted().share()
 
     def disturbance(self) -> float:
         """`share`, and the seconds in which the group's quota was used up."""
-        return self.share() + self._quota_s() / self._went_by_s()
+        counted = self._counted()
+        return counted.share() + counted.throttled / max(counted.went_by, 1e-9)
 
-    def _quota_s(self) -> float:
-        return throttled_s() - self._throttled_s
+    def _counted(self) -> "_Seconds":
+        if self._began is None:
+            return self._before
+        return self._before.plus(self._began, _Seconds.so_far())
 
-    def _went_by_s(self) -> float:
-        return max(time.perf_counter() - self._began_s, 1e-9)
+
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """Seconds in which the clock went by, threads of this process waited for a core, other programs computed, the host
+    ran other guests, and the quota was used up."""
+
+    went_by: float = 0.0
+    waited: float = 0.0
+    others: float = 0.0
+    stolen: float = 0.0
+    throttled: float = 0.0
+
+    @classmethod
+    def so_far(cls) -> "_Seconds":
+        waited_s, others_s = process_waited_for_cores_s(), _other_programs_worked_s()
+        return cls(time.perf_counter(), waited_s, others_s, stolen_s(), throttled_s())
+
+    def plus(self, began: "_Seconds", ended: "_Seconds") -> "_Seconds":
+        spans = zip(astuple(self), astuple(began), astuple(ended), strict=True)
+        return _Seconds(*(before + end - begin for before, begin, end in spans))
+
+    def share(self) -> float:
+        waited = max(min(self.waited - self.throttled, self.others), 0.0)
+        return (waited + self.stolen) / max(self.went_by, 1e-9)
 
 
 def stolen_s(stat: Path = Path("/proc/stat")) -> float:

@@ -44,7 +44,8 @@ class Stopwatch:
     """Times batches on the device thread (``call``), between live ones, and takes their cost from the budget.
 
     ``idle``: whether the device has nothing to do. ``batch_seconds`` as `loading.cpu_choice.batch_seconds`. ``clock``
-    gives seconds. ``allowed`` raises where nothing may be run any more.
+    gives seconds. ``allowed`` raises where nothing may be run any more. ``crowding`` begins to measure what disturbs:
+    of the runs alone, not of the long pauses between them that the budget asks for.
     """
 
     call: Callable[[Callable[[], float]], float]
@@ -53,7 +54,20 @@ class Stopwatch:
     budget: MeasuringBudget
     idle: Callable[[], bool]
     clock: Callable[[], float]
+    crowding: Callable[[bool], Crowding]
     allowed: Callable[[], None] = lambda: None
+    _meanwhile: Crowding = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.anew()
+
+    def anew(self) -> None:
+        """Forget what disturbed the runs so far."""
+        self._meanwhile = self.crowding(False)
+
+    def was_disturbed(self) -> bool:
+        """True if other programs, other guests or the quota took cores from the runs since `anew`."""
+        return self._meanwhile.disturbance() > CROWDED
 
     def time(self, *jobs: BatchToTime) -> Steps[None]:
         """Run the jobs in order, as soon as the budget allows it: as many in one step as end within `SHORT_S`, at least
@@ -63,7 +77,8 @@ class Stopwatch:
             while wait_s := self.budget.wait_s():
                 yield wait_s
             at_rest = self.idle()
-            held_s = self.call(partial(self._run_some, left))
+            with self._meanwhile.counted():
+                held_s = self.call(partial(self._run_some, left))
             yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _LEFT_TO_OTHERS * held_s)
 
     def _run_some(self, left: deque[BatchToTime]) -> float:
@@ -119,15 +134,14 @@ def contest(
     rival: Side,
     sizes: Sequence[int],
     watch: Stopwatch,
-    crowding: Callable[[], Crowding],
     mean: Callable[[list[float]], float],
 ) -> Steps[Verdict]:
     """Run the two in turns, small batches first, until two rounds in a row agree."""
     verdict = Verdict()
     while verdict.rounds < MOST_ROUNDS:
-        meanwhile = crowding()
+        watch.anew()
         gains = yield from round_gains(active, rival, sizes, watch, is_first=verdict.rounds == 0)
-        crowded = meanwhile.disturbance() > CROWDED
+        crowded = watch.was_disturbed()
         verdict.rounds, verdict.gain = verdict.rounds + 1, mean(gains)
         verdict.crowded = verdict.crowded or crowded
         verdict.outcomes.append(wins(active.way, rival.way, gains, crowded, live=False))

@@ -19,12 +19,14 @@ _RUNS = 2  # of each size in a round
 
 def right_rows(now: WhatServes, watch: Stopwatch, trial: LiveTrial) -> Steps[bool]:
     """Measure batches of one row, two, four, … and take another size where it is better: by live traffic where there is
-    enough of it, else where two rounds in a row agree. True if another size was taken."""
+    enough of it, else where two rounds in a row agree; one that was disturbed changes nothing. True if another size was
+    taken."""
     limit, most = now.limit, now.loaded.spec.max_batch_size
     if limit == 0 or most == 1:
         return False
     worth = worth_of(now.engine)
     before = yield from trial.window()
+    watch.anew()
     seconds = yield from _ladder(now.engine, now.taken, limit, most, worth, watch)
     if before.is_enough:
         rows = _within_memory(better_rows(seconds, limit, worth), now)
@@ -36,10 +38,11 @@ def right_rows(now: WhatServes, watch: Stopwatch, trial: LiveTrial) -> Steps[boo
         # More rows than a few callers send tell nothing: their batches are as large as before.
         if verdict is not None and (rows < limit or verdict.live_rows > limit):
             return verdict.wins and _take(rows, verdict, now)
-    wanted = [better_rows(seconds, limit, worth)]
+    wanted = [limit if watch.was_disturbed() else better_rows(seconds, limit, worth)]
     while len(wanted) < MOST_ROUNDS:
+        watch.anew()
         seconds = yield from _ladder(now.engine, now.taken, limit, most, worth, watch)
-        wanted.append(better_rows(seconds, limit, worth))
+        wanted.append(limit if watch.was_disturbed() else better_rows(seconds, limit, worth))
         if _side(wanted[-1], limit) == _side(wanted[-2], limit):
             rows = _within_memory(wanted[-1], now)
             return rows != limit and _take(rows, Verdict(True, len(wanted), _gain(seconds, limit, rows)), now)

@@ -73,7 +73,7 @@ class Machine:
     idle: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
     cores: Callable[[], int] = usable_cores
-    crowding: Callable[[], Crowding] = Crowding
+    crowding: Callable[[bool], Crowding] = Crowding
     batch_seconds: Callable[[Engine, Parts], float] = batch_seconds
     loading_clock: Callable[[], float] = time.thread_time
     free_bytes: Callable[[], int] = free_bytes
@@ -122,6 +122,7 @@ class Sweep:
             self.budget,
             machine.idle,
             machine.clock,
+            machine.crowding,
             self._now.allowed,
         )
         self._trial = LiveTrial(self._now.batches, machine.clock, self.budget)
@@ -272,14 +273,14 @@ class Sweep:
         """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
-        crowding = self.machine.crowding()
+        self._watch.anew()
         gain = mean((yield from round_gains(active, rival, sizes[:1], self._watch, is_first=True)))
-        crowded = crowding.disturbance() > CROWDED
+        crowded = self._watch.was_disturbed()
         if gain < _HOPELESS and not crowded:
             return Verdict(rounds=1, gain=gain), new
         before = yield from self._trial.window()
         if before.is_enough:
-            crowding = self.machine.crowding()
+            crowding = self.machine.crowding(True)
             if what in (FORM, SETUP) and self._now.limit and not crowded:  # in batches of its own size
                 new.useful_rows = yield from useful_rows_of(rival, self._now, self._watch)
             self._warm(rival, new)
@@ -298,7 +299,7 @@ class Sweep:
                 return verdict, new
         if gain < _HOPELESS:
             return Verdict(rounds=1, gain=gain, crowded=True), new
-        return (yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)), new
+        return (yield from contest(active, rival, sizes, self._watch, mean)), new
 
     def _with_all_rows(self, active: Side, rival: Side, verdict: Verdict) -> Steps[None]:
         """Take the verdict back where live batches were small and the rival is clearly slower with the largest that is

@@ -114,6 +114,24 @@ def test_a_quota_that_is_used_up_disturbs_and_is_nobody_elses_doing(monkeypatch:
     assert crowding.disturbance() == pytest.approx(0.6)
 
 
+def test_pauses_do_not_hide_what_disturbed_the_runs_before_and_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = {"went by": 0.0, "waited": 0.0}
+    monkeypatch.setattr(core_wait.time, "perf_counter", lambda: clock["went by"])
+    monkeypatch.setattr(core_wait, "process_waited_for_cores_s", lambda: clock["waited"])
+    monkeypatch.setattr(core_wait, "_other_programs_worked_s", lambda: clock["went by"])
+    monkeypatch.setattr(core_wait, "stolen_s", lambda: 0.0)
+    monkeypatch.setattr(core_wait, "throttled_s", lambda: 0.0)
+    crowding = core_wait.Crowding(at_once=False)
+    for _ in range(2):
+        clock["went by"] += 50.0
+        with crowding.counted():
+            clock["went by"] += 1.0
+            clock["waited"] += 0.5
+    assert crowding.share() == pytest.approx(0.5)
+
+
 def test_own_load_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted(monkeypatch, waited=(0.0, 2.0)).disturbance() == 0.0
 

@@ -4,6 +4,7 @@ An engine of a fake processor moves a clock by hand and never sleeps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from random import Random
@@ -156,8 +157,10 @@ class World:
         engine.run(parts)
         return self.now - began
 
-    def crowding(self) -> Any:
-        return SimpleNamespace(disturbance=lambda: self.crowded, share=lambda: self.crowded)
+    def crowding(self, at_once: bool = True) -> Any:
+        return SimpleNamespace(
+            disturbance=lambda: self.crowded, share=lambda: self.crowded, counted=nullcontext
+        )
 
     def engine(self, form: str, precision: str, setup: CpuSetup) -> "Engine":
         made = Engine(self, form, precision, setup.only(possible(form, setup)))

@@ -4,6 +4,7 @@ Every engine is loaded and run as it serves; what its batches take is made up, s
 """
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,11 +85,11 @@ def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
         liked = [engine.form, engine.precision] == favourite
         return (1e-3 + 1e-4 * rows) * (1 if liked else 3) / max(engine.setup.threads, 1) ** 0.5
 
-    calm: Any = SimpleNamespace(disturbance=lambda: 0.0, share=lambda: 0.0)
+    calm: Any = SimpleNamespace(disturbance=lambda: 0.0, share=lambda: 0.0, counted=nullcontext)
     machine = Machine(
         lambda: True,
         cores=lambda: 2,
-        crowding=lambda: calm,
+        crowding=lambda at_once: calm,
         batch_seconds=seconds,
         free_bytes=lambda: 1 << 40,
     )

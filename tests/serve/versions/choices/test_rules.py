@@ -1,6 +1,7 @@
 """The rules by which a choice is corrected, each by given numbers: rivals, margins, rounds, budget, live batches."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,10 +196,23 @@ class Timing:
         self.now += taken
         return taken
 
-    def stopwatch(self, idle: bool = True, allowance_s: float = 15.0) -> Stopwatch:
+    def stopwatch(self, idle: bool = True, allowance_s: float = 15.0, disturbance: float = 0.0) -> Stopwatch:
         budget = MeasuringBudget(lambda: self.now, allowance_s=allowance_s)
         rows: Any = lambda rows: rows  # noqa: E731
-        return Stopwatch(lambda run: run(), rows, self.batch_seconds, budget, lambda: idle, lambda: self.now)
+        self.counted_s = 0.0
+
+        @contextmanager
+        def counted() -> Iterator[None]:
+            began_s = self.now
+            yield
+            self.counted_s += self.now - began_s
+
+        crowding: Any = lambda at_once: SimpleNamespace(  # noqa: E731
+            counted=counted, disturbance=lambda: disturbance
+        )
+        return Stopwatch(
+            lambda run: run(), rows, self.batch_seconds, budget, lambda: idle, lambda: self.now, crowding
+        )
 
 
 def named(name: str, form: str = "torch") -> Any:
@@ -226,13 +240,7 @@ def fought(gains: list[float], crowded: float = 0.0) -> Verdict:
         Side(one, engine, TimedSetup(one.setup, {}))
         for one, engine in zip((way(4), way(4, PACKED_PRODUCTS)), engines, strict=True)
     ]
-
-    class Meanwhile:
-        def disturbance(self) -> float:
-            return crowded
-
-    meanwhile: Any = Meanwhile
-    return ended(contest(sides[0], sides[1], [8], timing.stopwatch(), meanwhile, mean))
+    return ended(contest(sides[0], sides[1], [8], timing.stopwatch(disturbance=crowded), mean))
 
 
 @pytest.mark.parametrize(
@@ -254,6 +262,16 @@ def test_two_rounds_in_a_row_decide_and_where_none_agree_what_serves_stays(
 
 def test_a_verdict_says_whether_it_was_crowded() -> None:
     assert fought([1.5, 1.5], crowded=0.5).crowded and not fought([1.5, 1.5]).crowded
+
+
+def test_what_disturbs_is_measured_while_batches_run_and_not_while_the_budget_is_waited_for() -> None:
+    """Runs of a second a minute, all of them disturbed, seemed undisturbed: nothing waited in between."""
+    timing = Timing(a=[0.06, 0.06])
+    watch, taken = timing.stopwatch(allowance_s=0.0), TimedSetup(CpuSetup(1), {})
+    steps = watch.time(*[BatchToTime(named("a"), 1, taken)] * 2)
+    for pause in steps:
+        timing.now += pause
+    assert timing.now > 3.0 and timing.counted_s == pytest.approx(0.12)
 
 
 def test_a_short_batch_is_run_twice_and_the_second_run_counts() -> None:

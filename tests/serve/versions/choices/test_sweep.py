@@ -357,7 +357,9 @@ def test_beside_programs_that_come_and_go_the_best_is_served_a_minute_later(vers
         one.busy = True
         one.beside = lambda way, busy=busy: 1 + busy() * (0.75 if way.threads > 1 else 0.5)
         crowding = lambda busy=busy: 0.3 * busy()  # noqa: E731
-        one.world.crowding = lambda crowding=crowding: SimpleNamespace(disturbance=crowding, share=crowding)
+        one.world.crowding = lambda at_once=True, crowding=crowding: SimpleNamespace(
+            disturbance=crowding, share=crowding, counted=nullcontext
+        )
         one.run_until(60.0)
         found.append(one.share_of_best())
     assert min(found) >= 0.85, found
@@ -522,6 +524,18 @@ def test_useful_rows_are_corrected_by_the_rule_of_the_load(
     found = one.loaded.prepared.useful_rows
     assert found == expected
     assert (found == rows) == (not [event for event in one.events if event[3]["what"] == "useful rows"])
+
+
+def test_without_traffic_useful_rows_that_other_programs_disturbed_stay(version: Version) -> None:
+    """Batches of one row seemed as fast as those of 16: another server computed meanwhile."""
+    processor = Processor("one core", {}, 1, row_s=8e-3, batch_s=0.0)
+    one = bench(version, processor, PLAIN_ONE, rows=32, forms=[("torch", "fp32")])
+    one.world.crowded = 0.5
+    one.run()
+    assert one.loaded.prepared.useful_rows == 32
+    one.world.crowded = 0.0
+    one.settle()
+    assert one.loaded.prepared.useful_rows == 8
 
 
 def test_noise_of_a_tenth_switches_nothing_that_is_right(version: Version) -> None:
