@@ -252,9 +252,8 @@ def test_a_half_and_a_second_thread_must_each_gain_a_tenth(
 
 
 def test_throughput_is_compared_at_each_ones_useful_batch() -> None:
-    peaks = MeasuredWay(
-        Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0}
-    )  # 4 rows/s at 8, 2 at 64
+    # That is 4 rows/s at 8, and 2 at 64.
+    peaks = MeasuredWay(Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0})
     rises = MeasuredWay(Way("torch", "fp32", CpuSetup(1)), {1: 1.0, 8: 4.0, 64: 18.0})  # 3.6 rows/s at 64
     assert choose([peaks, rises]) is peaks
     assert (peaks.useful_rows, rises.useful_rows) == (8, 64)

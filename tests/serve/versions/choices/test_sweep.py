@@ -127,14 +127,12 @@ class Bench:
     pauses: list[float] = field(default_factory=list)
     free_bytes: int = 1 << 40
     sweeps: int = 0
-    rates: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # the turns so far, and the share of the best then
+    # Each has the turns so far, and the share of the best then.
+    rates: list[tuple[int, float]] = field(default_factory=list)
     busy: bool = False  # live batches never end: one runs before each step
     callers: int = 64  # that wait: a batch has no more rows than they send
-    beside: Callable[[Way], float] = lambda way: (
-        1.0
-    )  # times as long a live batch takes beside the callers' programs
+    # A live batch takes so many times as long beside the callers' programs.
+    beside: Callable[[Way], float] = lambda way: 1.0
 
     def sweep(self) -> Sweep:
         machine = Machine(

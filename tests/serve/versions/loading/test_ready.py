@@ -173,9 +173,8 @@ def test_on_a_cpu_only_the_fastest_form_runs_a_whole_batch_that_lasts_long(
     best, why = lasting(place, monkeypatch, slow, quick, slowest)
     assert best.engine is quick and "measured fastest here at batch 4" in why
     assert max(slow.ran) == max(slowest.ran) == 4 and quick.ran.count(64) == 1
-    assert (
-        slow.ran.count(4) == 2 and slowest.ran.count(4) == 1
-    )  # only what is near the fastest is measured again
+    # Only what is near the fastest is measured again.
+    assert slow.ran.count(4) == 2 and slowest.ran.count(4) == 1
 
 
 def test_on_a_cpu_the_fastest_form_that_runs_no_whole_batch_gives_way_to_the_next(
