@@ -26,8 +26,8 @@ from halfeven.serve.versions.choices.live_trial import WINDOW_S
 from halfeven.serve.versions.choices.rounds import SHORT_S
 from halfeven.serve.versions.choices.sweep import Decided, Machine, Sweep
 from halfeven.serve.versions.choices.what_serves import Gone
-from halfeven.serve.versions.loading import tuned
-from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN
+from halfeven.serve.versions.loading import candidate_forms, tuned
+from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN, ModelHere
 from halfeven.serve.versions.loading.cpu_choice import TimedSetup
 from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup
 from halfeven.serve.versions.loading.tuned import Way, Winner, save_tuned, tuned_for
@@ -101,8 +101,8 @@ class Loaded:
 @pytest.fixture(autouse=True)
 def given_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.zeros((64, 4), np.float32)
-    monkeypatch.setattr(sweep_file, "stored_samples", lambda version: Samples({"x": rows}))
-    monkeypatch.setattr(sweep_file, "invariance_of", lambda *given: "the same bits")
+    monkeypatch.setattr(candidate_forms, "stored_samples", lambda version: Samples({"x": rows}))
+    monkeypatch.setattr(ModelHere, "invariance_of", lambda *given: "the same bits")
     monkeypatch.setattr(tuned, "this_processor", lambda: "a given processor")
     monkeypatch.setattr(tuned, "usable_cores", lambda: 4)
 
