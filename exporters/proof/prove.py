@@ -15,9 +15,9 @@ from ...models.errors import EngineFailed, ExportFailed, HalfevenError
 from ...models.spec.buckets import buckets_of
 from ...models.spec.filled_lengths import Lengths
 from ...models.spec.spec import ModelSpec
-from ..gate.judged_apart import judge_apart
 from ..gate.noise import ROOM, Noise
 from ..gate.parity import judge, noise_of
+from ..gate.rejudge import judge_apart
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from ..inputs.perturbed import changeable, perturbed_rows
