@@ -138,9 +138,8 @@ def check_output(name: str, half: np.ndarray, fp32: np.ndarray, judged: Mapping[
         np.where(numbers, np.abs(a), 0.0),
         np.where(numbers, np.abs(np.where(numbers, b - a, 0.0)), 0.0),
     )
-    if judged["statistics"].get(
-        "stepped"
-    ):  # numbers behind a rounding or a threshold: near it a few may differ
+    # These are numbers behind a rounding or a threshold: near it a few may differ.
+    if judged["statistics"].get("stepped"):
         free = min(judged["tied"], int(MOST_STEPPED * noise.size))
         noise.reshape(-1)[np.argsort(noise, axis=None)[noise.size - free :]] = 0.0
     scale = signal.max(initial=0.0)

@@ -24,6 +24,11 @@ class BadInput(HalfevenError):
 
     code = "bad_input"
 
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        """``param`` names the part of a request that is at fault, for callers that read it by itself."""
+        super().__init__(message)
+        self.param = param
+
 
 class BadFolder(BadInput):
     """model.toml, or a file of the model folder, is wrong. Correct the key or the file that the message names."""

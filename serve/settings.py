@@ -33,9 +33,8 @@ class Settings(BaseSettings):
 
     store: Path = Path("halfeven-store")
     models: Path | None = None
-    state: Path | None = (
-        None  # the store is only read; None: where it may not be written, a folder in the cache
-    )
+    # With it the store is only read; None: where it may not be written, a folder in the cache.
+    state: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC

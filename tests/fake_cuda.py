@@ -26,9 +26,8 @@ _aten = torch.ops.aten
 CUDA = torch.device("cuda:0")
 _SILENT = {"aten::_to_copy", "aten::clone"}  # a cast is looked at in what it feeds
 _READ_BY_THE_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_OF_A_REQUEST = (
-    "_of_a_request"  # an attribute of tensors; what depends on weights alone may be computed at load
-)
+# Tensors have this attribute; what depends on weights alone may be computed at load.
+_OF_A_REQUEST = "_of_a_request"
 Operation = tuple[str, tuple[str, ...], tuple[str, ...]]  # name, datatypes of its inputs and of its outputs
 
 

@@ -92,9 +92,8 @@ class _Parent:
                 env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
         owner = os.getpid()
-        atexit.register(
-            lambda: parent.end() if os.getpid() == owner else None
-        )  # not in a process forked from this one
+        # A process that is forked from this one does not end the parent.
+        atexit.register(lambda: parent.end() if os.getpid() == owner else None)
         return parent
 
     def child(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
@@ -128,9 +127,8 @@ class _Parent:
 _parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent | None] = {}
 _of_this_server: _Parent | None = None
 _starting = threading.Lock()
-_begun = mmap.mmap(
-    -1, 2**16
-)  # a byte for each kind; shared with the workers, which are forked from this process
+# A byte for each kind; shared with the workers, which are forked from this process.
+_begun = mmap.mmap(-1, 2**16)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -252,9 +250,8 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         os.close(descriptor)
     gc.enable()
     os.chdir(order["folder"])
-    coerced = {
-        name: os.environ[name] for name in ("LC_CTYPE",) if name in os.environ
-    }  # by Python at its start
+    # Python itself sets this one at its start.
+    coerced = {name: os.environ[name] for name in ("LC_CTYPE",) if name in os.environ}
     os.environ.clear()
     os.environ.update({**coerced, **order["environment"]})
     sys.orig_argv[:] = order["arguments"]

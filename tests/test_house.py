@@ -240,9 +240,8 @@ def test_no_file_of_ours_is_loaded_by_its_path_and_children_are_started_as_modul
             if isinstance(node, ast.Name | ast.Attribute) and file.name not in BY_PATH:
                 faults += [str(file)] if ast.unparse(node).endswith("spec_from_file_location") else []
             elif isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
-                first = (
-                    node.elts[1].value if isinstance(node.elts[1], ast.Constant) else "-P"
-                )  # it starts itself again
+                # The process starts itself again.
+                first = node.elts[1].value if isinstance(node.elts[1], ast.Constant) else "-P"
                 faults += [] if first in ("-P", "-PB", "-IS") else [f"{file}: {ast.unparse(node)}"]
     assert faults == []
 

@@ -14,7 +14,6 @@ from ...models.errors import CannotConvert, OrderEnded
 from ...models.folder.training_reader import net_weights
 from ...models.store.manifest import sha256_of
 from ...models.store.store import LIVE, REFUSED, Draft, Store, Version
-from ..gate.power import Power, why_not_shown
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..onnx.reading.large_files import remove_onnx
@@ -26,6 +25,7 @@ from ..proof.maker import Made, Maker, Notify
 from ..proof.neutral_lengths import JoinedLengths
 from ..proof.no_reference import why_it_does_not_repeat, why_unstable
 from ..proof.planted_faults import measured_power
+from ..proof.power import Power, why_not_shown
 from ..proof.prove import ReferenceRun, judged
 from ..proof.subject import FurtherVerdict, Subject
 from ..proof.threads import fixed_threads

@@ -6,14 +6,14 @@ differs. What rounding explains is measured: the inputs are moved by a step of B
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...models.files.json_fields import JsonFields
 from ..gate.divergence import SENTINEL
 from ..gate.parity import SENTINEL_LANDS
-from ..gate.verdict import finite
 from ..graph.backend import GraphNode
 from ..question import Arrays
 from .units import ROUNDOFF
@@ -32,16 +32,13 @@ TIED = 0.02  # of the indices that are read from half: their scores tie
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(JsonFields):
     """``error``: of the largest magnitude of A's tensor; ``explained``: what rounding explains, in the same measure."""
 
     tensor: str
     op: str
     error: float
     explained: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"error": finite(self.error)}
 
 
 @dataclass(frozen=True, slots=True)

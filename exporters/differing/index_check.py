@@ -6,7 +6,7 @@ judgements, the loss of nDCG.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ...models.engines.load import load_half, load_original
 from ...models.errors import BadInput, BadSamples
+from ...models.files.json_fields import JsonFields
 from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec
 from ...models.store.store import Version
 from ..inputs.samples import Samples, load_samples, read_tensors
@@ -36,7 +37,7 @@ class Nearest:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexVerdict:
+class IndexVerdict(JsonFields):
     """``recall``: the mean over the queries, ``worst_recall``: of the worst query. ``swapped`` of ``pairs``: the
     nearest vectors in FP32's order, further apart than 4u of the spread, that the half has the other way round.
     ``ndcg``: FP32's and the half's; None without judgements."""
@@ -50,9 +51,6 @@ class IndexVerdict:
     pairs: int
     swapped: int
     ndcg: tuple[float, float] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Nearest:

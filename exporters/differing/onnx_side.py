@@ -129,9 +129,8 @@ class OnnxSide:
     def _readable(self) -> list[str]:
         """The values that ONNX Runtime hands out as numpy arrays: neither sequences nor types that numpy has not."""
         graph = self.model.graph
-        with suppress(
-            onnx.shape_inference.InferenceError, ValueError
-        ):  # ONNX Runtime may run it all the same
+        # ONNX Runtime may run a file without shapes all the same.
+        with suppress(onnx.shape_inference.InferenceError, ValueError):
             graph = onnx.shape_inference.infer_shapes(weights_as_inputs(self.model)).graph
         types = {value.name: value.type for value in (*graph.value_info, *graph.output)}
         others = {

@@ -117,9 +117,8 @@ def suit_tensorrt(
     for operation in found:
         if operation.left_because:
             notify(f"TensorRT lacks {operation.operation}, which stays as it is: {operation.left_because}")
-    rewritten = _rewritten(found) or _rewritten(
-        of_original
-    )  # a value may be too large in one of the files alone
+    # A value may be too large in one of the files alone.
+    rewritten = _rewritten(found) or _rewritten(of_original)
     if not rewritten:
         return found, None
     notify(f"proving the half again: {_named(rewritten)} rewritten as operations that TensorRT has")

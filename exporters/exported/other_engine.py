@@ -15,9 +15,9 @@ import numpy as np
 from ...models.errors import EngineFailed
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Version
+from ..gate.diagnosis import worst_sample
 from ..gate.refusals import without_advice
 from ..gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
-from ..gate.worst import worst_sample
 from ..inputs.samples import Samples, read_tensors
 from ..on_device.reprove import reference_run_of
 from ..onnx.output_names import as_in_spec

@@ -4,7 +4,7 @@ Of a DFT, and of a ScatterElements or ScatterND that adds. The datatypes of all 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from ...models.errors import ExportFailed, OrderEnded
+from ...models.files.json_fields import JsonFields
 from ..inputs.samples import Samples
 from ..onnx.reading.bounded_file import read_graph, read_model
 from ..onnx.reading.graph import BODIES, ONNX, Names, names_in, opset_of
@@ -39,16 +40,13 @@ _SCATTERS = ("ScatterElements", "ScatterND")  # TensorRT has both without a redu
 
 
 @dataclass(frozen=True, slots=True)
-class LackingOperation:
+class LackingOperation(JsonFields):
     """An operation of a file that TensorRT lacks; its ``output`` is named. ``left_because``: why it stays as it is,
     empty where it is rewritten."""
 
     output: str
     operation: str
     left_because: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def rewrite_for_tensorrt(path: Path, samples: Samples, most_rows: int) -> list[LackingOperation]:

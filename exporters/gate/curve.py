@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ...models.files.json_fields import JsonFields
 from ..graph.backend import GraphNode, Observe
+from ..inputs.draws import raw_draws
 from .divergence import SENTINEL
-from .draws import raw_draws
-from .verdict import finite
 
 Run = Callable[[Observe], object]
 
@@ -29,16 +29,13 @@ ASTRAY_U, CALM_U = 64.0, 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Point(JsonFields):
     """One node: its error in u (infinite where ``lost``: the half is not finite where the original is)."""
 
     node: str
     op: str
     error_u: float
     lost: bool
-
-    def to_json(self) -> dict[str, Any]:
-        return {"node": self.node, "op": self.op, "error_u": finite(self.error_u), "lost": self.lost}
 
 
 @dataclass(frozen=True, slots=True)

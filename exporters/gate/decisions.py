@@ -94,9 +94,8 @@ class Decisions:
         self.decisions += int(usable.sum())
         best = np.take_along_axis(original, first[..., None], axis=-1)[..., 0]
         chosen = np.take_along_axis(original, choice[..., None], axis=-1)[..., 0]
-        changed = usable & ~(
-            chosen >= best
-        )  # two classes that the original itself holds equal are both right
+        # Two classes that the original itself holds equal are both right.
+        changed = usable & ~(chosen >= best)
         self.flipped += int(changed.sum())
         for place in map(tuple, np.argwhere(changed)[: MAX_LISTED - len(self.flips)].tolist()):
             margin = float(best[place] - chosen[place])

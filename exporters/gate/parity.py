@@ -65,7 +65,7 @@ def judge(
     ``noise``, by output, is FP32's own (`noise_of`).
     Without a single real sample nothing is proven and the report is a refusal.
     """
-    u = UNIT_ROUNDOFF[dtype]
+    u, targets, noise = UNIT_ROUNDOFF[dtype], targets or {}, noise or {}
     rows = [len(trial.samples) for trial in real]
     failures = [] if any(rows) else [refusals.nothing_judged()]
     failures += _unanswered(spec, (*real, *adversarial))
@@ -73,6 +73,7 @@ def judge(
     adversarial, _ = matched(spec, dtype, adversarial)
     failures += other
     named = () if failures else spec.outputs
+    outputs = [(tensor.name, tensor, pairs_of(spec, tensor, real)) for tensor in named]
     judged, dropped = _with_finite_reference(adversarial)
     return ParityReport(
         dtype=dtype,
@@ -80,15 +81,8 @@ def judge(
         samples=len({sample for trial in real for sample in trial.samples}),
         batch_sizes=tuple(sorted(set(rows))),
         outputs=tuple(
-            judge_output(
-                tensor,
-                pairs_of(spec, tensor, real),
-                spec.parity,
-                dtype,
-                (targets or {}).get(tensor.name),
-                (noise or {}).get(tensor.name),
-            )
-            for tensor in named
+            judge_output(tensor, pairs, spec.parity, dtype, targets.get(name), noise.get(name))
+            for name, tensor, pairs in outputs
         ),
         adversarial=tuple(
             _judge_adversarial(

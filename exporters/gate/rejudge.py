@@ -2,19 +2,25 @@
 
 The limits under ``[parity]`` may change; what no limit excuses (names, shapes, masks, sentinels, unequal
 integers) stays as it was found.
+
+And a half judged on perturbed samples, separately from the real ones, by the rules that hold for each sample alone.
+Rules about many samples together (first choices, rankings, averages) are left out there: perturbed samples do not occur
+as often as real ones do, so their shares say nothing of the model on its own data.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...models.errors import BadInput
-from ...models.spec.spec import ParityLimits, TensorSpec
-from .judged_apart import by_sample
+from ...models.spec.spec import ModelSpec, ParityLimits, TensorSpec
 from .measured import Measured
-from .parity import overrides_of, verdict_of
-from .refusals import MAX_TOLERABLE_SHARE, accepting
-from .rule_verdicts import Failure
+from .noise import Noise
+from .parity import judge, overrides_of, verdict_of
+from .refusals import MAX_TOLERABLE_SHARE, accepting, perturbed
+from .rule_verdicts import OVER_ALL, Failure
+from .trial import Trial
 from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
 _OF_THE_REPORT = ("names", "samples", "refused")  # failures that are of no output
@@ -87,3 +93,25 @@ def _came(measured: Measured, u: float) -> dict[str, float]:
         "swaps": order.swapped_share if order else 0.0,
         "top10": 1.0 if order is None or order.top10_overlap is None else order.top10_overlap,
     }
+
+
+def judge_apart(
+    spec: ModelSpec, dtype: str, trials: Sequence[Trial], noise: Mapping[str, Noise]
+) -> ParityReport | None:
+    """The parity report on perturbed samples. None where there are no trials, or where the half gives outputs of other
+    names: the report on the real samples says that already."""
+    report = judge(spec, dtype, trials, noise=noise)
+    said = any(failure.rule in ("samples", "names") for failure in report.failures)
+    # These words are not given in `by_sample`, which a stored report goes through again: its failures have them
+    # already.
+    return None if said else by_sample(replace(report, failures=tuple(map(perturbed, report.failures))))
+
+
+def by_sample(report: ParityReport) -> ParityReport:
+    """The report without the failures of rules about many samples together; the other messages name a perturbed
+    sample."""
+    outputs = (
+        replace(output, failures=tuple(perturbed(one) for one in output.failures if one.rule not in OVER_ALL))
+        for output in report.outputs
+    )
+    return replace(report, outputs=tuple(outputs))

@@ -2,21 +2,18 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from ...models.files.json_fields import JsonFields
 
 # The rules about many samples together, `ORDER_RULES` among them: a few samples are too few to break them.
 ORDER_RULES = frozenset({"ties", "swaps", "top10"})
 OVER_ALL = frozenset({"sqnr", "slice_sqnr", "kl", "flips", "accuracy"}) | ORDER_RULES
 
 
-def finite(value: float | None) -> float | None:
-    """The number as JSON may hold it: null where it is NaN or infinite."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(JsonFields):
     """One rule that did not hold. ``rule`` is stable for machines, ``message`` is for people."""
 
     rule: str
@@ -24,7 +21,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class AxisSlices:
+class AxisSlices(JsonFields):
     """Signal to noise of the slices along one axis, the worst of each of at most 256 stretches in ``db``.
 
     ``axis`` counts the batch as 0. Slices too small to be looked at are NaN in ``db``, exact ones +inf. ``reported``
@@ -40,9 +37,6 @@ class AxisSlices:
     db: tuple[float, ...]
     reported: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"worst_db": finite(self.worst_db), "db": [finite(value) for value in self.db]}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any], worst_db: float) -> "AxisSlices":
         """``worst_db`` as it was: JSON has one null for an exact slice and for one without signal."""
@@ -51,7 +45,7 @@ class AxisSlices:
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
+class Flip(JsonFields):
     """One decision where the half's first choice is not the original's.
 
     ``position`` is the place inside the sample (empty where a sample is one decision); ``margin`` is how
@@ -66,7 +60,7 @@ class Flip:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionVerdict:
+class DecisionVerdict(JsonFields):
     """Rule 4. KL in nats, of the worst sample; accuracies are shares of ``graded`` decisions, None without
     targets; ``flipped`` counts them all, ``flips`` lists the first 512.
     """
@@ -82,10 +76,6 @@ class DecisionVerdict:
     accuracy_original: float | None = None
     accuracy_half: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        flips = [asdict(flip) | {"position": list(flip.position)} for flip in self.flips]
-        return asdict(self) | {"kl_nats": finite(self.kl_nats), "flips": flips}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any], kl_nats: float) -> "DecisionVerdict":
         flips = tuple(Flip(**{**flip, "position": tuple(flip["position"])}) for flip in data["flips"])
@@ -93,7 +83,7 @@ class DecisionVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderVerdict:
+class OrderVerdict(JsonFields):
     """Rule 5, over ``lists`` rankings of ``rows`` samples together.
 
     ``pairs``: distinct in FP32, beyond its own noise; ``tied`` of them are equal in the half. ``apart``: pairs further
@@ -121,10 +111,6 @@ class OrderVerdict:
     @property
     def swapped_share(self) -> float:
         return self.swapped / max(self.apart, 1)
-
-    def to_json(self) -> dict[str, Any]:
-        limits = {key: finite(getattr(self, key)) for key in ("max_ties", "max_swaps")}
-        return asdict(self) | limits | {"swap_u": finite(self.swap_u)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> "OrderVerdict | None":

@@ -6,10 +6,11 @@ A report is stored with its version as ``parity.json``, drawn by `report/page.py
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict, finite
+from ...models.files.json_fields import JsonFields, as_json, finite
+from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict
 
 
 def tied_of(output: Mapping[str, Any]) -> int:
@@ -17,8 +18,15 @@ def tied_of(output: Mapping[str, Any]) -> int:
     return output.get("tied", output.get("excused")) or 0
 
 
+_OF_AN_OUTPUT = (
+    "name", "kind", "datatype", "passed", "exact", "max_error_u", "limit_u", "sqnr_db", "min_sqnr_db",
+    "min_slice_sqnr_db", "scale", "worst_sample", "worst_slice", "different", "tied", "per_sample_error_u", "axes",
+    "decisions", "order", "failures", "statistics",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
-class OutputVerdict:
+class OutputVerdict(JsonFields):
     """One output over all real judged samples.
 
     ``scale`` is S, the largest magnitude of the reference; errors are in units of u·S. An output of
@@ -61,34 +69,17 @@ class OutputVerdict:
 
     def to_json(self) -> dict[str, Any]:
         worst = self.worst_slice
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "datatype": self.datatype,
-            "passed": self.passed,
-            "exact": self.exact,
-            "max_error_u": finite(self.max_error_u),
-            "limit_u": self.limit_u,
-            "sqnr_db": finite(self.sqnr_db),
-            "min_sqnr_db": self.min_sqnr_db,
-            "min_slice_sqnr_db": self.min_slice_sqnr_db,
-            "scale": finite(self.scale),
-            "worst_sample": self.worst_sample,
-            "worst_slice": worst
-            and {"axis": worst.axis, "index": worst.worst_index, "db": finite(worst.worst_db)},
-            "different": self.different,
-            "tied": self.tied,
-            "per_sample_error_u": [finite(value) for value in self.per_sample_error_u],
-            "axes": [axis.to_json() for axis in self.axes],
-            "decisions": self.decisions and self.decisions.to_json(),
-            "order": self.order and self.order.to_json(),
-            "failures": [asdict(failure) for failure in self.failures],
-            "statistics": dict(self.statistics),
+        found: dict[str, Any] = {key: getattr(self, key) for key in _OF_AN_OUTPUT}
+        found["worst_slice"] = worst and {
+            "axis": worst.axis,
+            "index": worst.worst_index,
+            "db": worst.worst_db,
         }
+        return as_json(found)
 
 
 @dataclass(frozen=True, slots=True)
-class AdversarialVerdict:
+class AdversarialVerdict(JsonFields):
     """One output under one adversarial input: its failures decide, its numbers are only shown.
 
     The error is in units of u times the largest magnitude of this very answer.
@@ -102,8 +93,7 @@ class AdversarialVerdict:
     failures: tuple[Failure, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        numbers = {"max_error_u": finite(self.max_error_u), "sqnr_db": finite(self.sqnr_db)}
-        return asdict(self) | numbers | {"passed": not self.failures, "exact": self.max_error_u == 0.0}
+        return JsonFields.to_json(self) | {"passed": not self.failures, "exact": self.max_error_u == 0.0}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "AdversarialVerdict":
@@ -120,7 +110,7 @@ class AdversarialVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(JsonFields):
     """The cause of one output's error, found beside a half of unlimited range (11 bits of mantissa, FP32 exponent).
 
     ``verdict``: ``equal`` (the half passes), ``range`` (only the half fails: overflow or underflow, cured by
@@ -136,10 +126,6 @@ class Diagnosis:
     distance: float
     message: str
     override: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        numbers = {key: finite(getattr(self, key)) for key in ("error_u", "floor_u", "distance")}
-        return asdict(self) | numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +205,10 @@ class ParityReport:
             "rule_of_three": self.rule_of_three,
             "batch_sizes": list(self.batch_sizes),
             "overrides": dict(self.overrides),
-            "outputs": [output.to_json() for output in self.outputs],
-            "adversarial": [verdict.to_json() for verdict in self.adversarial],
+            "outputs": as_json(self.outputs),
+            "adversarial": as_json(self.adversarial),
             "dropped": list(self.dropped),
-            "failures": [asdict(failure) for failure in self.all_failures],
-            "diagnoses": [found.to_json() for found in self.diagnoses],
+            "failures": as_json(self.all_failures),
+            "diagnoses": as_json(self.diagnoses),
             "perturbed": self.perturbed and self.perturbed.to_json(),
         }

@@ -6,6 +6,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from ...models.files.json_fields import JsonFields
+
 
 class Action(Enum):
     """The dtype in which a node reads its floating inputs (float64 is never cast, as in autocast)."""
@@ -19,13 +21,10 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(JsonFields):
     """A node that the policy would run in half and the plan keeps in FP32."""
 
     node: str
     op: str
     reason: str
     evidence: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        return {"node": self.node, "op": self.op, "reason": self.reason, "evidence": self.evidence}

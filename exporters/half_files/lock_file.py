@@ -22,9 +22,8 @@ from .half_file import check_digests
 from .measured import Found, measured
 
 Facts = Mapping[str, Any]
-SLOWER = (
-    1.5  # times the half's time as a share of FP32's: less is what two measurements of one half differ by
-)
+# A half's share of FP32's time may grow so many times: two measurements of one half differ by less.
+SLOWER = 1.5
 LEAST_MS = 0.1  # of a shorter batch the clock of a busy machine tells nothing
 MUCH_SLOWER = 3.0  # times the half's own time: where FP32 became slower with it, on the same processor
 
@@ -121,9 +120,8 @@ def slower(then: Facts, now: Facts) -> str:
 
 
 FORMAT = 1
-AGAIN = (
-    3  # times that a half is measured again where it seems slower, for another program may have had the cores
-)
+# A half that seems slower is measured again so often, for another program may have had the cores.
+AGAIN = 3
 _KINDS: Mapping[str, type | UnionType] = {
     "target": str, "form": str, "file": str, "weights": dict, "environment": dict, "processor": str, "passed": bool,
     "summary": str, "bits": dict, "milliseconds": dict, "max_error_u": float | int | None,

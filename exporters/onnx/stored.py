@@ -65,9 +65,8 @@ def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
 
 
 def _stored(version: Version, name: str) -> ModelProto:
-    if any(
-        file.endswith(DATA) for file in version.manifest["files"]
-    ):  # weights stand beside the file, perhaps
+    # The weights stand beside the file, perhaps.
+    if any(file.endswith(DATA) for file in version.manifest["files"]):
         path = version.file(name)
         for place in external_files(path, read_graph(path)):
             version.file(place)

@@ -16,9 +16,8 @@ NUMPY_HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat1
 BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
 # The relative error that rounding may cost a weight of one number, such as an eps: it may be subnormal, not vanish.
 NUMBER = 2.0**-6
-IN_RANGE = (
-    "halfeven_in_range"  # in the meta of a weight's node: no element may leave half's range (`in_range`)
-)
+# The meta of a weight's node has this key where no element may leave half's range (`in_range`).
+IN_RANGE = "halfeven_in_range"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ import numpy as np
 
 from ...models.spec.said_by_name import is_mask
 from ...models.spec.spec import ModelSpec, TensorSpec
-from ..gate.power import FINE
 from ..graph.original_graph import OriginalGraph
 from ..inputs.samples import Samples
 from ..policy.classes import class_of
 from ..question import Invented, Question
 from .planted_faults import measured_power
+from .power import FINE
 from .prove import ReferenceRun
 from .subject import Subject
 

@@ -53,9 +53,8 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
 def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
     """True if these arrays have finite numbers, and every one of them is so large (`SENTINEL`) that the gate compares
     only its sign."""
-    sizes = [
-        np.abs(answer[np.isfinite(answer)].astype(np.float64)) for answer in answers
-    ]  # half has no SENTINEL
+    # Half has no SENTINEL.
+    sizes = [np.abs(answer[np.isfinite(answer)].astype(np.float64)) for answer in answers]
     return any(size.size for size in sizes) and all((size >= SENTINEL).all() for size in sizes)
 
 

@@ -19,9 +19,14 @@ import numpy as np
 
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ..gate.divergence import SENTINEL
-from ..gate.draws import raw_draws
 from ..gate.parity import judge
-from ..gate.power import (
+from ..gate.trial import Trial
+from ..graph.backend import GraphNode
+from ..graph.original_graph import OriginalGraph, Rest
+from ..inputs.draws import raw_draws
+from ..policy.classes import Trait, has
+from ..question import Arrays, Question, answers_or_refusal
+from .power import (
     BYPASSED,
     DAMPED,
     DEAD,
@@ -35,11 +40,6 @@ from ..gate.power import (
     Planted,
     Power,
 )
-from ..gate.trial import Trial
-from ..graph.backend import GraphNode
-from ..graph.original_graph import OriginalGraph, Rest
-from ..policy.classes import Trait, has
-from ..question import Arrays, Question, answers_or_refusal
 from .prove import ReferenceRun, tried
 
 T = TypeVar("T")

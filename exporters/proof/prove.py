@@ -15,9 +15,9 @@ from ...models.errors import EngineFailed, ExportFailed, HalfevenError
 from ...models.spec.buckets import buckets_of
 from ...models.spec.filled_lengths import Lengths
 from ...models.spec.spec import ModelSpec
-from ..gate.judged_apart import judge_apart
 from ..gate.noise import ROOM, Noise
 from ..gate.parity import judge, noise_of
+from ..gate.rejudge import judge_apart
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from ..inputs.perturbed import changeable, perturbed_rows
@@ -34,9 +34,8 @@ MAX_JUDGED = 2048
 # Above this the bulk is judged by emulation. Where a CPU has no half convolutions an operation of theirs takes ten
 # times as long as in FP32 (0.7 ns against 0.07 on one core): 12 seconds.
 TRUE_KERNELS_OPERATIONS = 1 << 34
-SAME_IN_FP32 = (
-    2.5e-4  # of the output's largest value, half of u: kernels sum in another order and round sines otherwise
-)
+# The share of the output's largest value, half of u: kernels sum in another order, round sines otherwise.
+SAME_IN_FP32 = 2.5e-4
 
 
 @dataclass(frozen=True, slots=True)

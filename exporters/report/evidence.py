@@ -13,12 +13,12 @@ from typing import Any
 from ...models.errors import CannotConvert
 from ...models.files.opened_file import opened_inside
 from ...models.store.store import Draft
-from ..gate.power import Power
+from ..gate.diagnosis import worst_sample
 from ..gate.refusals import accepting, without_advice
 from ..gate.verdict import ParityReport
-from ..gate.worst import worst_sample
 from ..on_device.environment import environment
 from ..proof.maker import Maker
+from ..proof.power import Power
 from ..proof.prove import ReferenceRun
 from ..proof.subject import FurtherVerdict, Subject
 from ..search.delta_debugging import EXHAUSTED

@@ -27,7 +27,7 @@ def headline(facts: Mapping[str, Any]) -> str:
 
 
 def _power(power: Mapping[str, Any]) -> str:
-    """The part of the headline about planted errors (`gate/power.py`); empty where none were planted."""
+    """The part of the headline about planted errors (`proof/power.py`); empty where none were planted."""
     if not power:
         return ""
     share, damped = power.get("share", power["noticed"]["8u"]), power.get("damped")

@@ -14,7 +14,7 @@ half. Beyond the gate (each made in `sections.py` unless another file is named):
 - ``profile`` {nodes, batches, rows, guards}
 - ``weights`` {tensors, worst: [rows of the ledger, columns as they come]}
 - ``casts`` {count, bytes, bytes_before, rows: [{source, from, to, bytes, readers, more}]}
-- ``power`` {shown, samples, noticed, missed, nodes: [{node, op, noticed, why, blind}]}: `gate.power.Power.to_json`
+- ``power`` {shown, samples, noticed, missed, nodes: [{node, op, noticed, why, blind}]}: `proof.power.Power.to_json`
 - ``worst`` {output, sample, row, error_u, inputs: [{name, shape, least, largest, mean, zeros, not_finite}]}:
   `gate.worst.worst_sample`
 
@@ -35,10 +35,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..gate.gate_rows import Row, few_pairs, gate_rows
 from ..gate.noise import ROOM
-from ..gate.power import EXPLAINED, FAULTS
+from ..proof.power import EXPLAINED, FAULTS
 from ..search.delta_debugging import EXHAUSTED
+from .gate_rows import Row, few_pairs, gate_rows
 from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..gate.verdict import finite
+from ...models.files.json_fields import finite
 from ..graph.traffic import Cast, Worth
 from ..search.delta_debugging import Found, outcome
 

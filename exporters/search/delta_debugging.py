@@ -56,9 +56,8 @@ class Found:
 
 Judge = Callable[[frozenset[str]], Score]
 Reorder = Callable[[Sequence[str]], Sequence[str]]
-Counterexamples = Callable[
-    [Sequence[str]], bool
-]  # whether unseen samples fail; if so, the judge asks them from now on
+# Gives whether unseen samples fail; if so, the judge asks them from now on.
+Counterexamples = Callable[[Sequence[str]], bool]
 SUSPECTS = 16  # that are tried in the order given
 LATE = 4  # suspects at most that are moved to the front
 LARGE = 4  # they are moved while a prefix of more than 1 / LARGE of all suspects is needed

@@ -20,9 +20,8 @@ from ..ranges.ranges import Profile, suspicion
 
 RANKED = 2048  # rows; of 512 another 200 found pairs that nobody had seen swap
 TIES = 0.5  # of those that the gate allows
-SWAPS = (
-    0.75  # of the distance up to which the gate lets two samples change places; beyond it not a single pair
-)
+# The share of the distance up to which the gate lets two samples change places; beyond it not a single pair.
+SWAPS = 0.75
 # Takes the answers of a half and whether pairs that swap must stay below `SWAPS` (True) or below the gate's own limit
 # (False). Gives the report where the half breaks the order, else None.
 OrderJudge = Callable[[Sequence[Trial], bool], ParityReport | None]

@@ -33,9 +33,8 @@ _MEMBER = re.compile(
     r"models/model\.json|data/weights/(weight_\d+|model_weights_config\.json)|"
     r"data/constants/(tensor_\d+|model_constants_config\.json))"
 )
-_SAMPLE_INPUTS = re.compile(
-    r"data/sample_inputs/[\w.\-]+"
-)  # torch's reader wants to see one; it has to be empty
+# Torch's reader wants to see such an entry, which has to be empty.
+_SAMPLE_INPUTS = re.compile(r"data/sample_inputs/[\w.\-]+")
 _NAME = re.compile(r"\w*", re.ASCII)  # becomes a variable in the source code that torch.fx makes of a graph
 _PATH = re.compile(r'[^"\\\x00-\x1f]*')  # becomes getattr(module, "…") there
 _WORDS = re.compile(r"[\w.+\-]*")  # devices, versions, kinds

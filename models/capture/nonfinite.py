@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-Found = tuple[
-    Node, str, Node
-]  # the node that makes it, "NaN" or "Inf", the node that first turns it into NaN
+# The node that makes it, "NaN" or "Inf", the node that first turns it into NaN.
+Found = tuple[Node, str, Node]
 
 # Give Inf from finite values on purpose: constants and masks.
 SENTINELS = (

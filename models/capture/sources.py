@@ -32,9 +32,8 @@ Request = Mapping[str, Any]
 State = Mapping[str, "Tensor"]
 
 HALF = ("F16", "BF16")  # in the header of a safetensors file
-INDEX = (
-    ".safetensors.index.json"  # beside safetensors in several files, as save_pretrained writes large models
-)
+# This file lies beside safetensors in several files, as save_pretrained writes large models.
+INDEX = ".safetensors.index.json"
 STATES = ("state_dict", "model_state_dict", "model")  # in a checkpoint of a training, beside its optimiser
 SCRIPT = "a TorchScript module, which is not taken: build the nn.Module that it was made of"
 WRAPPERS = ("module.", "_orig_mod.", "model.")  # before all names: of DataParallel, torch.compile, Lightning

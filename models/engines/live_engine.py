@@ -97,9 +97,8 @@ class LiveEngine(TorchEngine):
         super().close()
 
     def _answer(self, *inputs: Tensor) -> list[Tensor]:
-        with (
-            self._region()
-        ):  # autocast's state belongs to the thread: entered here, on the device thread, at every call
+        # Autocast's state belongs to the thread: entered here, on the device thread, at every call.
+        with self._region():
             return self._live(inputs, half=self._dtype is not None)
 
     def _region(self) -> Any:

@@ -26,9 +26,8 @@ class OpenedFile(AbstractContextManager["OpenedFile"]):
 
     def __init__(self, path: Path, most_bytes: int | None = None) -> None:
         self.path = path
-        handle = os.open(
-            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # a FIFO would block
+        # Without O_NONBLOCK a FIFO would block.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             os.close(handle)

@@ -112,9 +112,8 @@ class TensorSpec:
     picture: Mapping[str, Any] | None = None
     wire: Wire | None = None  # an input's smaller datatype in requests
     range: ValueRange | None = None  # of an integer input, in the model's datatype; None: any value
-    lengths_of: str = (
-        ""  # of an integer input: its values are lengths, from 1 to the size of the axis of this name
-    )
+    # The values of such an integer input are lengths, from 1 to the size of the axis of this name.
+    lengths_of: str = ""
     batch_axis: int = 0
 
     @property

@@ -60,9 +60,8 @@ class Certificates:
                 else:
                     self._said = ""
             except (OSError, ValueError) as error:
-                if isinstance(
-                    error, ssl.SSLError
-                ):  # until a file changes; another fault may be over at the next look
+                # This fault lasts until a file changes; another one may be over at the next look.
+                if isinstance(error, ssl.SSLError):
                     self._stamp = stamp
                 self._refuse(_words(error))
         return self._current

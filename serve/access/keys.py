@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import orjson
 
 from ...models.errors import BadInput, Conflict, DamagedFile, StoreUnusable, TooLarge, UnknownName
 from ...models.files.durable import locked, replace_text
+from ...models.files.json_fields import JsonFields
 from ...models.files.opened_file import opened_named
 from ...models.folder.model_name import NAME
 
@@ -42,7 +43,7 @@ Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRecord:
+class KeyRecord(JsonFields):
     """The stored facts of a key. A key without ``models`` is for all models.
 
     ``rate``: requests per second, ``concurrency``: requests at once; None: no limit. ``created_at``: Unix seconds.
@@ -68,9 +69,6 @@ class KeyRecord:
             raise ValueError("a field that is a text in every key is none here")
         _check(record)
         return record
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def allows(self, scopes: Collection[str], model: str | None = None) -> bool:
         """True if the key has one of ``scopes`` and is for the model; None: no model is concerned."""

@@ -16,9 +16,8 @@ from .intake import Intake
 from .request_queue import Request, RequestQueue
 
 _NEWEST = 0.25  # weight of the newest batch in the moving average of its size
-_MOST_GROWTH = (
-    4  # a measurement counts as at most this many times the average: one pause must not change it much
-)
+# A measurement counts as at most this many times the average: one pause must not change it much.
+_MOST_GROWTH = 4
 
 
 @dataclass(slots=True)

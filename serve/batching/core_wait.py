@@ -169,9 +169,8 @@ def own_programs_worked_s(root: int | None = None, proc: Path = Path("/proc")) -
         except (OSError, ValueError, IndexError):  # a process that has ended
             continue
     ours, spent = {os.getpid() if root is None else root, os.getpid()}, os.times()
-    times[os.getpid()] = (
-        time.process_time() + spent.children_user + spent.children_system
-    )  # exact, unlike the file
+    # These times are exact, unlike the file's.
+    times[os.getpid()] = time.process_time() + spent.children_user + spent.children_system
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
     return sum(times.get(pid, 0.0) for pid in ours)

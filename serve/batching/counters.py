@@ -182,9 +182,8 @@ def _sort(buckets: list[int], waits_ns: Sequence[int], more_ns: int = 0) -> None
     if not waits_ns:
         return
     longest = bisect_left(BOUNDS_NS, max(waits_ns) + more_ns)
-    if longest == bisect_left(
-        BOUNDS_NS, min(waits_ns) + more_ns
-    ):  # nearly always: two searches for all requests
+    # Two searches are nearly always enough for all requests.
+    if longest == bisect_left(BOUNDS_NS, min(waits_ns) + more_ns):
         buckets[longest] += len(waits_ns)
         return
     for wait_ns in waits_ns:

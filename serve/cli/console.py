@@ -42,9 +42,8 @@ class _Terminal(Console):
             yield segment if segment.control else segment._replace(text=segment.text.translate(_CONTROL))
 
 
-errors = _Terminal(
-    stderr=True, highlight=False, soft_wrap=True, emoji=False
-)  # FILE.py:X: is a file and a class
+# Without emoji: FILE.py:X: is a file and a class.
+errors = _Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 out = _Terminal(highlight=False, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]

@@ -88,10 +88,8 @@ class GrpcServer:
             # One connection would fill the queue of calls if there were no bound, and gRPC would drop others' calls
             # from it.
             ("grpc.max_concurrent_streams", self._limits.streams_per_connection),
-            (
-                "grpc.http2.ping_on_rst_stream_percent",
-                100,
-            ),  # calls that are reset at once wait for a round trip
+            # Calls that are reset at once wait for a round trip.
+            ("grpc.http2.ping_on_rst_stream_percent", 100),
             # Clients may ping as often as this, with calls or without, before they are cut off as too busy.
             ("grpc.http2.min_ping_interval_without_data_ms", self._limits.ping_seconds * 1000),
             ("grpc.keepalive_permit_without_calls", 1),

@@ -23,9 +23,8 @@ _AT_ONCE = 64 * 1024  # bytes that are (de)compressed on the event loop: under a
 _STEP = 2**20  # bytes that a body grows by before they are counted
 _LONGEST = 1000  # characters of an Accept-Encoding; longer ones are not read
 _QVALUE = re.compile(r"[01](\.[0-9]{0,3})?")
-_LEVEL = (
-    1  # a caller is waiting: the fastest level is four times as fast as the usual one, and a tenth larger
-)
+# A caller is waiting: the fastest level is four times as fast as the usual one, and a tenth larger.
+_LEVEL = 1
 
 
 async def decoded(

@@ -34,9 +34,8 @@ _DEPLOYMENT = {
     "backpressure_config": {"status_code": 503, "retry_after_s": 1},
     "health_check_period_s": 5,
     "health_check_timeout_s": 30,
-    "logging_config": {
-        "enable_access_log": False
-    },  # a line per request, as `halfeven serve` writes none by itself
+    # A line per request, as `halfeven serve` writes none by itself.
+    "logging_config": {"enable_access_log": False},
 }
 
 

@@ -79,9 +79,8 @@ def failed(span: Span, kind: str) -> None:
     span.set_status(Status(StatusCode.ERROR))
 
 
-NOT_TRACED = frozenset(
-    ("/healthz", "/v2/health/live", "/v2/health/ready", "/metrics")
-)  # asked every few seconds
+# Something asks these every few seconds.
+NOT_TRACED = frozenset(("/healthz", "/v2/health/live", "/v2/health/ready", "/metrics"))
 _FAULTS = frozenset(("INTERNAL", "UNIMPLEMENTED", "UNAVAILABLE"))  # of the server, as 5xx are
 
 

@@ -18,12 +18,10 @@ import numpy as np
 import torch
 import uvloop
 
-from ...exporters.inputs.samples import Samples, stored_samples
 from ...exporters.on_device.selftest_record import obey_selftest
 from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import HALF_MUST_GAIN, Engine
-from ...models.engines.load import load_half, load_original
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadSetting, EngineFailed, HalfevenError
 from ...models.machine.usable_cores import usable_cores
@@ -35,7 +33,7 @@ from ..batching.device import DeviceThread
 from ..batching.interface import PreparedVersion
 from ..batching.place import Place
 from ..bench.figures import percentile
-from ..versions.loading.candidate_forms import batch_of, close
+from ..versions.loading.candidate_forms import VersionHere
 from ..versions.loading.cpu_choice import CROWDED, MORE_THREADS_MUST_GAIN
 from ..versions.loading.kept_setups import measured_setup
 from ..versions.loading.ready import ORIGINALS, proven_halves
@@ -195,10 +193,10 @@ def _handicapped(one: MeasuredWay) -> float:
 
 
 def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> dict[str, Any]:
-    spec = version.spec()
-    samples = stored_samples(version)
-    kinds, refusals = _kinds(version, spec, samples, place, notify)
-    measured = _all_measured(version, spec, samples, kinds, place, seconds * _ENGINES_SHARE, notify)
+    here = VersionHere.of(version, place)
+    spec = here.spec
+    kinds, refusals = _kinds(here, notify)
+    measured = _all_measured(here, kinds, seconds * _ENGINES_SHARE, notify)
     waited = max((one.waited_share for one in measured), default=0.0)
     if waited > CROWDED:
         notify(
@@ -206,7 +204,7 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
             "winner may be another one on an idle machine"
         )
     best = choose(measured)
-    simulated = _simulated(version, spec, samples, best, place, seconds * (1 - _ENGINES_SHARE), notify)
+    simulated = _simulated(here, best, seconds * (1 - _ENGINES_SHARE), notify)
     winner = Winner(
         best.way.form,
         best.way.precision,
@@ -240,24 +238,16 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
 
 
 def _all_measured(
-    version: Version,
-    spec: ModelSpec,
-    samples: Samples,
-    kinds: Sequence[tuple[str, str]],
-    place: Place,
-    seconds: float,
-    notify: Notify,
+    here: VersionHere, kinds: Sequence[tuple[str, str]], seconds: float, notify: Notify
 ) -> list[MeasuredWay]:
     """Every way of each kind that runs, in ``seconds`` together. Raises EngineFailed where none runs."""
     ways = [
-        Way(form, precision, setup)
-        for form, precision in kinds
-        for setup in _setups(version, spec, samples, form, precision, place)
+        Way(form, precision, setup) for form, precision in kinds for setup in _setups(here, form, precision)
     ]
     each_s = seconds / len(ways)
-    measured = [one for way in ways if (one := _measure(version, spec, samples, way, place, each_s, notify))]
+    measured = [one for way in ways if (one := _measure(here, way, each_s, notify))]
     if not measured:
-        raise EngineFailed(f"{version} runs in no form on {place.device}; the log above says why")
+        raise EngineFailed(f"{here.version} runs in no form on {here.place.device}; the log above says why")
     return measured
 
 
@@ -268,54 +258,40 @@ def thread_counts(device: torch.device) -> list[int]:
     return batch_sizes(usable_cores())
 
 
-def _setups(
-    version: Version, spec: ModelSpec, samples: Samples, form: str, precision: str, place: Place
-) -> list[CpuSetup]:
+def _setups(here: VersionHere, form: str, precision: str) -> list[CpuSetup]:
     """The passes that were measured best on this processor, with every number of threads."""
-    if place.device.type != "cpu":
+    if here.place.device.type != "cpu":
         return [PLAIN]
-    load = partial(load_original if precision == "fp32" else load_half, version, form, place.device)
-    best = measured_setup(version, form, precision, load, spec, partial(batch_of, spec, samples), place)
-    return [replace(best, threads=threads) for threads in thread_counts(place.device)]
+    best = measured_setup(here, form, precision)
+    return [replace(best, threads=threads) for threads in thread_counts(here.place.device)]
 
 
-def _kinds(
-    version: Version, spec: ModelSpec, samples: Samples, place: Place, notify: Notify
-) -> tuple[list[tuple[str, str]], list[str]]:
+def _kinds(here: VersionHere, notify: Notify) -> tuple[list[tuple[str, str]], list[str]]:
     """The forms that may serve here, (form, precision) each: originals, and halves that are proven here."""
-    live = version.has(ORIGINALS["live"])
-    halves, refusals, _ = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
+    live = here.version.has(ORIGINALS["live"])
+    halves, refusals, _ = proven_halves(here if live else replace(here, spec=replace(here.spec, form="auto")))
     for half in halves:
-        close(half, place)
+        here.close(half)
     for refusal in refusals:
         notify(f"no candidate: {refusal}")
-    originals = [(form, "fp32") for form, file in ORIGINALS.items() if version.has(file)]
+    originals = [(form, "fp32") for form, file in ORIGINALS.items() if here.version.has(file)]
     return [*originals, *((half.engine.form, half.engine.precision) for half in halves)], refusals
 
 
-def _measure(
-    version: Version,
-    spec: ModelSpec,
-    samples: Samples,
-    way: Way,
-    place: Place,
-    budget_s: float,
-    notify: Notify,
-) -> MeasuredWay | None:
+def _measure(here: VersionHere, way: Way, budget_s: float, notify: Notify) -> MeasuredWay | None:
     """None where this way does not run here."""
-    sizes = batch_sizes(max(spec.max_batch_size, 1))
+    sizes, place = batch_sizes(max(here.spec.max_batch_size, 1)), here.place
     try:
-        engine = load_way(version, way, place)
+        engine = load_way(here, way)
     except HalfevenError as error:
         notify(f"no candidate: {way}: {error}")
         return None
     try:
         seconds: dict[int, float] = {}
-        place.call(partial(engine.warm_up, batch_of(spec, samples, 1)))
+        place.call(partial(engine.warm_up, here.batch(1)))
         began_s, waited_s = time.perf_counter(), place.call(waited_for_core_s)
         for rows in sizes:
-            batch = batch_of(spec, samples, rows)
-            run = partial(quartile_seconds, partial(engine.run, batch), budget_s / len(sizes))
+            run = partial(quartile_seconds, partial(engine.run, here.batch(rows)), budget_s / len(sizes))
             seconds[rows] = place.call(run)
         waited_s = place.call(waited_for_core_s) - waited_s
     except Exception as error:  # whatever a runtime raises: the other ways are still measured
@@ -340,30 +316,20 @@ def quartile_seconds(run: Callable[[], object], budget_s: float) -> float:
     return sorted(times)[len(times) // 4]
 
 
-def load_way(version: Version, way: Way, place: Place) -> Engine:
-    fetch = load_original if way.precision == "fp32" else load_half
-    return place.call(partial(fetch, version, way.form, place.device, way.setup))
+def load_way(here: VersionHere, way: Way) -> Engine:
+    return here.place.call(partial(here.engine, way.form, way.precision, way.setup))
 
 
-def _simulated(
-    version: Version,
-    spec: ModelSpec,
-    samples: Samples,
-    best: MeasuredWay,
-    place: Place,
-    seconds: float,
-    notify: Notify,
-) -> list[Simulated]:
-    if not spec.batched:
+def _simulated(here: VersionHere, best: MeasuredWay, seconds: float, notify: Notify) -> list[Simulated]:
+    if not here.spec.batched:
         return []
-    engine = load_way(version, best.way, place)
+    engine, place = load_way(here, best.way), here.place
     try:
         for rows in sorted({1, best.useful_rows}):
-            place.call(partial(engine.warm_up, batch_of(spec, samples, rows)))
-        row = [part[0] for part in batch_of(spec, samples, 1)]
-        return simulate(
-            spec.with_max_batch_size(best.useful_rows), engine, place.thread, row, seconds, notify
-        )
+            place.call(partial(engine.warm_up, here.batch(rows)))
+        row = [part[0] for part in here.batch(1)]
+        spec = here.spec.with_max_batch_size(best.useful_rows)
+        return simulate(spec, engine, place.thread, row, seconds, notify)
     finally:
         place.call(engine.close)
 

@@ -17,10 +17,10 @@ from unittest import mock
 
 import torch
 from halfeven.exporters.conversion import road
-from halfeven.exporters.gate.power import DAMPED, FINE, Power
 from halfeven.exporters.graph.original_graph import OriginalGraph
 from halfeven.exporters.proof import planted_faults
 from halfeven.exporters.proof.planted_faults import measured_power
+from halfeven.exporters.proof.power import DAMPED, FINE, Power
 from halfeven.exporters.proof.prove import ReferenceRun
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms

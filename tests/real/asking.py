@@ -12,9 +12,8 @@ from halfeven.serve.settings import read_settings
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
-CLOSE = (
-    1e-2  # of an output's largest value: a half's error is below 4u = 0.002, and a served half may be batched
-)
+# The share of an output's largest value: a half's error is below 4u = 0.002, and a served half may be batched.
+CLOSE = 1e-2
 
 
 def asked_over_http(store: Store, spec: ModelSpec, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -52,9 +52,8 @@ def brought(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 
 def command(*words: object) -> tuple[dict[str, Any], float, int]:
     """The JSON that a command of halfeven printed, its processor seconds, and the bytes of its largest process."""
-    own = (
-        ["-P"] if TABLE else ["-PB"]
-    )  # the second is forked (`preloaded.py`), from a process that is large already
+    # The second is forked (`preloaded.py`), from a process that is large already.
+    own = ["-P"] if TABLE else ["-PB"]
     line = [sys.executable, *own, "-m", "halfeven.serve.cli.main", *map(str, words), "--json"]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(line, stdout=out, stderr=said)

@@ -18,9 +18,8 @@ from .graph import ONNX, Names, attribute, graphs, names_in, opset_of, walk
 SINCE = 17  # the first opset of ONNX with a LayerNormalization
 _APART = "halfeven.later"  # the domain of what the conversion of opsets is to leave alone
 _EPSILON = 1e-5
-GROUPS_SINCE = (
-    21  # the first opset whose GroupNormalization is valid: that of 18 is withdrawn, and torch wrote it
-)
+# The first opset whose GroupNormalization is valid: that of 18 is withdrawn, and torch wrote it.
+GROUPS_SINCE = 21
 AXES_AS_INPUT = 18  # the first opset whose ReduceMean has its axes as an input
 
 

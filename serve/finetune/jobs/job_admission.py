@@ -31,7 +31,6 @@ class BadJob(BadInput):
     """The request for a job is refused. ``param`` names the part of its request to correct."""
 
     code = "bad_job"
-    param: str | None = None
 
 
 class JobAdmission:
@@ -192,6 +191,4 @@ def _metadata(body: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _bad(param: str, fault: str) -> BadJob:
-    error = BadJob(f"{param}: {fault}")
-    error.param = param
-    return error
+    return BadJob(f"{param}: {fault}", param)

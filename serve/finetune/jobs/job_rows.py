@@ -18,6 +18,9 @@ from ....exporters.inputs.samples import MAX_BYTES, Samples, mapped_samples
 from ....models.errors import BadSamples, DiskFull, HalfevenError, NotReady
 from ....models.order.lacking_memory import exit_words
 from ....models.store.store import Version
+from ..data.files import Files
+from .records.job_store import JobStore
+from .records.job_types import JobTerms
 from .worker_process import Child, Priority
 
 READER = "halfeven.serve.finetune.jobs.row_reader"
@@ -30,7 +33,6 @@ class BadTrainingFile(BadSamples):
     """A training file does not fit the model. ``param`` says which of the job's files, the message which rows."""
 
     code = "bad_training_file"
-    param: str | None = None
 
 
 class ReaderLost(BadSamples):
@@ -38,16 +40,6 @@ class ReaderLost(BadSamples):
     or a file without damage."""
 
     code = "reader_lost"
-
-    def __init__(self, message: str, param: str = TRAINING) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-def misfit(param: str, message: str) -> BadTrainingFile:
-    error = BadTrainingFile(message)
-    error.param = param
-    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +66,13 @@ class Asked:
             "priority": self.priority,
             "max_bytes": self.max_bytes,
         }
+
+
+def asked_of(job: JobTerms, parent: Version, job_store: JobStore, files: Files, priority: Priority) -> Asked:
+    """The request for the rows of an admitted job, to be trained from ``parent``."""
+    given = {TRAINING: job.training_file, VALIDATION: job.validation_file}
+    paths = {param: files.path(job_store.file(id).sha256) for param, id in given.items() if id}
+    return Asked(parent, paths, job.hyperparameters, job.seed, priority, files.max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,8 @@ def check(asked: Asked, names: Mapping[str, str], place: Path, leaving: Callable
         except OSError as error:
             raise OSError(error.errno, error.strerror, error.filename or str(place)) from error
         except ReaderLost as error:
-            raise misfit(error.param, f"{error.param} {names[error.param]}: {error}") from error
+            param = error.param or TRAINING
+            raise BadTrainingFile(f"{param} {names[param]}: {error}", param) from error
 
 
 def divide(asked: Asked, folder: Path, lines: Callable[[Child], Iterable[Line]]) -> JobRows:
@@ -167,10 +167,7 @@ def _error_of(line: Line) -> Exception:
     if line["code"] == DiskFull.code:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     kind = next(one for one in _kinds(HalfevenError) if one.code == line["code"])
-    error: Any = kind(line["message"])
-    if line["param"] is not None:
-        error.param = line["param"]
-    return error
+    return kind(line["message"]) if line["param"] is None else kind(line["message"], line["param"])
 
 
 def _kinds(kind: type[HalfevenError]) -> Iterator[type[HalfevenError]]:

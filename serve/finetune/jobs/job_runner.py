@@ -22,7 +22,7 @@ from . import training_request as asked
 from .choices.hyperparameter_table import REFUSE, RETRAIN
 from .concluding import Conclusion, ends_stale
 from .job_folder import MOST_STARTS, JobFolder, JobState
-from .job_rows import TRAINING, VALIDATION, Asked, JobRows, ReaderLost, divide
+from .job_rows import JobRows, ReaderLost, asked_of, divide
 from .records.job_store import JobStore
 from .records.job_types import NO_JUDGING_SET, RUNNING, STALE_PARENT, IllegalMove, JobRow
 from .training_request import TRAINER
@@ -173,11 +173,7 @@ class JobRunner:
 
     def _rows(self, job: JobRow, parent: Version, folder: JobFolder) -> JobRows:
         """The job's rows, divided by a process, which is started again where it is killed."""
-        given = {TRAINING: job.training_file, VALIDATION: job.validation_file}
-        files = {
-            param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
-        }
-        asked = Asked(parent, files, job.hyperparameters, job.seed, self._priority, self._files.max_bytes)
+        asked = asked_of(job, parent, self._job_store, self._files, self._priority)
 
         def lines(child: Child) -> Iterator[Mapping[str, Any]]:
             return lines_of(child, job.id, self._job_store, self._stopping)

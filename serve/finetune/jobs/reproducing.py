@@ -117,14 +117,11 @@ def _file(store: Store, version: Version, option: str, digest: str, given: Path 
 
 def _trained(request: Mapping[str, Any], folder: Path, notify: Notify) -> Mapping[str, Any]:
     child, last, total = Child.of_module(TRAINER, request, folder / "train"), {}, 1
-    with child:
-        for line in child.lines(every_s=0.5):
-            if line is None:
-                continue
-            total = line.get("total_steps", total)
-            if line["type"] == "evaluation":
-                notify(f"step {line['step']} of {total}")
-            last = line
+    for line in lines_until(child, lambda: False):
+        total = line.get("total_steps", total)
+        if line["type"] == "evaluation":
+            notify(f"step {line['step']} of {total}")
+        last = line
     try:
         return result_of(child, last if last.get("type") in ("done", "failed") else {}, "trainer")
     except JobFailed as error:

@@ -38,7 +38,7 @@ from .choices.hyperparameter_table import QUARANTINE
 from .choices.hyperparameters import held_out_share
 from .choices.loss_choice import check_targets, losses_by_output
 from .choices.trainable import trainable_of
-from .job_rows import HELD_OUT, ROWS, SEEN, TRAINING, VALIDATION, misfit
+from .job_rows import HELD_OUT, ROWS, SEEN, TRAINING, VALIDATION, BadTrainingFile
 
 Line = dict[str, Any]
 Request = Mapping[str, Any]
@@ -88,7 +88,7 @@ def checked(request: Request, report: Report) -> Line:
             check_no_overlap(training, validation)
             _check_same_targets(training, validation)
         except BadSamples as error:
-            raise misfit(VALIDATION, str(error)) from error
+            raise BadTrainingFile(str(error), VALIDATION) from error
     found = findings_of(parent, training, train)
     return {"type": "checked", "train": len(train), "validation_split": share, "findings": found}
 
@@ -155,7 +155,7 @@ def _read_for_admission(request: Request, param: str, parent: Version, report: R
         return found
     except (BadSamples, MemoryError) as error:
         sentence = refusal(error, request)["message"].removeprefix(f"{Path(request['files'][param]).name}: ")
-        raise misfit(param, f"{param} {request['names'][param]}: {sentence}") from error
+        raise BadTrainingFile(f"{param} {request['names'][param]}: {sentence}", param) from error
 
 
 def _read(request: Request, param: str, parent: Version, report: Report) -> TrainingData:

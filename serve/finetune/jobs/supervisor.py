@@ -69,9 +69,8 @@ class Supervisor:
         self._await_models()
         while not self._stopping.is_set():
             try:
-                running = set(
-                    self._running
-                )  # before the jobs are read: what has ended since is none that was left
+                # The set is taken before the jobs are read: what has ended since is none that was left.
+                running = set(self._running)
                 for job in self._job_store.unfinished():
                     if job.status == RUNNING and job.id not in running:
                         self._take_up(job)
@@ -161,9 +160,8 @@ class Supervisor:
         version = self._runner.published(job)
         message = "cancelled while it was running"
         number = None
-        if (
-            version is not None and self._store.live_number(job.name) == version.number
-        ):  # the request to cancel came too late
+        # The request to cancel came too late.
+        if version is not None and self._store.live_number(job.name) == version.number:
             self._runner.conclude(job.id, version)
             return
         if version is not None:

@@ -16,7 +16,7 @@ from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS,
 from . import training_request as asked
 from .choices.declared_steps import declared_steps
 from .choices.hyperparameter_table import AUTO
-from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
+from .job_rows import HELD_OUT, JobRows, asked_of, divide, lines_until
 from .records.job_store import JobStore
 from .records.job_types import SUCCEEDED, JobRequest
 from .training_request import TRAINER
@@ -137,12 +137,8 @@ class TrialRuns:
         return result_of(child, last, what)
 
     def _rows(self, parent: Version, request: JobRequest, folder: Path) -> JobRows:
-        given = {TRAINING: request.training_file, VALIDATION: request.validation_file}
-        files = {
-            param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
-        }
-        asked = Asked(parent, files, request.hyperparameters, request.seed, PRIORITY, self._files.max_bytes)
-        return divide(asked, folder, lambda child: lines_until(child, self._leaving))
+        rows = asked_of(request, parent, self._job_store, self._files, PRIORITY)
+        return divide(rows, folder, lambda child: lines_until(child, self._leaving))
 
 
 def _idle(trained: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -73,10 +73,8 @@ class Child:
         self._log = log
         self._started = time.monotonic()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        environment = {
-            **os.environ,
-            "PYTHONHASHSEED": "0",
-        }  # the order of a set must not differ from run to run
+        # The hash seed: the order of a set must not differ from run to run.
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
         bound_libraries(environment)
         with log.open("wb") as file:
             self._process = subprocess.Popen(

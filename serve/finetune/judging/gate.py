@@ -33,9 +33,8 @@ from .judging_sets import HELD_OUT, Sets
 from .paired import CONFIDENCE, Comparison, compare_resampled, compare_right
 from .redrawn import of_draws, per_class, size_of_a_draw, value_of, work_of_a_draw
 
-Predictions = Mapping[
-    str, np.ndarray
-]  # by output, axis 0 the samples: values, classes, or scores of all classes
+# By output, axis 0 the samples: values, classes, or scores of all classes.
+Predictions = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ and `PARDONED` rows never refuse.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+
+from ....models.files.json_fields import JsonFields
 
 CONFIDENCE = 0.95
 _Z = 1.6448536269514722  # the normal quantile of the confidence
@@ -27,7 +28,7 @@ _AT_ONCE = 1 << 22  # weights in memory
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(JsonFields):
     """The loss from an old version to a new one (negative: a gain): a share, or the relative growth of an error.
 
     ``at_most``: the loss is not larger, at the confidence. ``allowed``: how large ``at_most`` may be. ``lost_rows`` and
@@ -45,9 +46,6 @@ class Comparison:
     lost_rows: int | None = None
     gained_rows: int | None = None
     draws: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare_right(old: np.ndarray, new: np.ndarray, margin: float, tests: int = 1) -> Comparison:

@@ -101,11 +101,8 @@ def _measured(
 
 
 RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-FEWEST_STEPS, MOST_STEPS, SHARE_OF_STEPS = (
-    10,
-    40,
-    0.1,
-)  # of one short training; the share is that of the job's
+# The steps of one short training; the share is that of the job's.
+FEWEST_STEPS, MOST_STEPS, SHARE_OF_STEPS = (10, 40, 0.1)
 MOST_JUDGED, SHARE_JUDGED = 256, 0.25  # rows that a short training is judged on and does not see
 ENOUGH = 0.9  # of the best gain
 

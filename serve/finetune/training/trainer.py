@@ -120,9 +120,8 @@ def set_up_process(request: Request) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic: Any = torch.utils.deterministic  # its setting is no attribute of the module's own type
     deterministic.fill_uninitialized_memory = False  # every new tensor would be filled, and then written
-    torch.backends.mha.set_fastpath_enabled(
-        False
-    )  # in evaluation it reads the weights of layers, not their adapters
+    # In evaluation the fast path reads the weights of layers, not their adapters.
+    torch.backends.mha.set_fastpath_enabled(False)
     take_device(request["device"])
 
 

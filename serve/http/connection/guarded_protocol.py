@@ -30,9 +30,8 @@ from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
 MAX_HEAD_BYTES, MAX_HEADERS = DEFAULTS.head_bytes, DEFAULTS.headers
 MAX_QUEUED = DEFAULTS.requests_ahead
 _PER_CHUNK = 32  # bytes around each chunk of a body that are always allowed
-_REFUSAL_SECONDS = (
-    2.0  # from a refusal to the end: closed at once, with bytes unread, it would not reach the caller
-)
+# The time from a refusal to the end: closed at once, with bytes unread, it would not reach the caller.
+_REFUSAL_SECONDS = 2.0
 _LATER_SECONDS = 1.0  # an idle connection is kept for so much longer than its caller was told
 _OF_1_1 = {"http_version": "1.1"}
 _IDLE_SECONDS = 1.0  # from then on a connection makes room for a newcomer
@@ -63,9 +62,8 @@ class GuardedProtocol(PoliteProtocol):
         self._piece_bytes = 0  # of the piece that the parser has now
         self._chunked = False
         self._trailers = 0
-        self._framing_bytes = (
-            0  # of a chunked body: bytes that are not data, less those that each chunk needs
-        )
+        # The bytes of a chunked body that are not data, less those that each chunk needs.
+        self._framing_bytes = 0
         self._idle_since = 0.0  # on the loop's clock; means something while no request is under way
         self._close_at: float | None = None  # on the loop's clock; None while the server is at work
         self._timer: asyncio.TimerHandle | None = None
@@ -126,9 +124,8 @@ class GuardedProtocol(PoliteProtocol):
         asked: list[Any] = [cycle for cycle, _ in self.pipeline]  # the newest first
         if (running := self.under_way()) is not None:
             asked.append(running)
-        if (
-            self._in_message and not self._in_head and asked and asked[0] is self.cycle
-        ):  # it will never be whole
+        # The request will never be whole.
+        if self._in_message and not self._in_head and asked and asked[0] is self.cycle:
             if self.pipeline:
                 self.pipeline.popleft()
             asked.pop(0)

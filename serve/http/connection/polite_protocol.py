@@ -52,9 +52,8 @@ class PoliteState(ServerState):
 class PoliteProtocol(HttpToolsProtocol):
     """Works under any uvicorn server; only a `PoliteServer` sets ``leaving``."""
 
-    _last: RequestResponseCycle | None = (
-        None  # the one whose answer was made the last by the server, not the caller
-    )
+    # The one whose answer was made the last by the server, not the caller.
+    _last: RequestResponseCycle | None = None
 
     _running: RequestResponseCycle | None = None  # that was handed to the application last
 

@@ -115,12 +115,8 @@ def default_limit(memory: Callable[[], int] | None = None) -> int:
     return min(max((memory or usable_memory)() // _SHARE, _LEAST), _MOST)
 
 
-_LIST, _OBJECT, _NUMBER, _TEXT = (
-    72,
-    240,
-    40,
-    64,
-)  # bytes of each in CPython 3.11 on 64 bits, with its place in a list
+# Bytes of each in CPython 3.11 on 64 bits, with its place in a list.
+_LIST, _OBJECT, _NUMBER, _TEXT = (72, 240, 40, 64)
 
 
 def json_bytes(text: bytes) -> int:

@@ -21,9 +21,8 @@ class RequestLimits:
     head_bytes: int = 64 * 1024  # request line and headers; also trailers and chunk extensions
     headers: int = 100  # also of trailers
     requests_ahead: int = 64  # on one connection, or of one gRPC stream
-    idle_seconds: int = (
-        75  # of a kept connection between two requests, as its answers say; a second more is kept
-    )
+    # A kept connection may idle so long between two requests, as its answers say; a second more is kept.
+    idle_seconds: int = 75
     answer_bytes_per_second: int = 16_384  # that a caller takes; and that an upload sends
     answer_stall_seconds: float = 10.0  # over which that is looked at
     connections: int | None = None

@@ -11,18 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ....exporters.inputs.samples import Samples, stored_samples
 from ....models.engines.cpu.openmp import end_openmp_threads
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
 from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.machine.usable_cores import usable_cores
-from ....models.spec.spec import ModelSpec
 from ...batching.core_wait import Crowding, waited_for_core_s
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
-from ..loading.candidate_forms import NEAR, batch_of, invariance_of
+from ..loading.candidate_forms import NEAR, VersionHere
 from ..loading.cpu_choice import CROWDED, Parts, TimedSetup, batch_seconds, mean
 from ..loading.kept_setups import KeptSetup, keep_setup, kept_setup
 from ..loading.release import free_bytes, give_back, give_back_tried
@@ -101,8 +99,7 @@ class Sweep:
     record: Record
     exchanged: Callable[[LoadedVersion], None]
     decided: Decided = field(default_factory=Decided)
-    _spec: ModelSpec = field(init=False)
-    _samples: Samples = field(init=False)
+    _here: VersionHere = field(init=False)
     _watch: Stopwatch = field(init=False)
     _now: WhatServes = field(init=False)
     _trial: LiveTrial = field(init=False)
@@ -112,12 +109,11 @@ class Sweep:
     _load_s: float = 0.0  # what the last load cost
 
     def __post_init__(self) -> None:
-        self._spec = self.loaded.version.spec()
-        self._samples = stored_samples(self.loaded.version)
+        self._here = VersionHere.of(self.loaded.version, self.place)
         machine, self._now = self.machine, WhatServes(self.loaded, self.place, self.record)
         self._watch = Stopwatch(
             self.place.call,
-            partial(batch_of, self._spec, self._samples),
+            self._here.batch,
             machine.batch_seconds,
             self.budget,
             machine.idle,
@@ -343,7 +339,7 @@ class Sweep:
         self._warm(rival, new)
         if what == FORM:
             most = max(*rival.taken.seconds, self._now.rows_of(new))
-            new.invariance = invariance_of(self._spec, self._samples, rival.engine, most, self.place)
+            new.invariance = self._here.invariance_of(rival.engine, most)
         self._now.exchange(new, what, (str(was), str(rival.way)), verdict, rival.taken, keep)
         version, way, kept = self.loaded.version, rival.way, [one for one in measured if one.seconds]
         keep_setup(version, way.form, way.precision, self.place.device, way.setup, kept, verdict.crowded)
@@ -351,7 +347,7 @@ class Sweep:
 
     def _warm(self, rival: Side, new: PreparedVersion) -> None:
         for rows in sorted({min(rival.taken.seconds), self._now.rows_of(new)}):
-            parts = batch_of(self._spec, self._samples, rows)
+            parts = self._here.batch(rows)
             size = max(rival.taken.seconds)
             is_short = rival.taken.seconds[size] * max(rows, 1) / max(size, 1) <= _WARMED_S
             self.place.call(partial(rival.engine.warm_up if is_short else rival.engine.run, parts))

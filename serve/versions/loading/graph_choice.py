@@ -4,7 +4,6 @@ import logging
 from contextlib import suppress
 from functools import partial
 
-from ....exporters.inputs.samples import Samples
 from ....models.engines.cuda_graphs import NotRecorded
 from ....models.engines.faults import out_of_memory
 from ....models.engines.switched_off import CUDA_GRAPHS, is_off
@@ -12,26 +11,24 @@ from ....models.engines.torch_engine import TorchEngine
 from ....models.engines.wire_widening import as_sent
 from ....models.errors import BadRequest
 from ....models.spec.buckets import buckets_of
-from ....models.spec.spec import ModelSpec
-from ...batching.place import Place
-from .candidate_forms import CandidateForm, batch_of, free_memory, warm_useful
+from .candidate_forms import CandidateForm, ModelHere, free_memory
 from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 MUST_GAIN = 1.05  # times as fast over all sizes: less is noise, and recordings take memory
 
 
-def choose_graphs(spec: ModelSpec, samples: Samples, chosen: CandidateForm, place: Place) -> list[str]:
+def choose_graphs(here: ModelHere, chosen: CandidateForm) -> list[str]:
     """Record every batch size of a warm engine on CUDA and keep the recordings where they are faster. Gives a sentence
     about it; none for other engines."""
-    engine = chosen.engine
+    engine, spec, place = chosen.engine, here.spec, here.place
     if place.device.type != "cuda" or not isinstance(engine, TorchEngine):
         return []
     if is_off(CUDA_GRAPHS, place.device):
         return ["no CUDA graphs"]  # why is said with the other features that are off
     most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     sizes = [rows for rows in buckets_of(spec, engine.device) if rows <= most] or [most]
-    batches = [batch_of(spec, samples, rows) for rows in sizes]
+    batches = [here.batch(rows) for rows in sizes]
 
     def seconds() -> float:
         return sum(place.call(partial(shortest_seconds, partial(engine.run, parts))) for parts in batches)
@@ -56,7 +53,7 @@ def choose_graphs(spec: ModelSpec, samples: Samples, chosen: CandidateForm, plac
     place.call(engine.forget_recordings)
     place.call(free_memory)
     try:
-        warm_useful(spec, samples, chosen, place)  # else the first request of each size would wait for memory
+        here.warm_useful(chosen)  # else the first request of each size would wait for memory
     except Exception as error:
         if not out_of_memory(error):  # there may be memory when a request comes
             raise

@@ -10,7 +10,7 @@ it was wrong (`serve/versions/choices/`); ``rounds`` counts the measurements in 
 import json
 import logging
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -20,13 +20,11 @@ from typing import Any
 import torch
 
 from ....models.engines.cpu.setup import CpuSetup
-from ....models.engines.engine import Engine
 from ....models.files.durable import replace_text
 from ....models.files.stored_json import stored_json
-from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version
-from ...batching.place import Place
-from .cpu_choice import Parts, TimedSetup, choose_setup
+from .candidate_forms import VersionHere
+from .cpu_choice import TimedSetup, choose_setup
 from .tuned import conditions, tuned_path
 
 logger = logging.getLogger("halfeven.roster")
@@ -44,32 +42,21 @@ class KeptSetup:
     rows: float = 0.0
 
 
-def measured_setup(
-    version: Version,
-    form: str,
-    precision: str,
-    load: Callable[[CpuSetup], Engine],
-    spec: ModelSpec,
-    batch_of: Callable[[int], Parts],
-    place: Place,
-) -> CpuSetup:
+def measured_setup(here: VersionHere, form: str, precision: str) -> CpuSetup:
     """The setup in which a form of a version runs best on this CPU: as measured before, or measured now.
 
-    ``load`` gives its engine in a setup; ``batch_of`` gives that many rows. A result that other programs disturbed
-    holds for this load and for versions trained from this one, and is measured again at the next load. Errors of
-    loading or running the plain program are raised.
+    A result that other programs disturbed holds for this load and for versions trained from this one, and is measured
+    again at the next load. Errors of loading or running the plain program are raised.
     """
-    kept = kept_setup(version, form, precision, place.device)
-    if kept is not None:
+    version, spec, call = here.version, here.spec, here.place.call
+    if (kept := kept_setup(version, form, precision, here.place.device)) is not None:
         return kept.setup
-    choice = choose_setup(
-        lambda setup: place.call(partial(load, setup)),
-        batch_of,
-        spec.max_batch_size if spec.batched else 0,
-        place.call,
-    )
-    keep_setup(version, form, precision, place.device, choice.setup, choice.measured, crowded=choice.crowded)
-    return choice.setup
+    load = partial(here.engine, form, precision)
+    most = spec.max_batch_size if spec.batched else 0
+    choice = choose_setup(lambda setup: call(partial(load, setup)), here.batch, most, call)
+    found = choice.setup
+    keep_setup(version, form, precision, here.place.device, found, choice.measured, crowded=choice.crowded)
+    return found
 
 
 def kept_setup(version: Version, form: str, precision: str, device: torch.device) -> KeptSetup | None:

@@ -24,9 +24,8 @@ def plan_again(version: Version, device: torch.device) -> threading.Thread | Non
     """Begin to plan the version again for the device, in the background. None where it was made for a device already,
     or has no captured program."""
     made_for_one = version.manifest.get("lineage", {}).get("by") == FOR_DEVICE
-    if (
-        made_for_one or not version.has("original.pt2") or version.folder.is_symlink()
-    ):  # a store that is only read
+    # A folder that is a link belongs to a store that is only read.
+    if made_for_one or not version.has("original.pt2") or version.folder.is_symlink():
         return None
     store = version.folder.parents[2]
     command = [

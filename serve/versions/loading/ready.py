@@ -6,41 +6,26 @@ forms that are compared are loaded one at a time.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from ....exporters.inputs.samples import Samples, stored_samples
 from ....exporters.on_device.device_proofs import keep_proof, kept_proof
 from ....exporters.on_device.reprove import holds_here, reprove
 from ....exporters.on_device.selftest_record import obey_selftest
+from ....models.engines.cpu.setup import PLAIN
 from ....models.engines.engine import Engine
 from ....models.engines.faults import no_half_kernel, out_of_memory
-from ....models.engines.load import load_half, load_original
 from ....models.engines.wire_widening import widened
 from ....models.errors import DamagedFile, HalfevenError, NotReady
-from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..orders import drifted
-from .candidate_forms import (
-    CandidateForm,
-    anew,
-    batch_of,
-    close,
-    fastest,
-    free_memory,
-    invariance_of,
-    is_scarce,
-    load_again,
-    put_away,
-    useful_rows_of,
-    warm_candidate,
-)
+from .candidate_forms import CandidateForm, VersionHere, free_memory, is_scarce
 from .graph_choice import choose_graphs
 from .kept_setups import measured_setup
 from .off_here import form_off, halves_off, off_sentences, refuse_where_off
@@ -79,21 +64,19 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     obey_selftest(version, place.device)
     refuse_where_off(version, place.device)
     place = replace(place, scarce=is_scarce(version, place))
-    spec = version.spec()
-    samples = stored_samples(version)
-    found, reason = _judged(version, spec, samples, place, replaces)
-    halves = found.proven
-    forms = _servable(version, spec, halves, place)
-    chosen, why, damaged = _chosen(version, spec, samples, halves, place)
+    here = VersionHere.of(version, place)
+    found, reason = _judged(here, replaces)
+    forms = _servable(here, found.proven)
+    chosen, why, damaged = _chosen(here, found.proven)
     if alone := chosen.away:
-        load_again(chosen, place)
-        warm_candidate(spec, samples, chosen, place)
-    if not chosen.useful_rows and spec.batched:
-        chosen.useful_rows = useful_rows_of(spec, samples, chosen, place)
+        here.load_again(chosen)
+        here.warm(chosen)
+    if not chosen.useful_rows and here.spec.batched:
+        chosen.useful_rows = here.useful_rows_of(chosen)
     if chosen.seconds and chosen.load is not None and not alone:
-        chosen = anew(spec, samples, chosen, chosen.load, place)
-    graphs = choose_graphs(spec, samples, chosen, place)
-    original, beside = _original_beside(version, spec, samples, chosen, place)
+        here.anew(chosen)
+    graphs = choose_graphs(here, chosen)
+    original, beside = _original_beside(here, chosen)
     reasons = [(reason or why) + beside, *found.damaged, *damaged, *graphs]
     reasons += [*_placed(chosen.engine), *off_sentences(place.device)]
     most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
@@ -106,51 +89,55 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         reason="; ".join(reasons),
         original=original,
         ceiling=chosen.ceiling,
-        invariance=invariance_of(spec, samples, chosen.engine, most, place),
-        probe=[part[0] for part in batch_of(spec, samples, 1)],
+        invariance=here.invariance_of(chosen.engine, most),
+        probe=[part[0] for part in here.batch(1)],
         setup=chosen.engine.setup if place.device.type == "cpu" else None,
         forms=forms,
     )
 
 
-def _judged(
-    version: Version, spec: ModelSpec, samples: Samples, place: Place, replaces: PreparedVersion | None
-) -> tuple[Halves, str]:
+def _judged(here: VersionHere, replaces: PreparedVersion | None) -> tuple[Halves, str]:
     """The halves that may serve, and why none may, where that is so. Raises NotReady where the original may not serve
     instead: it would replace an active version, or the fall-back is forbidden."""
-    drift = drifted(version, str(place.device)) or halves_off(version, spec, place.device)
-    found = Halves([], [drift]) if drift else proven_halves(version, spec, samples, place)
+    version, device = here.version, here.place.device
+    drift = drifted(version, str(device)) or halves_off(version, here.spec, device)
+    found = Halves([], [drift]) if drift else proven_halves(here)
     reason = "; ".join(found.refusals)
     if reason and not drift and replaces is not None:
         raise NotReady(f"{version}: {reason}; version {replaces.version} stays active")
-    if reason and not place.fallback:
+    if reason and not here.place.fallback:
         raise NotReady(f"{version}: {reason}; serving its FP32 original is forbidden by --fallback none")
     return found, reason
 
 
-def _servable(
-    version: Version, spec: ModelSpec, halves: list[CandidateForm], place: Place
-) -> list[ServableForm]:
+def _servable(here: VersionHere, halves: list[CandidateForm]) -> list[ServableForm]:
     """The forms among which measurement chooses, on a CPU: `PreparedVersion.forms`."""
-    if place.device.type != "cpu":
+    if here.place.device.type != "cpu":
         return []
-    proven = [(half.engine.form, half.engine.precision) for half in halves]
-    asked = bool(proven) and spec.form in HALVES  # then no original may take its place
-    originals = [] if asked else [(form, "fp32") for form in _original_forms(version, spec)]
+    version, proven = here.version, _kinds(halves)
+    asked = bool(proven) and here.spec.form in HALVES  # then no original may take its place
+    originals = [] if asked else [(form, "fp32") for form in _original_forms(here)]
     weights = version.folder / "weights.safetensors"
 
     def servable(form: str, precision: str) -> ServableForm:
-        fetch, files = (load_original, ORIGINALS) if precision == "fp32" else (load_half, HALVES)
-        file = files[form]
+        file = _file_of(form, precision)
         return ServableForm(
             form,
             precision,
             version.sha256(file),
             sum(path.stat().st_size for path in (version.path(file), weights) if path.is_file()),
-            lambda setup: widened(fetch(version, form, place.device, setup), spec),
+            lambda setup: widened(here.engine(form, precision, setup), here.spec),
         )
 
     return [servable(form, precision) for form, precision in [*originals, *proven]]
+
+
+def _kinds(halves: Sequence[CandidateForm]) -> list[tuple[str, str]]:
+    return [(half.engine.form, half.engine.precision) for half in halves]
+
+
+def _file_of(form: str, precision: str) -> str:
+    return (ORIGINALS if precision == "fp32" else HALVES)[form]
 
 
 def _placed(engine: Engine) -> list[str]:
@@ -158,41 +145,36 @@ def _placed(engine: Engine) -> list[str]:
     return [sentence] if engine.placement is not None and (sentence := engine.placement.sentence()) else []
 
 
-def _chosen(
-    version: Version, spec: ModelSpec, samples: Samples, halves: list[CandidateForm], place: Place
-) -> tuple[CandidateForm, str, list[str]]:
+def _chosen(here: VersionHere, halves: list[CandidateForm]) -> tuple[CandidateForm, str, list[str]]:
     """The candidate that serves, and why: the form asked for, the winner of a tuning, or the fastest here. Then a
     sentence about each original that is left out because its file is damaged."""
-    if halves and spec.form in HALVES:
-        warm_candidate(spec, samples, halves[0], place)
-        return halves[0], f"form = {spec.form!r} asks for it", []
-    several = len(_original_forms(version, spec)) + len(halves) > 1
-    if tuned := _as_tuned(version, spec, samples, halves, place):
+    if halves and here.spec.form in HALVES:
+        here.warm(halves[0])
+        return halves[0], f"form = {here.spec.form!r} asks for it", []
+    several = len(_original_forms(here)) + len(halves) > 1
+    if tuned := _as_tuned(here, halves):
         return *tuned, []
-    originals = _Originals(version, spec, samples, place)
-    chosen, why = fastest(spec, samples, chain(originals, halves), place, several=several)
+    originals = _Originals(here)
+    chosen, why = here.fastest(chain(originals, halves), several=several)
     return chosen, why, originals.damaged
 
 
-def _ceiling(version: Version, place: Place) -> Ceiling:
+def _ceiling(here: VersionHere) -> Ceiling:
     """The row limits found when this model ran out of memory on this device; delete the file to forget them."""
-    name = f"ceiling-{str(place.device).replace(':', '-')}.json"
-    return Ceiling(version.folder.parent / "tuned" / name)
+    name = f"ceiling-{str(here.place.device).replace(':', '-')}.json"
+    return Ceiling(here.version.folder.parent / "tuned" / name)
 
 
-def _original_beside(
-    version: Version, spec: ModelSpec, samples: Samples, chosen: CandidateForm, place: Place
-) -> tuple[Engine | None, str]:
+def _original_beside(here: VersionHere, chosen: CandidateForm) -> tuple[Engine | None, str]:
     """The FP32 original that stays loaded beside a half, warm, and a sentence about it. Of several forms the program,
     as in the gate."""
-    file = next((file for file in ORIGINALS.values() if version.has(file)), None)
-    if chosen.engine.precision == "fp32" or not place.rescue or file is None:
+    version = here.version
+    form = next((form for form, file in ORIGINALS.items() if version.has(file)), None)
+    if chosen.engine.precision == "fp32" or not here.place.rescue or form is None:
         return None, ""
-    form = next(form for form in ORIGINALS if ORIGINALS[form] == file)
     try:
-        load = _loading(version, spec, samples, form, "fp32", place)
-        original = CandidateForm(place.call(load), file, ceiling=_ceiling(version, place))
-        warm_candidate(spec, samples, original, place)
+        original = _candidate(here, form, "fp32")
+        here.warm(original)
     except DamagedFile as error:
         logger.error("the FP32 original of %s cannot stand by: %s", version, error)
         return None, f"; its FP32 original cannot stand by: {error}"
@@ -204,11 +186,12 @@ def _original_beside(
     return original.engine, "; its FP32 original stands by" + (f" ({size / 2**20:.3g} MiB)" if size else "")
 
 
-def proven_halves(version: Version, spec: ModelSpec, samples: Samples, place: Place) -> Halves:
+def proven_halves(here: VersionHere) -> Halves:
     """The halves that may serve here: of the form that the spec asks for alone, where it does."""
+    version = here.version
     if version.manifest["half"] is None:
         return Halves([], [])
-    forms = [spec.form] if spec.form in HALVES else ["torch", "onnx"]
+    forms = [here.spec.form] if here.spec.form in HALVES else ["torch", "onnx"]
     proven, refusals = [], []
     faults: list[str] = []
     for form in forms:
@@ -218,88 +201,83 @@ def proven_halves(version: Version, spec: ModelSpec, samples: Samples, place: Pl
         if not version.manifest["forms"][form]["passed"]:
             refusals.append(f"the {form} form was refused: {version.manifest['reason']}")
             continue
-        if off := form_off(form, place.device):
+        if off := form_off(form, here.place.device):
             refusals.append(off)
             continue
         try:
-            found = _proven_with_memory(version, spec, samples, form, place)
+            found = _proven_with_memory(here, form)
             if len(forms) > 1:
-                put_away(found, place)
+                here.put_away(found)
             proven.append(found)
         except NoMemory:
             for other in proven:
-                close(other, place)
+                here.close(other)
             raise
         except DamagedFile as error:
             logger.error("%s: %s", version, error)
             faults.append(str(error))
             refusals.append(f"the {form} form: {error}")
         except Exception as error:  # whatever the fault of a half, its original can still serve
-            again = no_half_kernel(error) and plan_again(version, place.device)
+            again = no_half_kernel(error) and plan_again(version, here.place.device)
             refusals.append(
                 f"the {form} form: {error}" + ("; it is planned again for this device" if again else "")
             )
     return Halves(proven, [], faults) if proven else Halves([], refusals)
 
 
-def _proven_with_memory(
-    version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place
-) -> CandidateForm:
+def _proven_with_memory(here: VersionHere, form: str) -> CandidateForm:
     """Raises NoMemory where the device has too little to prove the half, which says nothing about the half."""
     try:
-        return _proven(version, spec, samples, form, place)
+        return _proven(here, form)
     except Exception as error:
         if not out_of_memory(error):
             raise
-    place.call(free_memory)
+    here.place.call(free_memory)
     try:
-        return _proven(version, spec, samples, form, place)
+        return _proven(here, form)
     except Exception as error:
         if not out_of_memory(error):
             raise
         raise NoMemory(
-            f"{version}: {place.device} has no memory to load and prove the {form} form, which needs the half and its "
-            f"FP32 original together: {error}; unload other models, or serve this one on another device"
+            f"{here.version}: {here.place.device} has no memory to load and prove the {form} form, which needs the "
+            f"half and its FP32 original together: {error}; unload other models, or serve this one on another device"
         ) from error
 
 
-def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place) -> CandidateForm:
-    load = _loading(version, spec, samples, form, version.manifest["half"], place)
-    engine = place.call(load)
+def _proven(here: VersionHere, form: str) -> CandidateForm:
+    place, found = here.place, _candidate(here, form, here.version.manifest["half"])
     try:
-        if not holds_here(version, place.device):
-            passed, summary = _proven_here(version, engine, samples, form, place)
+        if not holds_here(here.version, place.device):
+            passed, summary = _proven_here(here, found.engine, form)
             if not passed:
                 raise NotReady(f"not equal on {place.device}: {summary}")
     except BaseException:
-        place.call(engine.close)
+        place.call(found.engine.close)
         raise
-    return CandidateForm(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
+    return found
 
 
-def _proven_here(
-    version: Version, engine: Engine, samples: Samples, form: str, place: Place
-) -> tuple[bool, str]:
+def _proven_here(here: VersionHere, engine: Engine, form: str) -> tuple[bool, str]:
     """True if the gate passes the half on this device, and the gate's summary: as stored at an earlier start, or found
     now."""
+    version, place = here.version, here.place
     kept = kept_proof(version, form, HALVES[form], place.device)
     if kept is not None:
         return kept.passed, kept.summary
-    report = reprove(version, engine, place.device, samples, place.call)
+    report = reprove(version, engine, place.device, here.samples, place.call)
     keep_proof(version, form, HALVES[form], place.device, report)
     return report.passed, report.summary()
 
 
-def _loading(
-    version: Version, spec: ModelSpec, samples: Samples, form: str, precision: str, place: Place
-) -> Callable[[], Engine]:
-    """A function that loads a form as it serves: it takes the wire's datatypes, and on a processor it has the setup
-    that is best there, as measured before or now."""
-    fetch = partial(load_original if precision == "fp32" else load_half, version, form, place.device)
-    if place.device.type == "cpu":
-        batches = partial(batch_of, spec, samples)
-        fetch = partial(fetch, measured_setup(version, form, precision, fetch, spec, batches, place))
-    return lambda: widened(fetch(), spec)
+def _candidate(here: VersionHere, form: str, precision: str) -> CandidateForm:
+    """A form, loaded as it serves: it takes the wire's datatypes, and on a processor it has the setup that is best
+    there, as measured before or now."""
+    setup = measured_setup(here, form, precision) if here.place.device.type == "cpu" else PLAIN
+
+    def load() -> Engine:
+        return widened(here.engine(form, precision, setup), here.spec)
+
+    return CandidateForm(here.place.call(load), _file_of(form, precision), ceiling=_ceiling(here), load=load)
 
 
 @dataclass
@@ -307,63 +285,55 @@ class _Originals:
     """The FP32 forms that may serve, each loaded when its turn comes: the one that the spec asks for, or every one
     there is. ``damaged``: a sentence about each that was left out because its file is damaged."""
 
-    version: Version
-    spec: ModelSpec
-    samples: Samples
-    place: Place
+    here: VersionHere
     damaged: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[CandidateForm]:
-        version, place = self.version, self.place
-        for form in _original_forms(version, self.spec):
+        here, version, place = self.here, self.here.version, self.here.place
+        for form in _original_forms(here):
             try:
-                load = _loading(version, self.spec, self.samples, form, "fp32", place)
-                engine = place.call(load)
+                found = _candidate(here, form, "fp32")
             except Exception as error:
                 if out_of_memory(error):
                     logger.warning("%s: %s has no memory for its %s original", version, place.device, form)
                     place.call(free_memory)
                     continue  # a half needs less
-                if not isinstance(error, HalfevenError) or form in (self.spec.form, next(iter(ORIGINALS))):
+                if not isinstance(error, HalfevenError) or form in (here.spec.form, next(iter(ORIGINALS))):
                     raise
                 if isinstance(error, DamagedFile):
                     logger.error("%s: %s", version, error)
                     self.damaged.append(str(error))
                 continue  # there is another original; `doctor` names the missing provider
-            yield CandidateForm(engine, ORIGINALS[form], ceiling=_ceiling(version, place), load=load)
+            yield found
 
 
-def _original_forms(version: Version, spec: ModelSpec) -> list[str]:
+def _original_forms(here: VersionHere) -> list[str]:
     """The form that the spec asks for, or every one that there is."""
-    asked = spec.form in ORIGINALS and version.has(ORIGINALS[spec.form])
-    return [spec.form] if asked else [form for form in ORIGINALS if version.has(ORIGINALS[form])]
+    there = [form for form, file in ORIGINALS.items() if here.version.has(file)]
+    return [here.spec.form] if here.spec.form in there else there
 
 
-def _as_tuned(
-    version: Version, spec: ModelSpec, samples: Samples, halves: list[CandidateForm], place: Place
-) -> tuple[CandidateForm, str] | None:
+def _as_tuned(here: VersionHere, halves: list[CandidateForm]) -> tuple[CandidateForm, str] | None:
     """The winner of `halfeven tune` here, where it is still valid, a half only if it is proven; else None."""
-    tuned = tuned_for(version, place.device) if spec.form == "auto" else None
+    version, place = here.version, here.place
+    tuned = tuned_for(version, place.device) if here.spec.form == "auto" else None
     if tuned is None:
         return None
-    winner, is_half = tuned.winner, tuned.winner.precision != "fp32"
-    proven = [(half.engine.form, half.engine.precision) for half in halves]
-    if is_half and (winner.form, winner.precision) not in proven:
+    winner = tuned.winner
+    form, precision = winner.form, winner.precision
+    if precision != "fp32" and (form, precision) not in _kinds(halves):
         return None
-    fetch, files = (load_half, HALVES) if is_half else (load_original, ORIGINALS)
     engine: Engine | None = None
     try:
-        loaded = place.call(partial(fetch, version, winner.form, place.device, winner.setup))
-        engine = widened(loaded, spec)
-        chosen = CandidateForm(
-            engine, files[winner.form], useful_rows=winner.useful_rows, ceiling=_ceiling(version, place)
-        )
-        warm_candidate(spec, samples, chosen, place)
+        engine = widened(place.call(partial(here.engine, form, precision, winner.setup)), here.spec)
+        file, rows = _file_of(form, precision), winner.useful_rows
+        chosen = CandidateForm(engine, file, useful_rows=rows, ceiling=_ceiling(here))
+        here.warm(chosen)
     except Exception:
         logger.exception("the tuned setup of %s does not run here; measuring instead", version)
         if engine is not None:
             place.call(engine.close)
         return None
     for other in halves:
-        close(other, place)
+        here.close(other)
     return chosen, str(tuned)

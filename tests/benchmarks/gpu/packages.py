@@ -23,9 +23,8 @@ from packaging.utils import canonicalize_name
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 MACHINE = Path(__file__).with_name("machine.txt")
 FOR_TESTS = ("pytest", "hypothesis", "httpx")
-BESIDE = (
-    "pytest-xdist>=3.8"  # the tests in processes that do not fork: one that has looked for a device cannot be
-)
+# xdist runs the tests in processes that do not fork: one that has looked for a device cannot be forked.
+BESIDE = "pytest-xdist>=3.8"
 AS_IT_IS = ("torch", "pyarrow", "sympy")  # too large to be carried, or torch's own: what is there is taken
 MOST_MB = 55  # of what is carried beside the checkout
 TARGET = {

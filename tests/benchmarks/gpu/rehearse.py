@@ -22,13 +22,8 @@ from tests.benchmarks.gpu.facts import NAME, read
 from tests.benchmarks.gpu.packages import MOST_MB
 
 MOST_CARRIED_MIB = 64  # the checkout and the wheels
-ON_SIMULATED = (
-    "machine",
-    "correct",
-    "speed",
-    "training",
-    "hazards",
-)  # those with code for CUDA that it can run
+# The simulated GPU can run these, which have code for CUDA.
+ON_SIMULATED = ("machine", "correct", "speed", "training", "hazards")
 PATIENCE_S = 300.0
 SLOWER = 10.0  # a verdict is not to depend on what else this machine does
 # Packages that the machine lacks and no phase needs: those of the extras.

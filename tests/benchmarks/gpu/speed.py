@@ -29,11 +29,8 @@ def measure(phase: Phase) -> None:
 
 def _one(phase: Phase, net: Net, rows: int) -> None:
     given = torch.from_numpy(net.draw(rows)).to(phase.device)
-    for measured in (
-        _original,
-        _half,
-        _served,
-    ):  # each lets go of its program, which counts in the others' peak
+    # Each one lets go of its program, which would count in the others' peak.
+    for measured in (_original, _half, _served):
         measured(phase, net, rows, given)
 
 

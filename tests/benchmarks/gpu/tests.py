@@ -9,13 +9,8 @@ from tests.benchmarks.gpu.phase import Phase
 
 ROOT = Path(__file__).resolve().parents[3]
 PROCESSES = 8
-OPTIONS = (
-    "-q",
-    "-p",
-    "no:cacheprovider",
-    "-W",
-    "default",
-)  # a warning that only a device gives is no failure
+# A warning that only a device gives is no failure.
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-W", "default")
 NOTED_EVERY = 20  # tests
 
 

@@ -19,10 +19,8 @@ from halfeven.exporters.search.delta_debugging import COMPLETE, EXHAUSTED, FAILE
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 
 U = 2.0**-11
-FAR = [
-    SHARES[0],
-    SHARES[2],
-]  # asked where the first proof misses by so much that the next share is likely to miss too
+# These are asked where the first proof misses by so much that the next share is likely to miss too.
+FAR = [SHARES[0], SHARES[2]]
 SPEC = ModelSpec(
     "m", (TensorSpec("x", "FP32", (Dim(), Dim(4, 4))),), (TensorSpec("y", "FP32", (Dim(), Dim(50, 50))),), 8
 )

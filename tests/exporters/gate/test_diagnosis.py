@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from halfeven.exporters.gate.diagnosis import diagnosed
+from halfeven.exporters.gate.diagnosis import diagnosed, worst_sample
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.rejudge import rejudge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
-from halfeven.exporters.gate.worst import worst_sample
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import numpy as np
-from halfeven.exporters.gate.judged_apart import judge_apart
 from halfeven.exporters.gate.parity import judge
+from halfeven.exporters.gate.rejudge import judge_apart
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec

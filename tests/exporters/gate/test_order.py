@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from halfeven.exporters.gate.gate_rows import gate_rows
 from halfeven.exporters.gate.order import MAX_PAIRS, measure_order
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge, judge_output
 from halfeven.exporters.gate.rejudge import rejudge
 from halfeven.exporters.gate.rule_verdicts import OrderVerdict
 from halfeven.exporters.gate.trial import Pair, Trial
 from halfeven.exporters.gate.verdict import OutputVerdict
+from halfeven.exporters.report.gate_rows import gate_rows
 from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 U = UNIT_ROUNDOFF["fp16"]

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.exporters.gate.judged_apart import judge_apart
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
-from halfeven.exporters.gate.rejudge import accepting_override, rejudge
+from halfeven.exporters.gate.rejudge import accepting_override, judge_apart, rejudge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import OutputVerdict, ParityReport
 from halfeven.models.errors import BadInput

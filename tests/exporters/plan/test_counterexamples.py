@@ -83,9 +83,8 @@ def test_fewer_rows_are_enough_for_a_half_that_errs_little() -> None:
     for error, rows, enough in [(0.45, many, True), (0.55, many, False), (0.45, CALM_ROWS - 1, False)]:
         found = unseen(*[One(error)] * rows)
         assert found.errs_little(half) == enough
-        assert found.tried == (
-            CALM_ROWS if rows >= CALM_ROWS else 0
-        )  # fewer decide nothing, so none is asked
+        # Fewer decide nothing, so none is asked.
+        assert found.tried == (CALM_ROWS if rows >= CALM_ROWS else 0)
         assert not found.search(half) and found.tried == rows and len(found.unseen) == rows
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from halfeven.exporters.gate.power import FINE, Power
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.exporters.proof.drawn_pictures import CLEARLY, TIMES, Shown, with_pixels
 from halfeven.exporters.proof.planted_faults import measured_power
+from halfeven.exporters.proof.power import FINE, Power
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.folder.package import Precision

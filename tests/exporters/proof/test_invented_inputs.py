@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.gate.judged_apart import judge_apart
+from halfeven.exporters.gate.rejudge import judge_apart
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.plan.batched import Batch
 from halfeven.exporters.question import Invented, Question, answers_or_refusal
@@ -155,9 +155,8 @@ def build():
 @pytest.mark.parametrize("level", ["O1", "O3"])
 def test_a_captured_program_that_reads_tables_is_converted(level: str, tmp_path: Path) -> None:
     x = drawn(np.random.default_rng())[:20]
-    x[:, 1] = np.resize(
-        [1, 1, 5, 5], 20
-    )  # copies of a 1 are often below the first place; every second sample judges
+    # Copies of a 1 are often below the first place; every second sample judges.
+    x[:, 1] = np.resize([1, 1, 5, 5], 20)
     folder = write_folder(
         tmp_path / "net",
         TABLES,

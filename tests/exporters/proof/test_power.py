@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.conversion import road
-from halfeven.exporters.gate.power import (
+from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.graph.original_graph import OriginalGraph, Rest
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx.forms import foreign_subject
+from halfeven.exporters.proof.maker import Maker
+from halfeven.exporters.proof.planted_faults import measured_power
+from halfeven.exporters.proof.power import (
     BYPASSED,
     DAMPED,
     DEAD,
@@ -22,12 +28,6 @@ from halfeven.exporters.gate.power import (
     Power,
     why_not_shown,
 )
-from halfeven.exporters.gate.verdict import ParityReport
-from halfeven.exporters.graph.original_graph import OriginalGraph, Rest
-from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.onnx.forms import foreign_subject
-from halfeven.exporters.proof.maker import Maker
-from halfeven.exporters.proof.planted_faults import measured_power
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.report.headline import NOT_SHOWN, headline
 from halfeven.exporters.report.page import render_html

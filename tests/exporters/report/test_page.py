@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.exporters.gate.diagnosis import diagnosed
-from halfeven.exporters.gate.gate_rows import gate_rows
 from halfeven.exporters.gate.parity import judge, noise_of
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.report import plots
+from halfeven.exporters.report.gate_rows import gate_rows
 from halfeven.exporters.report.page import number_text, render_html, render_terminal, size_text
 from halfeven.models.spec.spec import Dim, TensorSpec
 from rich.console import Console

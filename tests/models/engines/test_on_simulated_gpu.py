@@ -36,9 +36,8 @@ def problems(net: Original, seed: int) -> list[str]:
     chance = random.Random(seed)
     here = TorchEngine(net.program, "fp32", CPU)
     with SimulatedGpu(chance, pace=PACES[seed % 3]) as gpu:
-        busy = torch.ones(
-            4096, device=gpu.device
-        )  # a load beside: its memory is free on the host, its work undone
+        # This is a load beside: its memory is free on the host, its work undone.
+        busy = torch.ones(4096, device=gpu.device)
         for _ in range(3):
             busy = busy * 2
         del busy

@@ -175,9 +175,8 @@ def test_held_until_so_many_wait_it_goes_on_by_itself(device: DeviceThread) -> N
 
 def test_stopping_refuses_first_then_finishes_what_waits(device: DeviceThread) -> None:
     events: list[str] = []
-    scheduler = BatchScheduler(
-        "a", events, 1, 2, 9_999
-    )  # the last is due later: stopping does not wait for it
+    # The last is due later: stopping does not wait for it.
+    scheduler = BatchScheduler("a", events, 1, 2, 9_999)
     device.attach(scheduler)
     device.hold()
     device.start()

@@ -70,9 +70,8 @@ def test_no_link_of_any_page_is_dead_or_leads_elsewhere(versions: Versions, stor
                 continue
             asked.add(path)
             shown = browse(address, path.removeprefix(below) or "/")
-            if (
-                shown.status != 200 and "nothing" not in path and "/report" not in path
-            ):  # published without a report
+            # Published without a report.
+            if shown.status != 200 and "nothing" not in path and "/report" not in path:
                 dead.append((path, shown.status))
             if "html" in shown.headers["content-type"]:
                 waiting += [urljoin(path, link) for link in Tags(shown.text).links()]

@@ -72,9 +72,8 @@ def test_a_model_that_is_taken_away_while_a_request_waits_is_said_to_be(both: Bo
     assert status in GONE and "the model was taken away while the request waited; send it again" in words
 
 
-@pytest.mark.parametrize(
-    "way", [name for name in WAYS if name != "from the parser"]
-)  # which reads no large body
+# The parser reads no large body.
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "from the parser"])
 def test_inputs_that_changed_while_a_body_was_read_are_said(
     both: Both, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from halfeven.serve.tuning.search import (
     simulate,
     thread_counts,
 )
+from halfeven.serve.versions.loading.candidate_forms import VersionHere
 from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_for, tuned_path
 
@@ -218,7 +219,8 @@ def test_an_engine_runs_with_the_threads_that_were_tuned(store: Store, place: Pl
     version = store.version("digits", 1)
     batch = [[np.zeros((1, 1, 8, 8), np.float32)]]
     onnx, program = (
-        load_way(version, Way(form, precision, CpuSetup(3)), place) for form in ("onnx", "torch")
+        load_way(VersionHere.of(version, place), Way(form, precision, CpuSetup(3)))
+        for form in ("onnx", "torch")
     )
     assert isinstance(onnx, OnnxEngine)
     assert onnx._session.get_session_options().intra_op_num_threads == 3
@@ -252,9 +254,8 @@ def test_a_half_and_a_second_thread_must_each_gain_a_tenth(
 
 
 def test_throughput_is_compared_at_each_ones_useful_batch() -> None:
-    peaks = MeasuredWay(
-        Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0}
-    )  # 4 rows/s at 8, 2 at 64
+    # That is 4 rows/s at 8, and 2 at 64.
+    peaks = MeasuredWay(Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0})
     rises = MeasuredWay(Way("torch", "fp32", CpuSetup(1)), {1: 1.0, 8: 4.0, 64: 18.0})  # 3.6 rows/s at 64
     assert choose([peaks, rises]) is peaks
     assert (peaks.useful_rows, rises.useful_rows) == (8, 64)

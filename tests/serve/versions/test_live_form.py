@@ -12,6 +12,7 @@ from halfeven.models.errors import BadInput, EngineFailed
 from halfeven.models.store.store import LIVE, REFUSED, Store
 from halfeven.serve.batching.place import Place
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
+from halfeven.serve.versions.loading import candidate_forms
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.ready import make_ready
 
@@ -87,7 +88,7 @@ def test_on_another_device_a_live_half_is_proven_again(
     version = published(tmp_path).version
     monkeypatch.setattr(reprove, "environment", lambda device: {"device": "another"})
     assert make_ready(version, place).precision == "fp16"
-    loaded = readying.load_half
+    loaded = candidate_forms.load_half
 
     def broken(*args: Any) -> Any:
         engine = loaded(*args)
@@ -95,7 +96,7 @@ def test_on_another_device_a_live_half_is_proven_again(
         engine.run = lambda parts: [output + 1 for output in answer(parts)]
         return engine
 
-    monkeypatch.setattr(readying, "load_half", broken)
+    monkeypatch.setattr(candidate_forms, "load_half", broken)
     monkeypatch.setattr(readying, "kept_proof", lambda *_: None)  # as if its driver were another one since
     prepared = make_ready(version, place)
     assert prepared.precision == "fp32" and "not equal on cpu" in prepared.reason

@@ -80,13 +80,10 @@ class BadHyperparameter(BadInput):
     """A setting of a job is out of its range. ``param`` is its name, the message has the range."""
 
     code = "bad_hyperparameter"
-    param: str | None = None
 
 
 def bad(name: str, fault: str) -> BadHyperparameter:
-    error = BadHyperparameter(f"hyperparameters: {name}: {fault}")
-    error.param = name
-    return error
+    return BadHyperparameter(f"hyperparameters: {name}: {fault}", name)
 
 
 def shown(value: Any) -> str:

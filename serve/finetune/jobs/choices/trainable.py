@@ -69,9 +69,8 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
 
 
 def _head(parent: Version, learnt: Collection[str]) -> list[str]:
-    from .....exporters.torch.last_layers import (
-        head_of,
-    )  # brings torch, which other checks of a job do not need
+    # This brings torch, which other checks of a job do not need.
+    from .....exporters.torch.last_layers import head_of
     from .....models.engines.torch_engine import original_program
 
     positions = [at for at, tensor in enumerate(parent.spec().outputs) if tensor.name in learnt]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import orjson
 
@@ -32,6 +32,7 @@ from .job_types import (
     SUCCEEDED,
     Evaluation,
     IllegalMove,
+    JobChanges,
     JobEvent,
     JobRequest,
     JobRow,
@@ -151,63 +152,31 @@ class JobStore(FileStore):
         """The oldest first."""
         return [_job(row) for row in self._db.all(_JOB, "jobs", f"{UNFINISHED} ORDER BY number")]
 
-    def move(
-        self,
-        id: str,
-        to: str,
-        *,
-        stage: str | None = None,
-        code: str | None = None,
-        message: str | None = None,
-        fine_tuned_model: str | None = None,
-        version: int | None = None,
-        progress: Mapping[str, Any] | None = None,
-        summary: Mapping[str, Any] | None = None,
-        gate: Mapping[str, Any] | None = None,
-    ) -> JobRow:
+    def move(self, id: str, to: str, **given: Unpack[JobChanges]) -> JobRow:
         """Change the state of a job and record an event about the change, in one transaction.
 
         An argument that is None leaves the job's value. A final state never changes. Raises IllegalMove, UnknownName,
         and ValueError where a failed job has no code or no message."""
+        code, message = given.get("code"), given.get("message")
         if to == FAILED and not (code and message):
             raise ValueError("a failed job needs a code and a message")
-        given = {"stage": stage, "code": code, "message": message, "summary": summary}
-        given |= {
-            "fine_tuned_model": fine_tuned_model,
-            "version": version,
-            "progress": progress,
-            "gate": gate,
-        }
         with self._db.transaction():
             job = self.job(id)
             check_move(job, to)
-            changes = {key: value for key, value in given.items() if value is not None}
-            self._set(id, changes | entering(job, to, int(self._now())))
+            self._set(id, _given(given) | entering(job, to, int(self._now())))
             event = {"status": to} | ({"code": code} if code else {})
             level = "error" if to == FAILED else "warn" if to == SUCCEEDED and code else "info"
             self.record(id, level, message or f"the job is {to}", event)
             return self.job(id)
 
-    def note(
-        self,
-        id: str,
-        *,
-        stage: str | None = None,
-        progress: Mapping[str, Any] | None = None,
-        summary: Mapping[str, Any] | None = None,
-        gate: Mapping[str, Any] | None = None,
-        estimated_finish: int | None = None,
-        parent_version: int | None = None,
-    ) -> None:
+    def note(self, id: str, **given: Unpack[JobChanges]) -> None:
         """Write the given values; ``progress`` updates the stored one. Raises IllegalMove for a finished job."""
-        given = {"stage": stage, "summary": summary, "gate": gate, "estimated_finish": estimated_finish}
-        given |= {"parent_version": parent_version}
         with self._db.transaction():
             job = self.job(id)
             if job.finished:
                 raise IllegalMove(f"job {id} is {job.status}: its row never changes again")
-            changes = {key: value for key, value in given.items() if value is not None}
-            self._set(id, changes | ({"progress": {**job.progress, **progress}} if progress else {}))
+            progress = given.pop("progress", None)
+            self._set(id, _given(given) | ({"progress": {**job.progress, **progress}} if progress else {}))
 
     def request_cancel(self, id: str) -> JobRow:
         """Queued: cancelled at once. Running: ``cancel_requested`` is set. Finished: its state, no error."""
@@ -342,6 +311,10 @@ class JobStore(FileStore):
         where = "job = ? AND ((step - ?) % ? = 0 OR step = ?) ORDER BY step"
         rows = self._db.all("record", "steps", where, id, span["low"], every, span["high"])
         return [orjson.loads(row["record"]) for row in rows]
+
+
+def _given(changes: JobChanges) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not None}
 
 
 def _job(row: Mapping[str, Any] | sqlite3.Row) -> JobRow:

@@ -10,7 +10,7 @@ The states are OpenAI's; our finer stages (training, converting, judging…) sta
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from .....models.errors import StoreError, UnknownName
 
@@ -49,12 +49,11 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRequest:
-    """A job that passed admission. ``asked`` is what the caller sent: an idempotency key is bound to it.
+class JobTerms:
+    """The part of a job that is settled when it is created.
 
     ``model`` is as it was asked (``name`` or ``name@version``); ``name`` and ``parent_version`` say what that
-    meant at admission. ``hyperparameters`` are resolved: ``auto`` is only what the trainer measures. ``findings``
-    become warnings among the job's events.
+    meant at admission. ``hyperparameters`` are resolved: ``auto`` is only what the trainer measures.
     """
 
     model: str
@@ -66,13 +65,20 @@ class JobRequest:
     validation_file: str | None = None
     suffix: str | None = None
     metadata: Mapping[str, str] | None = None
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    findings: tuple[str, ...] = ()
-    owner: str = ""
+    owner: str = ""  # the identifier of the key that made it; empty: none was needed
 
 
 @dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRequest(JobTerms):
+    """A job that passed admission. ``asked`` is what the caller sent: an idempotency key is bound to it. ``findings``
+    become warnings among the job's events."""
+
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow(JobTerms):
     """One row of the job store. ``revision`` rises with every change of state; ``attempts`` counts the starts.
 
     ``code`` and ``message`` say why a job failed, was cancelled or succeeded with a version that is held, ``param``
@@ -84,15 +90,6 @@ class JobRow:
     revision: int
     created_at: int
     status: str
-    model: str
-    name: str
-    parent_version: int
-    training_file: str
-    validation_file: str | None
-    suffix: str | None
-    seed: int
-    hyperparameters: Mapping[str, Any]
-    metadata: Mapping[str, str] | None
     stage: str
     attempts: int
     cancel_requested: bool
@@ -108,11 +105,25 @@ class JobRow:
     summary: Mapping[str, Any] | None
     gate: Mapping[str, Any] | None
     pause_requested: bool
-    owner: str  # the identifier of the key that made it; empty: none was needed
 
     @property
     def finished(self) -> bool:
         return self.status in FINAL
+
+
+class JobChanges(TypedDict, total=False):
+    """The columns of a job's row that its stages write; one that is left out or None stays as it is."""
+
+    stage: str
+    code: str | None
+    message: str | None
+    fine_tuned_model: str
+    version: int | None
+    progress: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    gate: Mapping[str, Any] | None
+    estimated_finish: int
+    parent_version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,9 +206,8 @@ def scheduler_of(optimizer: Optimizer, settings: Settings, steps: int) -> LRSche
     """The scheduler of a training of so many steps; its rate is at most ``settings.learning_rate``."""
     if settings.schedule == ONE_CYCLE:
         steps = max(steps, 2)
-        rise = (
-            settings.warmup_ratio if settings.warmup_ratio * steps > 1 else 0.0
-        )  # torch divides by the length of a rise of one step, which is 0
+        # Torch divides by the length of a rise of one step, which is 0.
+        rise = settings.warmup_ratio if settings.warmup_ratio * steps > 1 else 0.0
         cycles = not {"momentum", "betas"}.isdisjoint(optimizer.defaults)
         rates = [group["lr"] for group in optimizer.param_groups]
         return OneCycleLR(optimizer, rates, total_steps=steps, pct_start=rise, cycle_momentum=cycles)

@@ -92,9 +92,8 @@ def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: 
     groups = learner.optimizer.state_dict()["param_groups"]
     for group, kept in zip(groups, numbers["groups"], strict=True):
         pairs = {key: tuple(value) for key, value in kept.items() if isinstance(group[key], tuple)}
-        group.update(
-            kept, **pairs, **{"fused": group["fused"]} if "fused" in group else {}
-        )  # as this device has it
+        # Fused or not, as this device has it.
+        group.update(kept, **pairs, **{"fused": group["fused"]} if "fused" in group else {})
     learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
     learner.scheduler.load_state_dict(dict(numbers["scheduler"]))
     patience = learner.patience

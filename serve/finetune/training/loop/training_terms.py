@@ -41,9 +41,8 @@ class Settings:
     optimizer: str = DEFAULT  # of torch.optim
     optimizer_args: Mapping[str, Any] = field(default_factory=dict)
     betas: tuple[float, float] = (0.9, 0.999)  # of an optimizer that has them
-    learning_rates: Mapping[str, float] = field(
-        default_factory=dict
-    )  # factors of the rate, by pattern of parameters
+    # The factors of the rate, by pattern of parameters.
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
     make_optimizer: Callable[[list[Any]], Any] | None = None  # of the operator's folder
     schedule: str = "cosine"
     warmup_ratio: float = 0.05  # of all steps

@@ -321,9 +321,8 @@ def test_uploads_that_begin_at_once_reserve_what_they_declared(tmp_path: Path, c
 
     async def all_at_once() -> list[bool]:
         callers = [asyncio.create_task(one()) for _ in range(10)]
-        while (
-            sum(caller.done() for caller in callers) < 7
-        ):  # those that are refused are so before a byte came
+        # The server refuses some of them before a byte has come.
+        while sum(caller.done() for caller in callers) < 7:
             await asyncio.sleep(0)
         arrived.set()
         return list(await asyncio.gather(*callers))

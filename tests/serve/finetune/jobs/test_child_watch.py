@@ -45,8 +45,7 @@ def watched(asked_to_pause: bool) -> tuple[list[Any], int]:
 def test_of_a_thousand_lines_in_a_moment_not_each_costs_a_look_at_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        worker_process, "LOOK_EVERY_S", 1e9
-    )  # the lines come in a moment, however busy the machine is
+    # The lines come in a moment, however busy the machine is.
+    monkeypatch.setattr(worker_process, "LOOK_EVERY_S", 1e9)
     assert watched(False) == ([{"step": step} for step in range(1000)], 2)
     assert watched(True)[0][-1] == "paused", "where no line comes the job is looked at"

@@ -15,7 +15,7 @@ from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs import job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import ends_stale
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState
-from halfeven.serve.finetune.jobs.job_rows import ReaderLost
+from halfeven.serve.finetune.jobs.job_rows import TRAINING, ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.records.job_types import JobRequest
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
@@ -51,7 +51,11 @@ def test_a_reader_that_dies_is_started_again_and_at_last_given_up(
 ) -> None:
     job, folder = runner.job(), JobFolder(runner.store.root / "job")
     (runner.store.root / "files" / ("a" * 64)).write_bytes(b"rows")
-    found: list[Any] = [ReaderLost("it cannot be read"), ReaderLost("it cannot be read"), "the rows"]
+    found: list[Any] = [
+        ReaderLost("it cannot be read", TRAINING),
+        ReaderLost("it cannot be read", TRAINING),
+        "the rows",
+    ]
 
     def divided(*_: Any) -> Any:
         if isinstance(one := found.pop(0), ReaderLost):
@@ -62,7 +66,7 @@ def test_a_reader_that_dies_is_started_again_and_at_last_given_up(
     assert JobRunner._rows(runner, job, runner.store.version("net", 1), folder) == "the rows"
     warned = [event.message for event in runner.job_store.events(job.id) if event.level == "warn"]
     assert warned == ["training_file: it cannot be read; it is read again"] * 2
-    found[:] = [ReaderLost("it cannot be read")] * MOST_STARTS
+    found[:] = [ReaderLost("it cannot be read", TRAINING)] * MOST_STARTS
     with pytest.raises(WorkerLost, match="training_file: it cannot be read"):
         JobRunner._rows(runner, job, runner.store.version("net", 1), folder)
     assert found == []

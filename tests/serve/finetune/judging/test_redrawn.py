@@ -50,9 +50,8 @@ def test_a_metric_and_its_classes_are_those_of_the_field(metric: str, decisions:
 @pytest.mark.parametrize("metric", ["f1", "auroc"])
 def test_each_draw_has_the_value_of_its_rows(metric: str, decisions: tuple[int, ...]) -> None:
     random = np.random.default_rng()
-    targets = random.integers(
-        -1, CLASSES - 1, (ROWS, *decisions)
-    )  # some not graded, the last class in no row
+    # Some not graded, the last class in no row.
+    targets = random.integers(-1, CLASSES - 1, (ROWS, *decisions))
     targets.reshape(ROWS, -1)[:, 0] = np.arange(ROWS) % 3
     scores = random.integers(0, 9, (ROWS, *decisions, CLASSES)) / 9  # with ties
     numbers, weights = drawn(random)

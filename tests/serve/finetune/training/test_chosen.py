@@ -56,9 +56,8 @@ def test_the_precision_of_a_job_is_measured_and_the_event_has_what_that_cost(
 ) -> None:
     job = hard_job(tmp_path / "job") | {"precision": "auto", "hyperparameters": {**HARD, "opt_level": level}}
     model = Path(job["source"]["folder"]) / "model.py"
-    model.write_text(
-        model.read_text().replace("torch.rand(1)", "torch.rand(())")
-    )  # leaves a half tensor half
+    # This leaves a half tensor half.
+    model.write_text(model.read_text().replace("torch.rand(1)", "torch.rand(())"))
     lines, _ = run(job | {"fp32_modules": ["la*"]})
     assert lines[-1]["type"] == "done", lines[-1]
     named = {"last": "fp32_modules names it"}

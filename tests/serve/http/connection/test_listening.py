@@ -246,10 +246,8 @@ def test_each_address_of_a_name_is_listened_on_and_one_that_cannot_be_had_is_sai
         assert {one.getsockname()[0] for one in found} <= {"127.0.0.1", "::1"}
         for host, advice in [
             ("127.0.0.1", f"{port}: Address already in use; another server is there: .* another --port"),
-            (
-                "192.0.2.1",
-                ".*; --host must be an address or a name of this machine",
-            ),  # RFC 5737: of no machine
+            # RFC 5737: the address of no machine.
+            ("192.0.2.1", ".*; --host must be an address or a name of this machine"),
         ]:
             with pytest.raises(OSError) as refused:
                 listeners_at(host, port, 8)

@@ -26,8 +26,8 @@ from halfeven.serve.versions.choices.live_trial import WINDOW_S
 from halfeven.serve.versions.choices.rounds import SHORT_S
 from halfeven.serve.versions.choices.sweep import Decided, Machine, Sweep
 from halfeven.serve.versions.choices.what_serves import Gone
-from halfeven.serve.versions.loading import tuned
-from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN
+from halfeven.serve.versions.loading import candidate_forms, tuned
+from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN, ModelHere
 from halfeven.serve.versions.loading.cpu_choice import TimedSetup
 from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup
 from halfeven.serve.versions.loading.tuned import Way, Winner, save_tuned, tuned_for
@@ -101,8 +101,8 @@ class Loaded:
 @pytest.fixture(autouse=True)
 def given_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.zeros((64, 4), np.float32)
-    monkeypatch.setattr(sweep_file, "stored_samples", lambda version: Samples({"x": rows}))
-    monkeypatch.setattr(sweep_file, "invariance_of", lambda *given: "the same bits")
+    monkeypatch.setattr(candidate_forms, "stored_samples", lambda version: Samples({"x": rows}))
+    monkeypatch.setattr(ModelHere, "invariance_of", lambda *given: "the same bits")
     monkeypatch.setattr(tuned, "this_processor", lambda: "a given processor")
     monkeypatch.setattr(tuned, "usable_cores", lambda: 4)
 
@@ -127,14 +127,12 @@ class Bench:
     pauses: list[float] = field(default_factory=list)
     free_bytes: int = 1 << 40
     sweeps: int = 0
-    rates: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # the turns so far, and the share of the best then
+    # Each has the turns so far, and the share of the best then.
+    rates: list[tuple[int, float]] = field(default_factory=list)
     busy: bool = False  # live batches never end: one runs before each step
     callers: int = 64  # that wait: a batch has no more rows than they send
-    beside: Callable[[Way], float] = lambda way: (
-        1.0
-    )  # times as long a live batch takes beside the callers' programs
+    # A live batch takes so many times as long beside the callers' programs.
+    beside: Callable[[Way], float] = lambda way: 1.0
 
     def sweep(self) -> Sweep:
         machine = Machine(

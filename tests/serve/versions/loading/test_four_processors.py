@@ -8,7 +8,7 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.engines.cpu.row_shares import LONG_ROW_SECONDS
 from halfeven.models.engines.cpu.setup import BRIEF_SPINNING, NO_SPINNING, SHARED_ROWS, CpuSetup
 from halfeven.serve.versions.loading import candidate_forms, cpu_choice, useful_rows
-from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN, CandidateForm, fastest
+from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN, CandidateForm, ModelHere
 from halfeven.serve.versions.loading.cpu_choice import choose_setup
 from halfeven.serve.versions.loading.tuned import Way
 from halfeven.serve.versions.loading.useful_rows import measure_useful_rows
@@ -76,7 +76,7 @@ def test_threads_and_passes_are_the_fastest_ones(world: World, form: str, precis
 def test_the_fastest_form_serves_and_a_half_only_where_it_is_clearly_faster(world: World) -> None:
     setups = {kind: chosen(world, *kind) for kind in FORMS}
     candidates = [CandidateForm(world.engine(*kind, setup), "file") for kind, setup in setups.items()]
-    best, _ = fastest(SPEC, SAMPLES, candidates, world)  # type: ignore[arg-type]
+    best, _ = ModelHere(SPEC, SAMPLES, world).fastest(candidates)  # type: ignore[arg-type]
     assert (best.engine.form, best.engine.precision) == SERVES[world.processor]
     seconds = {
         kind: world.processor.seconds(Way(*kind, setup), ROWS) * (1 if kind[1] == "fp32" else HALF_MUST_GAIN)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,13 @@ import pytest
 import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import graph_choice
-from halfeven.serve.versions.loading.candidate_forms import CandidateForm, warm_candidate
+from halfeven.serve.versions.loading.candidate_forms import CandidateForm, ModelHere
 from halfeven.serve.versions.loading.graph_choice import choose_graphs
 from torch import Tensor, nn
 
-from tests.patience import PATIENCE_S
 from tests.programs import Original, original
+from tests.serve.versions.loading.simulated_place import simulated_place
 from tests.simulated_gpu import SimulatedGpu
 
 
@@ -39,17 +36,13 @@ def net(module: nn.Module) -> Original:
 
 
 @contextmanager
-def loaded(model: Original) -> Iterator[tuple[SimulatedGpu, Place, CandidateForm, Samples]]:
-    thread = DeviceThread("cuda:0")
-    thread.start()
+def loaded(model: Original) -> Iterator[tuple[SimulatedGpu, ModelHere, CandidateForm]]:
     samples = Samples({"x": np.ones((8, 3), np.float32)})
-    with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
-        place = Place(gpu.device, thread)
+    with simulated_place() as (gpu, place):
+        here = ModelHere(model.spec, samples, place)
         chosen = CandidateForm(place.call(lambda: TorchEngine(model.program, "fp16", gpu.device)), "half.pt2")
-        warm_candidate(model.spec, samples, chosen, place)
-        yield gpu, place, chosen, samples
-        thread.stop(30)
+        here.warm(chosen)
+        yield gpu, here, chosen
 
 
 def timed(gpu: SimulatedGpu, seconds: float) -> Callable[[Callable[[], Any]], float]:
@@ -70,23 +63,23 @@ def test_recordings_stay_where_they_are_clearly_faster(
     seconds: float, sentence: str, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = net(Doubled())
-    with loaded(model) as (gpu, place, chosen, samples):
+    with loaded(model) as (gpu, here, chosen):
         monkeypatch.setattr(graph_choice, "shortest_seconds", timed(gpu, seconds))
-        (found,) = choose_graphs(model.spec, samples, chosen, place)
+        (found,) = choose_graphs(here, chosen)
         assert sentence in found
         for rows in (1, 2, 4):
             before = gpu.replays
-            place.call(lambda rows=rows: chosen.engine.run([[np.ones((rows, 3), np.float32)]]))
+            here.place.call(lambda rows=rows: chosen.engine.run([[np.ones((rows, 3), np.float32)]]))
             assert (gpu.replays > before) is used
 
 
 @pytest.mark.slow
 def test_a_model_that_needs_the_host_is_said_and_served_as_it_is() -> None:
     model = net(Chosen())
-    with loaded(model) as (gpu, place, chosen, samples):
-        (found,) = choose_graphs(model.spec, samples, chosen, place)
+    with loaded(model) as (gpu, here, chosen):
+        (found,) = choose_graphs(here, chosen)
         assert found.startswith("no CUDA graphs") and "nonzero" in found
-        (came,) = place.call(lambda: chosen.engine.run([[np.ones((2, 3), np.float32)]]))
+        (came,) = here.place.call(lambda: chosen.engine.run([[np.ones((2, 3), np.float32)]]))
         assert gpu.replays == 0 and came.shape == (2, 3)
 
 
@@ -100,7 +93,7 @@ class Waiting(nn.Module):
 @pytest.mark.parametrize("cache", ["is emptied", "cannot be emptied"])
 def test_a_capture_that_fails_never_fails_the_load(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(Waiting())
-    with loaded(model) as (gpu, place, chosen, samples):
+    with loaded(model) as (gpu, here, chosen):
         engine = chosen.engine
         assert isinstance(engine, TorchEngine)
         program = engine._module
@@ -117,22 +110,22 @@ def test_a_capture_that_fails_never_fails_the_load(cache: str, monkeypatch: pyte
                 raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
             monkeypatch.setattr(torch.cuda, "empty_cache", raises)
-        (found,) = choose_graphs(model.spec, samples, chosen, place)
+        (found,) = choose_graphs(here, chosen)
         assert found.startswith("no CUDA graphs: AcceleratorError") and "capturing" in found
         for rows in (1, 2, 4):
-            (came,) = place.call(lambda rows=rows: engine.run([[np.ones((rows, 3), np.float32)]]))
+            (came,) = here.place.call(lambda rows=rows: engine.run([[np.ones((rows, 3), np.float32)]]))
             assert came.tolist() == [[2.0] * 3] * rows
         assert gpu.replays == 0
-        place.call(engine.close)
+        here.place.call(engine.close)
 
 
 @pytest.mark.slow
 def test_too_little_memory_for_recordings_is_said_and_the_batches_are_computed() -> None:
     model = net(Doubled())
-    with loaded(model) as (gpu, place, chosen, samples):
+    with loaded(model) as (gpu, here, chosen):
         gpu.memory.capacity = gpu.memory.taken
-        (found,) = choose_graphs(model.spec, samples, chosen, place)
+        (found,) = choose_graphs(here, chosen)
         assert "out of memory" in found
         gpu.memory.capacity = 1 << 40
-        (came,) = place.call(lambda: chosen.engine.run([[np.ones((2, 3), np.float32)]]))
+        (came,) = here.place.call(lambda: chosen.engine.run([[np.ones((2, 3), np.float32)]]))
         assert came.tolist() == [[2.0] * 3] * 2 and gpu.replays == 0

@@ -1,6 +1,5 @@
 """A way that the selftest found wrong on a device is not used there, and the version says so. The GPU is simulated."""
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.on_device import environment, selftest_record
 from halfeven.exporters.on_device.selftest_record import keep_record, records_of
 from halfeven.models.archive.archive import save_program
+from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.engines.switched_off import (
     CUDA_GRAPHS,
     DEVICE,
@@ -27,17 +27,16 @@ from halfeven.models.engines.switched_off import (
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import NotReady
 from halfeven.models.store.store import LIVE, Store, Version
-from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
-from halfeven.serve.versions.loading import graph_choice
+from halfeven.serve.versions.loading import candidate_forms, graph_choice
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.ready import make_ready
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.patience import PATIENCE_S
 from tests.programs import Original, original
+from tests.serve.versions.loading.simulated_place import simulated_place
 from tests.simulated_gpu import SimulatedGpu
 
 WHY = "graphs against eager: net: replays at [4] rows differ"
@@ -71,14 +70,10 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SimulatedGpu, P
     """A simulated device on which recorded batches are always faster."""
     looks = count()
     monkeypatch.setattr(graph_choice, "shortest_seconds", lambda run: (run(), 2.0 ** -next(looks))[1])
-    thread = DeviceThread("cuda:0")
-    thread.start()
     try:
-        with SimulatedGpu(random.Random(0)) as gpu:
-            thread.call(gpu.operations.__enter__).result(PATIENCE_S)
-            yield gpu, Place(gpu.device, thread)
+        with simulated_place() as found:
+            yield found
     finally:
-        thread.stop(30)
         switch_off(SimulatedGpu.device, {})
 
 
@@ -153,13 +148,13 @@ def test_the_other_half_is_proven_and_served(
     net: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version, asked = published(net, tmp_path, ("torch", "onnx")), list[str]()
-    load = readying.load_original
+    load = candidate_forms.load_original
 
-    def load_half(version: Version, form: str, device: torch.device) -> object:
+    def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup) -> object:
         asked.append(form)
-        return load(version, "torch", device)
+        return load(version, "torch", device, setup)
 
-    monkeypatch.setattr(readying, "load_half", load_half)
+    monkeypatch.setattr(candidate_forms, "load_half", load_half)
     monkeypatch.setattr(readying, "holds_here", lambda *_: True)
     with simulated(monkeypatch) as (_, place):
         keep_record(tmp_path, place.device, {ONNX_HALF: WHY})

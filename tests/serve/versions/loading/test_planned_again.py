@@ -5,7 +5,6 @@ import io
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.conversion.road import travel
-from halfeven.exporters.inputs.samples import Samples, stored_samples
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.folder.package import Precision
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import planned_again
+from halfeven.serve.versions.loading.candidate_forms import VersionHere
 from halfeven.serve.versions.loading.planned_again import plan_again
 from halfeven.serve.versions.loading.ready import proven_halves
 from torch import Tensor, nn
 
 from tests.patience import PATIENCE_S
 from tests.programs import original
-from tests.simulated_gpu import SimulatedGpu
+from tests.serve.versions.loading.simulated_place import simulated_place
 
 
 class Net(nn.Module):
@@ -55,13 +54,8 @@ def published(subject: Subject, tmp_path: Path) -> Version:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    thread = DeviceThread()
-    thread.start()
-    with SimulatedGpu(Random(0)) as gpu:
-        gpu.operations.without_half = {"sin"}
-        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
-        yield Place(gpu.device, thread)
-        thread.stop(5)
+    with simulated_place(without_half={"sin"}) as (_, place):
+        yield place
 
 
 @pytest.fixture
@@ -91,7 +85,7 @@ def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_p
     published: Version, place: Place, begun: list[threading.Thread]
 ) -> None:
     store = Store(published.folder.parents[2])
-    halves, refusals, _ = proven_halves(published, published.spec(), stored_samples(published), place)
+    halves, refusals, _ = proven_halves(VersionHere.of(published, place))
     assert halves == []
     assert "not implemented for 'Half'" in refusals[0] and "planned again for this device" in refusals[0]
     begun[0].join(PATIENCE_S)
@@ -100,7 +94,7 @@ def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_p
     assert [(one["op"], one["reason"]) for one in again.json("precision.json")["kept"]] == [
         ("sin", "no half kernel on cuda")
     ]
-    (half,), refusals, _ = proven_halves(again, again.spec(), stored_samples(again), place)
+    (half,), refusals, _ = proven_halves(VersionHere.of(again, place))
     assert refusals == [] and half.engine.precision == "fp16" and len(begun) == 1
 
 
@@ -108,5 +102,5 @@ def test_a_version_that_was_planned_for_a_device_is_not_planned_again(
     published: Version, place: Place, begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(published.manifest, "lineage", {"by": "device", "device": "cuda:0"})
-    _, refusals, _ = proven_halves(published, published.spec(), stored_samples(published), place)
+    _, refusals, _ = proven_halves(VersionHere.of(published, place))
     assert "not implemented for 'Half'" in refusals[0] and "planned again" not in refusals[0] and begun == []

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from halfeven.exporters.conversion.road import travel
-from halfeven.exporters.inputs.samples import Samples, stored_samples
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.on_device import environment
 from halfeven.exporters.on_device.device_proofs import proofs_of
 from halfeven.exporters.on_device.reprove import reprove
@@ -18,16 +17,16 @@ from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.folder.package import Precision
 from halfeven.models.store.store import Store, Version
-from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.http.routes.versions import history_of
+from halfeven.serve.versions.loading import candidate_forms
 from halfeven.serve.versions.loading import ready as readying
+from halfeven.serve.versions.loading.candidate_forms import VersionHere
 from halfeven.serve.versions.loading.ready import proven_halves
 from torch import nn
 
-from tests.patience import PATIENCE_S
 from tests.programs import original
-from tests.simulated_gpu import SimulatedGpu
+from tests.serve.versions.loading.simulated_place import simulated_place
 
 pytestmark = pytest.mark.slow  # a conversion, proven again
 
@@ -42,12 +41,8 @@ def version(tmp_path: Path) -> Version:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    thread = DeviceThread()
-    thread.start()
-    with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
-        yield Place(gpu.device, thread)
-        thread.stop(5)
+    with simulated_place() as (_, place):
+        yield place
 
 
 @pytest.fixture
@@ -65,7 +60,7 @@ def proven(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def start(version: Version, place: Place) -> list[str]:
     """Load the half as at a start; gives the refusals."""
-    halves, refusals, _ = proven_halves(version, version.spec(), stored_samples(version), place)
+    halves, refusals, _ = proven_halves(VersionHere.of(version, place))
     assert len(halves) == (not refusals)
     return refusals
 
@@ -94,7 +89,7 @@ def test_a_device_is_proven_once_for_its_driver_and_libraries_and_its_report_say
 def test_a_half_that_was_refused_on_this_device_is_refused_again_without_a_run(
     version: Version, place: Place, proven: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = readying.load_half
+    load = candidate_forms.load_half
 
     def off(*given: Any) -> Any:
         engine = load(*given)
@@ -102,7 +97,7 @@ def test_a_half_that_was_refused_on_this_device_is_refused_again_without_a_run(
         engine.run = lambda parts: [output + np.float32(0.5) for output in run(parts)]  # type: ignore[method-assign]
         return engine
 
-    monkeypatch.setattr(readying, "load_half", off)
+    monkeypatch.setattr(candidate_forms, "load_half", off)
     first, *_ = start(version, place)
     second, *_ = start(version, place)
     assert first == second and "not equal on cuda:0" in first and proven == ["cuda:0"]

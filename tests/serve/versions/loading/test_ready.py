@@ -1,11 +1,9 @@
 """``form = "auto"`` measures; what is not measured faster by more than the noise is not preferred."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +23,12 @@ from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import candidate_forms as measuring
 from halfeven.serve.versions.loading import graph_choice
 from halfeven.serve.versions.loading import ready as readying
-from halfeven.serve.versions.loading.candidate_forms import CandidateForm, fastest
+from halfeven.serve.versions.loading.candidate_forms import CandidateForm, ModelHere, VersionHere
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.patience import PATIENCE_S
 from tests.programs import Original, original
-from tests.simulated_gpu import SimulatedGpu
+from tests.serve.versions.loading.simulated_place import simulated_place
 
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
 SAMPLES = Samples({"x": np.zeros(8, np.float32)})
@@ -75,7 +72,7 @@ def test_the_fastest_serves_and_a_half_only_where_it_is_clearly_faster(
     candidates = [
         CandidateForm(Timed(form, precision, seconds), "file") for (form, precision), seconds in times.items()
     ]
-    best, why = fastest(SPEC, SAMPLES, candidates, place)
+    best, why = ModelHere(SPEC, SAMPLES, place).fastest(candidates)
     assert (best.engine.form, best.engine.precision) == winner
     assert "measured" in why
     closed = [candidate.engine.closed for candidate in candidates if candidate is not best]  # type: ignore[attr-defined]
@@ -92,7 +89,7 @@ def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
         lambda run: looks[run.func.__self__.form].pop(0),
     )
     candidates = [CandidateForm(Timed(form, "fp32", 0.0), "file") for form in looks]
-    best, _ = fastest(SPEC, SAMPLES, candidates, place)
+    best, _ = ModelHere(SPEC, SAMPLES, place).fastest(candidates)
     assert best.engine.form == "torch" and best.seconds == 10.0
 
 
@@ -113,7 +110,7 @@ def test_where_memory_is_scarce_the_forms_are_loaded_one_at_a_time(
             load_again = partial(load, form, seconds)
             yield CandidateForm(load_again(), "file", load=load_again)
 
-    best, _ = fastest(SPEC, SAMPLES, candidates(), replace(place, scarce=True))
+    best, _ = ModelHere(SPEC, SAMPLES, replace(place, scarce=True)).fastest(candidates())
     assert best.engine.form == "onnx" and best.away and all(engine.closed for engine in opened)
 
 
@@ -163,7 +160,7 @@ def lasting(place: Place, monkeypatch: pytest.MonkeyPatch, *engines: Lasting) ->
     monkeypatch.setattr(measuring, "shortest_seconds", seconds_of)
     monkeypatch.setattr(measuring, "seconds_on_core", seconds_of)
     candidates = [CandidateForm(engine, "file") for engine in engines]
-    return fastest(SPEC.with_max_batch_size(64), SAMPLES, candidates, place)
+    return ModelHere(SPEC.with_max_batch_size(64), SAMPLES, place).fastest(candidates)
 
 
 def test_on_a_cpu_only_the_fastest_form_runs_a_whole_batch_that_lasts_long(
@@ -173,9 +170,8 @@ def test_on_a_cpu_only_the_fastest_form_runs_a_whole_batch_that_lasts_long(
     best, why = lasting(place, monkeypatch, slow, quick, slowest)
     assert best.engine is quick and "measured fastest here at batch 4" in why
     assert max(slow.ran) == max(slowest.ran) == 4 and quick.ran.count(64) == 1
-    assert (
-        slow.ran.count(4) == 2 and slowest.ran.count(4) == 1
-    )  # only what is near the fastest is measured again
+    # Only what is near the fastest is measured again.
+    assert slow.ran.count(4) == 2 and slowest.ran.count(4) == 1
 
 
 def test_on_a_cpu_the_fastest_form_that_runs_no_whole_batch_gives_way_to_the_next(
@@ -192,7 +188,7 @@ def test_a_server_that_stops_meanwhile_blames_no_form(caplog: pytest.LogCaptureF
     thread.stop(5)
     candidates = [CandidateForm(Timed(form, "fp32", 1.0), "file") for form in ("torch", "onnx")]
     with pytest.raises(NotReady, match="stopping"):
-        fastest(SPEC, SAMPLES, candidates, Place(torch.device("cpu"), thread))
+        ModelHere(SPEC, SAMPLES, Place(torch.device("cpu"), thread)).fastest(candidates)
     assert "does not run here" not in caplog.text
 
 
@@ -208,7 +204,7 @@ def test_an_original_that_is_passed_over_because_its_file_is_damaged_is_named(
         version = draft.publish(LIVE, {"half": None})
     (version.folder / "original.onnx").write_bytes(b"as it is now")
     samples = Samples({"input": np.zeros((4, 3), np.float32)})
-    originals = readying._Originals(version, version.spec(), samples, place)
+    originals = readying._Originals(VersionHere(version.spec(), samples, place, version))
     assert [candidate.file for candidate in originals] == ["original.pt2"]
     damaged = originals.damaged
     assert len(damaged) == 1 and f"{version.folder / 'original.onnx'} is damaged" in damaged[0]
@@ -233,27 +229,17 @@ def published(store: Store, net: Original, spec: ModelSpec, halves: tuple[str, .
         return draft.publish(LIVE, {"half": "fp16" if halves else None, "forms": forms, "reason": ""})
 
 
-@contextmanager
-def simulated() -> Iterator[tuple[SimulatedGpu, Place]]:
-    thread = DeviceThread("cuda:0")
-    thread.start()
-    with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(PATIENCE_S)
-        yield gpu, Place(gpu.device, thread)
-        thread.stop(30)
-
-
 @pytest.mark.parametrize("must_gain", [0.0, 1e9], ids=["recorded", "recordings given up"])
 def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(
     must_gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph_choice, "MUST_GAIN", must_gain)
     # Measured, it is fewer on a busy machine, and larger batches are not warmed up again.
-    monkeypatch.setattr(readying, "useful_rows_of", lambda spec, samples, chosen, place: 4)
+    monkeypatch.setattr(ModelHere, "useful_rows_of", lambda here, chosen: 4)
     net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
     spec = replace(net.spec, inputs=(replace(net.spec.inputs[0], wire=Wire("UINT8", 0.5, 1.0)),))
     version = published(Store(tmp_path), net, spec)
-    with simulated() as (gpu, place):
+    with simulated_place() as (gpu, place):
         prepared = readying.make_ready(version, place)
         engine = prepared.engine
         assert isinstance(engine, TorchEngine)
@@ -296,10 +282,10 @@ def four_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
     seconds = {("torch", "fp32"): 9.0, ("onnx", "fp32"): 8.0, ("torch", "fp16"): 5.0, ("onnx", "fp16"): 4.0}
 
     def load(precision: str) -> Any:
-        return lambda version, form, device: Counted(form, precision, seconds[form, precision])
+        return lambda version, form, device, setup: Counted(form, precision, seconds[form, precision])
 
-    monkeypatch.setattr(readying, "load_original", load("fp32"))
-    monkeypatch.setattr(readying, "load_half", load("fp16"))
+    monkeypatch.setattr(measuring, "load_original", load("fp32"))
+    monkeypatch.setattr(measuring, "load_half", load("fp16"))
     monkeypatch.setattr(readying, "holds_here", lambda version, device: True)
     monkeypatch.setattr(measuring, "shortest_seconds", lambda run: run.func.__self__.seconds)
     net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
@@ -308,7 +294,7 @@ def four_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
 
 @pytest.mark.slow
 def test_on_a_gpu_the_forms_that_are_compared_are_loaded_one_at_a_time(four_forms: Version) -> None:
-    with simulated() as (_, place):
+    with simulated_place() as (_, place):
         prepared = readying.make_ready(four_forms, replace(place, rescue=False))
     assert (prepared.engine.form, prepared.engine.precision) == ("onnx", "fp16")
     assert Counted.most_open == 1 and Counted.open_now == {prepared.engine}
@@ -329,7 +315,7 @@ def test_a_proof_that_found_no_memory_is_tried_again_and_is_no_refusal(
     monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
     monkeypatch.setattr(readying, "kept_proof", lambda *_: None)
     monkeypatch.setattr(readying, "reprove", short)
-    with simulated() as (_, place):
+    with simulated_place() as (_, place):
         prepared = readying.make_ready(four_forms, replace(place, rescue=False))
         assert prepared.engine.precision == "fp16"
         prepared.engine.close()

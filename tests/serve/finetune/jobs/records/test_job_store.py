@@ -36,6 +36,7 @@ from halfeven.serve.finetune.jobs.records.job_types import (
     SUCCEEDED,
     FileRecord,
     IllegalMove,
+    JobChanges,
     JobRequest,
     JobRow,
 )
@@ -43,7 +44,7 @@ from halfeven.serve.finetune.jobs.records.job_types import (
 from tests.patience import PATIENCE_S
 
 FILE = FileRecord("file-1", "a" * 64, 10, "train.npz", 1)
-REASON: dict[str, Any] = {"code": "DIVERGED", "message": "the loss left the numbers"}
+REASON = JobChanges(code="DIVERGED", message="the loss left the numbers")
 
 
 def request(**more: Any) -> JobRequest:
@@ -170,7 +171,7 @@ def _to(job_store: JobStore, job: JobRow, status: str) -> JobRow:
     if status in (RUNNING, SUCCEEDED):
         job_store.move(job.id, RUNNING)
     if status in (SUCCEEDED, FAILED, CANCELLED, PAUSED):
-        job_store.move(job.id, status, **(REASON if status == FAILED else {}))
+        job_store.move(job.id, status, **(REASON if status == FAILED else JobChanges()))
     return job_store.job(job.id)
 
 

@@ -205,9 +205,8 @@ def by_hand(case: Case, net: Net, settings: Settings) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings(
-    "ignore:Detected call of `lr_scheduler.step"
-)  # torch looks for the optimizer's own step
+# Torch looks for the optimizer's own step.
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_the_loop_learns_the_bits_of_a_loop_by_hand_and_resumed_somewhere_the_same(name: str) -> None:
     case, net = CASES[name], Net()
     other, third = copy.deepcopy(net), copy.deepcopy(net)

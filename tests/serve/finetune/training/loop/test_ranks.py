@@ -143,9 +143,8 @@ def test_the_death_of_one_ends_both_and_the_training_goes_on_to_the_same_bits(
     asked = request(tmp_path / "job", "dropping")
     undisturbed, _ = run(of(asked, 2, "undisturbed"))
     hard = of(asked, 2, "hard")
-    (Path(asked["source"]["folder"]) / "kill").write_text(
-        f"{rank} {2 * 12 + 1}"
-    )  # two parts of each step are its own
+    # Two parts of each step are this process's own.
+    (Path(asked["source"]["folder"]) / "kill").write_text(f"{rank} {2 * 12 + 1}")
     with started(hard) as process:
         assert process.wait(PATIENCE_S) == -signal.SIGKILL
     deadline = time.monotonic() + PATIENCE_S

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .verdict import tied_of
+from ..gate.verdict import tied_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .rule_verdicts import finite
+from ...models.files.json_fields import finite
 
 FINE, SIGN, EXPONENT = "8u", "sign", "exponent"
 FAULTS = (FINE, SIGN, EXPONENT)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...exporters.gate.parity import UNIT_ROUNDOFF
-from ...models.spec.spec import ModelSpec
-from .padding import Parts, rows_between
+from ....exporters.gate.parity import UNIT_ROUNDOFF
+from ....models.spec.spec import ModelSpec
+from ...batching.padding import Parts, rows_between
 
 BUDGET_S = 0.3
 _SAMPLES = 4  # whose answers are compared

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from halfeven.exporters.gate.draws import raw_draws
+from halfeven.exporters.inputs.draws import raw_draws
 
 
 def test_the_draws_are_those_of_torch_s_generator_one_array_after_the_other() -> None:
