@@ -61,6 +61,11 @@ def answers_or_refusal(half: Answers, inputs: Arrays) -> Arrays | Exception:
         return error
 
 
+def is_refused(answers: Answers | None, inputs: Arrays) -> bool:
+    """True if a model does not run with these inputs; false where there is no model."""
+    return answers is not None and isinstance(answers_or_refusal(answers, inputs), Exception)
+
+
 def same_among_others(
     alone: np.ndarray, row: np.ndarray, largest: float, share: float = SAME_AMONG_OTHERS
 ) -> bool:

@@ -64,6 +64,7 @@ class _Conversion:
     twins_after: int | None = None
     made: dict[str, Made] = field(default_factory=dict)
     power: Power | None = None
+    not_shown: str = ""  # why some outputs stay in FP32
     missed: ParityReport | None = None  # on the last half that was refused before another plan was made
 
     def go(self) -> Version:
@@ -79,7 +80,8 @@ class _Conversion:
         self._write()
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]
-        if why := why_noise_proves_nothing(reports, subject.spec.parity, maker.operations_by_name()):
+        why = why_noise_proves_nothing(reports, subject.spec.parity, maker.operations_by_name())
+        if why := why or self._why_not_partly_half(forms):
             self._remove_halves_but(())
             maker.serve_original(why)
             forms = self._proven(planning, reference_run)
@@ -93,6 +95,10 @@ class _Conversion:
         unproven = status == REFUSED and any(map(_misses, forms.values()))
         nearest = maker.nearest(self.notify) if unproven else ""
         if said := reference_run.left_out:
+            subject = replace(subject, notes=(*subject.notes, said))
+        if self.not_shown and self.power:
+            outputs = ", ".join(f"'{name}'" for name in sorted(self.power.fp32_outputs))
+            said = f"all that {outputs} is computed from stays in FP32: {self.not_shown}"
             subject = replace(subject, notes=(*subject.notes, said))
         evidence = Evidence(subject, maker, forms, status, further, nearest, self.missed, self.power)
         evidence.write(self.draft, reference_run, planning.count)
@@ -123,7 +129,19 @@ class _Conversion:
             return why
         self.notify("planting faults in the FP32 model, to see whether the judging samples show them")
         self.power = measured_power(run, original, dtype)
-        return why_not_shown(self.power)
+        why = why_not_shown(self.power)
+        if not (outputs := self.power.fp32_outputs):
+            return why
+        self.maker.keep_outputs(outputs)
+        self.not_shown = why
+        return ""
+
+    def _why_not_partly_half(self, forms: Mapping[str, Form]) -> str:
+        """The reason why some outputs stay in FP32, where that leaves no half that is proven; then all of them do."""
+        if any(form.passed for form in forms.values()) and self.maker.facts()["half_nodes"]:
+            return ""
+        why, self.not_shown = self.not_shown, ""
+        return why
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:
         """The forms under the first plan that passes, or under the last; each is stricter than the one before.

@@ -38,6 +38,28 @@ class GraphNode:
     inputs: tuple[str, ...]
 
 
+def computed_from(
+    nodes: Sequence[GraphNode], makers: Mapping[str, str], outputs: Collection[str]
+) -> set[str]:
+    """The nodes that these outputs are computed from. ``makers``: the node of each output.
+
+    A node whose result nobody reads counts as well, with all that it reads: it is written into another, or stands in a
+    body. So does one that writes into its input, as torch names it, for others may read it there.
+    """
+    read = {name for node in nodes for name in node.inputs} | {*makers.values()}
+    found = {makers[name] for name in outputs if name in makers}
+    for node in reversed(nodes):
+        if node.name in found or node.name not in read or node.op.endswith("_"):
+            found.update((node.name, *node.inputs))
+    return found
+
+
+def not_shown(outputs: Collection[str]) -> str:
+    """The reason why a node stays in FP32 that these outputs are computed from."""
+    names = ", ".join(f"'{name}'" for name in sorted(outputs))
+    return f"the judged samples cannot tell whether {names} would be equal"
+
+
 class Graph(Protocol):
     """One FP32 graph with a level's rules applied: what the planner works on."""
 

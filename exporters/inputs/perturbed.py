@@ -76,14 +76,20 @@ def perturbed_rows(
 def _with_noise(array: np.ndarray, samples: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Each number with normal noise of half its sample's standard deviation; a constant sample stays.
 
-    Where the columns of the last axis are of different kinds (an age, an income), it is the deviation of the column.
+    Where the columns of the last axis are of different kinds (an age, an income), it is the deviation of the column. A
+    column of whole numbers (a length, an id, a count that the graph casts to integers) keeps whole numbers between its
+    least and its largest: beyond these a table ends, and between two of them the least error decides which one a cast
+    takes.
     """
     spread = _deviation(array, tuple(range(1, array.ndim)) if array.ndim > 1 else None)
     if array.ndim > 1 and len(samples) >= _FEWEST:
         columns = _deviation(samples, tuple(range(array.ndim - 1)))
         if columns.max(initial=0.0) > _OF_KINDS * columns[columns > 0].min(initial=np.inf):
             spread = columns
-    return (array + NOISE * spread * random.standard_normal(array.shape)).astype(array.dtype)
+    changed = array + NOISE * spread * random.standard_normal(array.shape)
+    others = tuple(range(max(samples.ndim - 1, 1)))
+    whole = np.clip(np.rint(changed), samples.min(others), samples.max(others))
+    return np.where((samples == np.rint(samples)).all(others), whole, changed).astype(array.dtype)
 
 
 def _deviation(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:

@@ -30,7 +30,7 @@ from ..question import Answers, Arrays
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .original_file import OriginalFile, why_original
 from .parted_transposes import part_transposes
-from .precision.file_graph import FileGraph, by_node, file_graph, file_operations, nodes_of
+from .precision.file_graph import FileGraph, by_node, file_graph, file_operations, makers_of, nodes_of
 from .precision.oracle import Oracle
 from .precision.ties import ties_of
 from .reading.batch_first import move_batch_first
@@ -184,7 +184,10 @@ class FileForms(PlannedForms[FileGraph, ForeignHalf]):
 
     def graph(self, precision: Precision, planning: Samples) -> FileGraph:
         spec, search = self.subject.spec, bool(self.subject.search)
-        return file_graph(self.program, spec, precision, planning, self.answers, self.operations, search)
+        fp32 = self.subject.fp32_outputs
+        return file_graph(
+            self.program, spec, precision, planning, self.answers, self.operations, search, fp32
+        )
 
     def written(self) -> ForeignHalf:
         return written(self.program, self.settled, self.info)
@@ -264,9 +267,7 @@ class FileOriginal:
         return nodes_of(self.program)
 
     def makers(self) -> dict[str, str]:
-        graph = self.program.model.graph
-        makers = {output: node.name for node in graph.node for output in node.output}
-        return {value.name: makers[value.name] for value in graph.output if value.name in makers}
+        return makers_of(self.program)
 
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
         graph = self.program.model.graph

@@ -97,7 +97,7 @@ def runtime_answers(model: ModelProto) -> Answers:
             came = loaded.run(names, feed)
         except Exception as error:  # ONNX Runtime has no narrower one
             raise NotRun(
-                f"ONNX Runtime does not run the file with the samples: {str(error)[:400]}; give samples that it takes "
+                f"ONNX Runtime does not run the file with these inputs: {str(error)[:400]}; give samples that it takes "
                 "(samples.safetensors in the model's folder, or --samples FILE)"
             ) from error
         return dict(zip(names, map(np.asarray, came), strict=True))

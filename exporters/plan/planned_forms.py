@@ -73,6 +73,9 @@ class PlannedForms(Generic[G, H]):
     def serve_original(self, because: str) -> None:
         self.subject, self.planner = self.subject.served_original(because), None
 
+    def keep_outputs(self, names: frozenset[str]) -> None:
+        self.subject = replace(self.subject, fp32_outputs=names)
+
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
 

@@ -21,7 +21,7 @@ from ..inputs.samples import PLANNING_SAMPLES, Samples, executions, few
 from ..inputs.synthetic import LARGEST, adversarial
 from ..policy.operations import Meter
 from ..proof.prove import noise_among, tried
-from ..question import Answers, Arrays, Invented, Question
+from ..question import Answers, Arrays, Invented, Question, is_refused
 from ..search.delta_debugging import Score
 from ..search.measured_order import MEASUREMENTS, by_measured_error
 from ..search.ranking import RANKED, ranking
@@ -57,9 +57,8 @@ class Rehearsal:
         self._operations_of_a_row = max(
             (graph.operations().of(one.inputs) // len(one.samples) for one in own), default=0
         )
-        self._noise = noise_among(
-            spec, own, self._original, self.meter.on(graph.exact()), self._operations_of_a_row
-        )
+        self._exact = self.meter.on(graph.exact())
+        self._noise = noise_among(spec, own, self._original, self._exact, self._operations_of_a_row)
         limits = replace(spec, parity=stricter(spec.parity, graph.precision.dtype, SHARE))
         joined = -(-PLANNING_SAMPLES // self._rows)  # copies of few samples that are judged as one set
         self.counterexamples = Counterexamples(
@@ -147,6 +146,8 @@ class Rehearsal:
         def ask(several: Iterable[Batch]) -> Iterator[Trial]:
             for batch in several:
                 for one, answers in batch.answers(half):
+                    if isinstance(answers, Exception) and is_refused(self._exact, one.inputs):
+                        continue  # an input of ours (`ReferenceRun.otherwise`): the planning samples run
                     yield tried(
                         one.samples, one.inputs, one.reference, answers, self._tie_tolerance, one.name
                     )

@@ -63,6 +63,9 @@ class Maker(Protocol):
         """Make nothing half, whatever the level that was asked for and what was planned before."""
         ...
 
+    def keep_outputs(self, names: frozenset[str]) -> None:
+        """Keep in FP32 all that these outputs are computed from; asked only of a maker with a graph."""
+
     def nearest(self, notify: Notify) -> str:
         """A sentence about the nearest plan that would pass, for a refusal; may be empty."""
         return ""

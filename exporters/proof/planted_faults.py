@@ -78,7 +78,7 @@ def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str, fine_
     rows, all_rows = plan.rows(ROWS), plan.rows(ALL_ROWS)
     found = plan.planted(chosen, rows)
     alike = _samples_alike(run)
-    power = Power(tuple(found.values()), rows, plan.alike, alike)
+    power = Power(tuple(found.values()), rows, plan.alike, alike, plan.output_of)
     missed = [node for node in power.planted if node.why]
     if not missed or all_rows <= rows:
         return power
@@ -91,7 +91,7 @@ def measured_power(run: ReferenceRun, original: OriginalGraph, dtype: str, fine_
     asked = tuple(
         node for node in found.values() if power.is_shown or not node.is_blind or node.node in again
     )
-    return Power(asked, all_rows, plan.alike, alike)
+    return replace(power, planted=asked, samples=all_rows)
 
 
 @dataclass(slots=True)
@@ -102,10 +102,12 @@ class _Planting:
     fine_alone: bool
     alike: frozenset[str] = field(init=False)
     outputs: Mapping[str, frozenset[str]] = field(init=False)  # that are computed from each node
+    output_of: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         parts, alike = _parts(self.original), _answers_alike(self.run, self.dtype)
-        self.alike = frozenset(part for part, (output, _) in parts.items() if output in alike)
+        self.output_of = {part: output for part, (output, _) in parts.items()}
+        self.alike = frozenset(part for part, output in self.output_of.items() if output in alike)
         self.outputs = _parts_by_node(self.original, parts)
 
     def rows(self, most: int) -> int:

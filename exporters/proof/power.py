@@ -4,7 +4,7 @@ gate noticed on the judged samples, and whether these samples can tell a wrong h
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...models.files.json_fields import finite
@@ -70,12 +70,13 @@ class Planted:
 class Power:
     """``planted``: in the graph's order; ``samples``: on so many of the judged ones; where it is shown, most nodes
     were asked on the first few of them alone. ``alike``: the outputs that answer the same to every sample, as far as
-    the gate can tell; ``samples_alike``: all samples are the same."""
+    the gate can tell; ``samples_alike``: all samples are the same; ``output_of``: of each part of the answers."""
 
     planted: tuple[Planted, ...]
     samples: int
     alike: frozenset[str] = frozenset()
     samples_alike: bool = False
+    output_of: Mapping[str, str] = field(default_factory=dict)
 
     def noticed(self, kind: str) -> float:
         """The share of all faults of this kind that the gate notices; 0 where none was planted."""
@@ -111,6 +112,12 @@ class Power:
             nodes = [one for one in self.planted if one.outputs <= outputs and not one.outputs <= hiding]
             hiding |= outputs if self._hide(nodes, outputs) else frozenset()
         return hiding
+
+    @property
+    def fp32_outputs(self) -> frozenset[str]:
+        """The outputs that are not shown, where others are and may be half."""
+        outputs = frozenset(self.output_of[part] for part in self.hiding)
+        return outputs if not self.samples_alike and outputs < {*self.output_of.values()} else frozenset()
 
     def _hide(self, nodes: Sequence[Planted], outputs: frozenset[str]) -> bool:
         """True if the samples are blind for most of these nodes, but for the last of each output, whose result is the

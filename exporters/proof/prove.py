@@ -23,7 +23,16 @@ from ..gate.verdict import ParityReport
 from ..inputs.perturbed import changeable, perturbed_rows
 from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
-from ..question import REFUSALS, Answers, Arrays, Invented, Question, TieTolerance, answers_or_refusal
+from ..question import (
+    REFUSALS,
+    Answers,
+    Arrays,
+    Invented,
+    Question,
+    TieTolerance,
+    answers_or_refusal,
+    is_refused,
+)
 from .neutral_lengths import JoinedLengths, filling, joined_lengths
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
@@ -47,7 +56,8 @@ class ReferenceRun:
     is asked as seldom as the gate allows. ``noise``: what the original answers otherwise when it is evaluated another
     way, by output. ``perturbed``: inputs made of few judging samples, judged apart. ``invented``: of these how many
     were made, and how many the original refused. ``joined``: rows of other lengths, judged apart once they are filled
-    up.
+    up. ``otherwise``: the original evaluated another way. An input of ours that it refuses as well is left out where a
+    half refuses it: ONNX Runtime reads ``Gather`` at a ``Range`` as a slice, which takes indices beyond the table.
     """
 
     spec: ModelSpec
@@ -62,6 +72,7 @@ class ReferenceRun:
     perturbed: list[Question] = field(default_factory=list)
     invented: Invented | None = None
     joined: JoinedLengths = field(default_factory=JoinedLengths)
+    otherwise: Answers | None = None
 
     @property
     def left_out(self) -> str:
@@ -139,6 +150,7 @@ def ask_reference(
         perturbed=perturbed if invented.is_used else [],
         invented=invented,
         joined=joined_lengths(spec, judging, original, noise),
+        otherwise=exact,
     )
 
 
@@ -176,8 +188,8 @@ def take(reference_run: ReferenceRun, half: Answers, stand_in: Answers | None = 
     too_many = reference_run.row_operations * left > TRUE_KERNELS_OPERATIONS
     rest = stand_in if stand_in and reference_run.small and too_many else half
     real += _answered(reference_run, reference_run.bulk, rest)
-    odd = _answered(reference_run, reference_run.adversarial, rest)
-    apart = _answered(reference_run, reference_run.perturbed, rest)
+    odd = _answered(reference_run, reference_run.adversarial, rest, reference_run.otherwise)
+    apart = _answered(reference_run, reference_run.perturbed, rest, reference_run.otherwise)
     if lengths := Lengths.of(reference_run.spec):
         apart += _answered(
             reference_run, reference_run.joined.questions, filling(reference_run.spec, lengths, rest)
@@ -227,11 +239,22 @@ def _cause(gap: float, noise: Noise | None) -> str:
     return "this is the exporter's fault, not half precision's"
 
 
-def _answered(reference_run: ReferenceRun, questions: Sequence[Question], half: Answers) -> list[Trial]:
+def _answered(
+    reference_run: ReferenceRun,
+    questions: Sequence[Question],
+    half: Answers,
+    otherwise: Answers | None = None,
+) -> list[Trial]:
+    """A trial of each question, but of those that the half and ``otherwise`` refuse."""
     ties = reference_run.tie_tolerance
-    return [
+    trials = (
         tried(q.samples, q.inputs, q.reference, answers_or_refusal(half, q.inputs), ties, q.name)
         for q in questions
+    )
+    return [
+        trial
+        for question, trial in zip(questions, trials, strict=True)
+        if not (trial.refused and is_refused(otherwise, question.inputs))
     ]
 
 

@@ -37,7 +37,8 @@ class Subject:
     (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
     for kept nodes at O3 too, which otherwise means exactly what was asked; None: at no level. ``device``: the plan asks
     its kernels, and the proof runs on it. ``original_because``: why nothing is made half although it was asked for;
-    empty otherwise. ``beside``: files that are kept with the version.
+    empty otherwise. ``beside``: files that are kept with the version. ``fp32_outputs``: all that they are computed from
+    stays in FP32.
     """
 
     program: "ExportedProgram | None"
@@ -53,6 +54,7 @@ class Subject:
     device: str = CPU
     original_because: str = ""
     beside: Sequence[Path] = ()
+    fp32_outputs: frozenset[str] = frozenset()
 
     def served_original(self, because: str) -> "Subject":
         """This subject with no node in half, for the reason ``because``."""

@@ -35,7 +35,11 @@ def _power(power: Mapping[str, Any]) -> str:
         return f"; all {damped} planted errors are damped below the limit, so they show none"
     others = {"near the limit": power.get("near"), "damped below it": damped}
     more = "; ".join(f"{where}: {count}" for where, count in others.items() if count)
-    return f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{more and f' ({more})'}"
+    fp32 = ", ".join(f"'{output}'" for output in power.get("not_shown", ()))
+    return (
+        f"; of planted errors they show {share:.0%} and hide {power['hidden']:.0%}{more and f' ({more})'}"
+        f"{fp32 and f'; {fp32} stays in FP32, for they cannot tell'}"
+    )
 
 
 def may_differ(count: int) -> str:

@@ -55,7 +55,7 @@ from .autocast.folding import _aliased
 from .autocast.rewrite import HalfProgram
 from .onnx_form.export import write_onnx
 from .program_answers import emulated, ties_of
-from .program_graph import ProgramGraph, exact_answers, nodes_of, program_graph, program_operations
+from .program_graph import ProgramGraph, exact_answers, makers_of, nodes_of, program_graph, program_operations
 
 
 @dataclass(slots=True)
@@ -283,10 +283,7 @@ class ProgramOriginal:
         return nodes_of(self.module)
 
     def makers(self) -> dict[str, str]:
-        given = self.module.graph.output_node().args[0]
-        assert isinstance(given, tuple | list)
-        pairs = zip(self.spec.outputs, given, strict=True)
-        return {tensor.name: node.name for tensor, node in pairs if isinstance(node, Node)}
+        return makers_of(self.module, self.spec)
 
     def watched(self, inputs: Arrays, visit: Visit) -> Arrays:
         def seen(run: Interpreter, node: Node, result: Tensor) -> None:

@@ -17,7 +17,7 @@ from ...models.folder.package import Precision
 from ...models.program import duplicate, runnable, walk
 from ...models.spec.spec import ModelSpec
 from ..graph.actions import Kept
-from ..graph.backend import Candidate, GraphNode, Observe
+from ..graph.backend import Candidate, GraphNode, Observe, computed_from, not_shown
 from ..inputs.samples import Samples, executions, few
 from ..policy.operations import Counted, Operations
 from ..proof.subject import Subject
@@ -49,7 +49,8 @@ class ProgramGraph:
 
     ``inputs``: a batch of each, to trace with. ``kernels``: of the device that it is planned for. ``weighed`` and
     ``profiled`` are None at O0, which plans nothing. ``rounded``: of the module's weights, for the halves of all plans,
-    and ``earlier``: their values on the samples, until a plan is settled.
+    and ``earlier``: their values on the samples, until a plan is settled. ``held``: the nodes that are kept beside
+    those of the level's rules.
     """
 
     module: GraphModule
@@ -62,7 +63,7 @@ class ProgramGraph:
     weighed: Ledger | None = None
     profiled: Profile | None = None
     repaired_by: tuple[Repair, ...] = ()
-    masked: tuple[Kept, ...] = ()
+    held: tuple[Kept, ...] = ()
     bytes_before: int = 0
     rounded: RoundedWeights = field(default_factory=RoundedWeights)
     earlier: EarlierRuns | None = None
@@ -196,7 +197,7 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
         kernels,
         profiled=profiled,
         repaired_by=masks.repairs,
-        masked=masks.keep,
+        held=(*masks.keep, *_behind(module, subject)),
     )
     return _ruled(graph)
 
@@ -204,13 +205,27 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
 def _ruled(graph: ProgramGraph) -> ProgramGraph:
     """The graph with the plan that the rules give its module."""
     plan = make_plan(graph.module, graph.precision, half_loops=graph.kernels.of_loops)
-    if graph.masked:
+    if graph.held:
         touches = graph.typing.under(plan).touches_half
-        plan = plan.keeping([kept for kept in graph.masked if touches(kept.node)])
+        plan = plan.keeping([kept for kept in graph.held if touches(kept.node)])
     plan = keep_without_kernel(graph.module, plan, graph.inputs, graph.kernels, onnx=graph.onnx)
     searched = bool(graph.search) and graph.precision.level == "O3"
     weighed, plan = weigh(graph.module, plan, graph.inputs, searched)
     return replace(graph, plan=plan, weighed=weighed, earlier=EarlierRuns(graph.module))
+
+
+def _behind(module: GraphModule, subject: Subject) -> list[Kept]:
+    """The nodes that the outputs which stay in FP32 are computed from; none where all outputs may be half."""
+    outputs = subject.fp32_outputs
+    if not outputs:
+        return []
+    computing = [node for node in nodes_of(module) if node.op != "output"]
+    found = computed_from(computing, makers_of(module, subject.spec), outputs)
+    return [
+        Kept(name, op_name(node), not_shown(outputs))
+        for name, node in walk(module)
+        if name in found and _may_be_kept(node)
+    ]
 
 
 def _batches(spec: ModelSpec, samples: Samples) -> Iterator[list[Tensor]]:
@@ -230,6 +245,14 @@ def exact_answers(module: GraphModule, spec: ModelSpec) -> Answers:
 
 def nodes_of(module: GraphModule) -> list[GraphNode]:
     return list(_nodes(module, "", ()))
+
+
+def makers_of(module: GraphModule, spec: ModelSpec) -> dict[str, str]:
+    """The node that gives each output."""
+    given = module.graph.output_node().args[0]
+    assert isinstance(given, tuple | list)
+    pairs = zip(spec.outputs, given, strict=True)
+    return {tensor.name: node.name for tensor, node in pairs if isinstance(node, Node)}
 
 
 def _nodes(module: GraphModule, prefix: str, given: tuple[str, ...]) -> Iterator[GraphNode]:

@@ -12,7 +12,7 @@ from ....models.errors import ExportFailed
 from ....models.folder.package import Precision
 from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
-from ...graph.backend import Candidate, GraphNode, Observe
+from ...graph.backend import Candidate, GraphNode, Observe, computed_from, not_shown
 from ...graph.traffic import Cast, Traffic
 from ...inputs.perturbed import perturbed_if_small
 from ...inputs.samples import Samples, executions, few
@@ -175,6 +175,13 @@ def nodes_of(program: ForeignProgram) -> list[GraphNode]:
     ]
 
 
+def makers_of(program: ForeignProgram) -> dict[str, str]:
+    """The node that gives each output; an output that no node gives is left out."""
+    graph = program.model.graph
+    makers = {output: node.name for node in graph.node for output in node.output}
+    return {value.name: makers[value.name] for value in graph.output if value.name in makers}
+
+
 def file_graph(
     program: ForeignProgram,
     spec: ModelSpec,
@@ -183,11 +190,12 @@ def file_graph(
     answers: Answers,
     operations: Operations = UNKNOWN,
     search: bool = False,
+    fp32_outputs: frozenset[str] = frozenset(),
 ) -> FileGraph:
     """A file's program, profiled, with its masks rewritten where that is exact and the level's rules applied.
 
-    ``answers``: of the FP32 file; ``search``: whether a search decides at O3. Raises BadSetting for a keep pattern that
-    matches no node.
+    ``answers``: of the FP32 file; ``search``: whether a search decides at O3; ``fp32_outputs``: all that they are
+    computed from stays in FP32. Raises BadSetting for a keep pattern that matches no node.
     """
     dtype, rules = precision.dtype, FileRules(program, precision, search)
     _, example = next(planning.batches(min(3, spec.max_batch_size) if spec.batched else 0, 1))
@@ -205,7 +213,9 @@ def file_graph(
     if masks.done:
         program = masks.program
         rules, ranges = FileRules(program, precision, search), profile(program, measured, dtype)
-    rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype), masks.keep)
+    hidden = computed_from(nodes_of(program), makers_of(program), fp32_outputs) if fp32_outputs else ()
+    held = {**masks.keep, **dict.fromkeys(hidden, not_shown(fp32_outputs))}
+    rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype), held)
     profiled = node_profile(program, ranges, dtype, len(measured))
     return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
 

@@ -78,19 +78,19 @@ class FileRules:
         self,
         ranges: Mapping[str, Range],
         on_odd: Callable[[], Mapping[str, Range]],
-        masks: Mapping[str, str],
+        held: Mapping[str, str],
     ) -> None:
         """Keep the readers of values that half cannot hold: constants over budget, masks' sentinels.
 
-        ``on_odd``: the ranges on adversarial inputs; ``masks``: node → why it needs FP32 for a sentinel.
+        ``on_odd``: the ranges on adversarial inputs; ``held``: node → why it needs FP32 besides (a mask's sentinel).
         """
         self.ranges = ranges
         if self.precision.level == "O3":
             self._narrow(self._joined(on_odd()))
         half = self.assign().half
         for node in self.program.nodes:
-            if node.name in masks and node.name in half:
-                self._hold(node, masks[node.name])
+            if node.name in held and node.name in half:
+                self._hold(node, held[node.name])
         before = self.assign()
         for node in self.program.nodes:
             for name in sorted(self._half_reads(node, before)):

@@ -149,6 +149,7 @@ def test_a_version_without_a_half_node_is_fp32_and_not_called_proven(
     version = published(tmp_path, *keep, level=level)
     assert version.status == "live" and version.manifest["half"] is None
     assert because in version.manifest["reason"] and "proven" not in version.manifest["reason"]
+    assert level == "O0" or "asked for by keep = '*'" in version.manifest["reason"]
     page, terminal = shown(version)
     assert "<strong>FP32</strong>" in page and "Equal on" not in page
     assert "live, in FP32" in terminal and because in terminal and "passed" not in terminal

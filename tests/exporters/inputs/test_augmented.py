@@ -103,3 +103,16 @@ def test_infinities_stay_and_the_numbers_beside_them_are_moved(random: np.random
     finite = np.isfinite(origin)
     assert np.array_equal(np.isneginf(more.arrays["x"]), ~finite) and not np.isnan(more.arrays["x"]).any()
     assert (more.arrays["x"][finite] != origin[finite]).mean() > 0.5
+
+
+def test_a_column_of_whole_numbers_keeps_whole_numbers(random: np.random.Generator) -> None:
+    """A length that a graph casts to an integer, beside numbers, and alone; none is beyond those of the samples."""
+    x = random.standard_normal((16, 4)).astype(np.float32)
+    x[:, 2] = lengths = random.integers(1, 40, 16)
+    more = augmented(NUMBERS, Samples({"x": x}))
+    alone = augmented(model(tensor("x", "FP32", -1)), Samples({"x": lengths.astype(np.float32)}))
+    assert more is not None and alone is not None
+    for moved in (more.arrays["x"][:, 2], alone.arrays["x"]):
+        assert set(moved) <= {*range(lengths.min(), lengths.max() + 1)} and (moved != lengths).any()
+    others = more.arrays["x"][:, [0, 1, 3]]
+    assert (others != np.rint(others)).all()

@@ -1,6 +1,7 @@
 """A proof has a power: faults planted in the FP32 original are noticed, or FP32 serves and says why."""
 
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ from halfeven.exporters.proof.power import (
     Power,
     why_not_shown,
 )
+from halfeven.exporters.proof.prove import answers_of
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.report.headline import NOT_SHOWN, headline
 from halfeven.exporters.report.page import render_html
 from halfeven.exporters.report.version_facts import facts_of
 from halfeven.exporters.torch.forms import ProgramForms, ProgramOriginal
 from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.program import runnable
 from halfeven.models.store.store import Store, Version
@@ -142,7 +145,7 @@ def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest
         "damped": lambda hidden, x: hidden * 0.02 + x,
         "near": lambda hidden, x: hidden * 1.4 + torch.sign(x) * 4,
         "step": lambda hidden, x: torch.where(hidden > 0.7, 1.0, -1.0) + x,
-        "unseen": lambda hidden, x: hidden * 4 + x,
+        "unseen": lambda hidden, x: hidden * 8 + x,
     }[end]
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -269,9 +272,53 @@ def test_outputs_that_show_faults_are_shown_also_where_one_of_them_never_changes
         assert power.is_shown, power.to_json()
 
 
-def test_a_version_with_a_blind_output_serves_fp32_and_says_which(tmp_path: Path) -> None:
-    version = published(subject_of(TwoHeads(BLIND_HEADS["saturated"]), usual(32)), tmp_path)
-    assert version.status == "live" and version.manifest["half"] is None
+class Flagged(nn.Module):
+    """A deep output, and one that a flag in the samples saturates: of the trunk, which it amplifies, or the input."""
+
+    def __init__(self, of_trunk: bool) -> None:
+        super().__init__()
+        self.of_trunk, self.live, self.other = of_trunk, nn.Linear(64, 8), nn.Linear(64, 8)
+        self.trunk = nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(64, 64), nn.Tanh())))
+
+    def forward(self, x: Tensor) -> Any:
+        seen = self.trunk(x)
+        return self.live(seen), torch.sigmoid(200 * self.other(seen if self.of_trunk else x) + 100 * x[:, :1])
+
+
+def flagged(rows: int, flag: float = 9.0) -> Tensor:
+    return torch.cat([torch.full((rows, 1), flag), torch.randn(rows, 63)], -1)
+
+
+@pytest.mark.parametrize("of_trunk", [False, True])
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+def test_all_that_a_blind_output_is_computed_from_stays_in_fp32(
+    form: str, of_trunk: bool, tmp_path: Path
+) -> None:
+    """So inputs that wake the output are answered as in FP32. A trunk in half would err by more than the limit there,
+    although the other output shows its errors."""
+    subject = subject_of(Flagged(of_trunk), flagged)
+    made = (subject, ProgramForms(subject)) if form == "torch" else as_file(subject, tmp_path)
+    version = road.travel(*made, Store(tmp_path / "store"), lambda _: None)
+    facts = version.manifest["forms"][form]
+    assert version.manifest["half"] == "fp16" and facts["half_nodes"] == (1 if of_trunk else 7), facts
+    assert any("all that 'y1' is computed from stays in FP32" in note for note in version.manifest["notes"])
+    assert "'y1' stays in FP32" in unescape(version.bytes("report.html").decode())
+    engines = [load(version, form, torch.device("cpu")) for load in (load_original, load_half)]
+    waking = {"x": flagged(8, 0.0).numpy()}
+    whole, half = (answers_of(subject.spec, engine)(waking) for engine in engines)
+    assert 0.01 < whole["y1"].mean() < 0.99
+    np.testing.assert_allclose(half["y1"], whole["y1"], rtol=0, atol=1e-4)
+    assert not np.array_equal(half["y0"], whole["y0"])
+
+
+def test_fp32_serves_where_all_leads_to_a_blind_output_and_the_version_says_which(tmp_path: Path) -> None:
+    def forward(self: Any, x: Tensor) -> Any:
+        seen = self.last(torch.tanh(self.first(x)))
+        return seen, torch.sigmoid(seen + 30)
+
+    made = net(forward, first=linear(32, 32), last=linear(32, 8, bias=True))
+    version = published(subject_of(made, usual(32)), tmp_path)
+    assert version.status == "live" and version.manifest["half"] is None and not version.manifest["notes"]
     assert "lead to no output but 'y1'" in version.manifest["reason"]
     assert version.json("parity.json")["power"]["not_shown"] == ["y1"]
     assert headline(facts_of(version)) == NOT_SHOWN
