@@ -126,8 +126,10 @@ class Evidence:
             return "; ".join(filter(None, (_every_half_misses(self.missed), choosing)))
         if self.exhausted:
             return ""
-        if self.maker.facts()["kept"]:
-            return "every node that the policy would run in half is kept in FP32, each for its reason"
+        if kept := self.maker.facts()["kept"]:
+            reasons = Counter(str(one["reason"]).partition(" (")[0] for one in kept)
+            said = ", ".join(f"{reason} ({count} of {len(kept)})" for reason, count in reasons.most_common(3))
+            return f"every node that the policy would run in half is kept in FP32: {said}"
         wide = [
             t.name for t in (*self.subject.spec.inputs, *self.subject.spec.outputs) if t.datatype == "FP64"
         ]

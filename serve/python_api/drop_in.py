@@ -240,7 +240,7 @@ def _converted(
         cast_at_the_boundary(model)
         judging = judging and _fed(model, judging)
     with TemporaryDirectory(prefix="halfeven-drop-in-") as place:
-        source, target = Path(place) / "model.onnx", Path(place) / "half.onnx"
+        source, target = Path(place) / "original.onnx", Path(place) / "half.onnx"  # "model" is called as its folder
         save(model, source)
         made = fp16(source, target, judging, keep=keep, dtype=dtype)
         if made.verdict == FP32:  # no products: all else may be half, as those converters have it
@@ -275,12 +275,13 @@ def _arrays(samples: _Samples) -> dict[str, np.ndarray] | None:
 
 
 def _fed(model: ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Inputs in the half datatype where the model takes that. Raises BadSamples for numbers beyond its range."""
-    half = {one.name for one in model.graph.input if one.type.tensor_type.elem_type == HALVES["fp16"]}
+    """Inputs in the datatype of floats that the model takes. Raises BadSamples for numbers beyond the range of half."""
+    taken = {one.name: one.type.tensor_type.elem_type for one in model.graph.input}
+    floats = {FLOAT: np.float32, HALVES["fp16"]: np.float16}
     fed = dict(inputs)
-    for name in half & inputs.keys():
+    for name in [one for one in inputs if taken.get(one) in floats]:
         with np.errstate(over="ignore"):
-            fed[name] = np.asarray(inputs[name]).astype(np.float16)
+            fed[name] = np.asarray(inputs[name]).astype(floats[taken[name]])
         if np.isinf(fed[name]).sum() > np.isinf(np.asarray(inputs[name])).sum():
             raise BadSamples(
                 f"input '{name}' has numbers beyond 65504, which FP16 does not hold: expected samples that it does, or "

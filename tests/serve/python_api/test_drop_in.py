@@ -180,6 +180,13 @@ def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) ->
     assert (tmp_path / "weights.data").stat().st_size <= 2 * 4096  # of one half, not of two
 
 
+def test_a_feed_of_doubles_is_taken_and_the_file_is_the_same_each_time(net: Path) -> None:
+    """NumPy's own arrays are FP64. No name of a temporary folder is in the file."""
+    feed = {"x": np.random.normal(size=(8, 16))}
+    made = [drop_in.auto_convert_mixed_precision(onnx.load(net), feed, rtol=0.01, atol=0.05) for _ in range(2)]
+    assert made[0] == made[1]
+
+
 def test_rows_are_samples_also_where_the_model_takes_one_at_a_time(tmp_path: Path) -> None:
     """Nobody's rule is asked, so the model need not run with all rows at once."""
     model = onnx.load(dense(tmp_path / "dense.onnx"))
