@@ -218,7 +218,9 @@ def checked(
 
 def _why_it_does_not_run(then: Facts, half: Found, error: EngineFailed) -> list[Change]:
     changed = half.file is not None and _is_other_file(half.file, then["file"])
-    found = [Change("file", "the half is another file than the locked one; restore it", True)] if changed else []
+    found = (
+        [Change("file", "the half is another file than the locked one; restore it", True)] if changed else []
+    )
     return [
         *found,
         *_surroundings(then, surroundings()),

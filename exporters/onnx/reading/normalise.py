@@ -58,7 +58,6 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
             f"{blocked} operators of {BLOCKED} stay in FP32: ONNX Runtime's optimiser wrote them for CPUs alone; "
             "convert the file that it was given"
         )
-    own = [(each.key, each.value) for each in model.metadata_props if not each.key.startswith("halfeven.")]
     model.graph.name = model.graph.name or "graph"  # the checker wants one, ONNX Runtime none
     model = in_order(as_onnx_has_them(model), path)
     if model.functions:
@@ -73,13 +72,19 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     model.ir_version = min(max(model.ir_version, 8), 10)  # 10: what runtimes of the last years read
     for graph in graphs(model.graph):
         del graph.value_info[:], graph.quantization_annotation[:]
-    del model.metadata_props[:]  # raising the opset drops them, and those of a half are of another proof
-    helper.set_model_props(model, dict(own))  # engines read names of classes and sizes there
+    _drop_another_proof(model)
     model, weights, islands, halved = widened(model, weights, notes)
     fold(model, weights)
     types = value_types(model, weights)
     _state_types(model.graph, types)
     return ForeignProgram(model, weights, types, frozenset(islands), frozenset(halved), tuple(notes))
+
+
+def _drop_another_proof(model: ModelProto) -> None:
+    """Take out what a half says of its proof. All else stays: engines read the names of classes there."""
+    said = {each.key: each.value for each in model.metadata_props}
+    own = {key: value for key, value in said.items() if not key.startswith("halfeven.")}
+    helper.set_model_props(model, own)
 
 
 def _state_types(graph: GraphProto, types: Mapping[str, int]) -> None:

@@ -68,9 +68,7 @@ def test_a_changed_weight_is_named(lock: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_a_half_that_does_not_run_any_more_does_not_hold(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_that_does_not_run_any_more_does_not_hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Because ONNX Runtime lacks a kernel after an upgrade, or because the file was cut."""
 
     def lacks(*_: object) -> None:
@@ -169,7 +167,9 @@ def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path, text: str) ->
 
 
 def test_a_lock_that_is_not_there_is_told_from_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="No such file or directory.*: expected a lock, which `halfeven lock`"):
+    with pytest.raises(
+        BadInput, match=r"No such file or directory.*: expected a lock, which `halfeven lock`"
+    ):
         read_lock(tmp_path / "halfeven.lock")
 
 
