@@ -46,7 +46,8 @@ def travel(
     Raises CannotConvert where no form can be made at all; then nothing is left in the store.
     """
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
-        subject = with_pixels(subject, maker.original_graph(), maker.row_operations)
+        if subject.origin.get("parent") is None:  # the samples of a parent are as it was judged
+            subject = with_pixels(subject, maker.original_graph(), maker.row_operations)
         version = _Conversion(subject, maker, draft, notify, twins_after).go()
     promotes = version.status == LIVE and not version.awaits_promotion
     if promotes and not store.promote_published(version, by="conversion"):

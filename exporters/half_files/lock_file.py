@@ -13,13 +13,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from ...models.errors import BadInput, NewerFormat, ParityRefused
+from ...models.errors import BadFolder, BadInput, EngineFailed, NewerFormat, ParityRefused
 from ...models.files.durable import replace_text
 from ...models.files.stored_json import stored_json
 from ...models.version import __version__
 from ..proof.maker import Notify
 from .half_file import check_digests
-from .measured import Found, measured
+from .measured import Found, digest_of, measured, surroundings
 
 Facts = Mapping[str, Any]
 # A half's share of FP32's time may grow so many times: two measurements of one half differ by less.
@@ -155,7 +155,11 @@ def read_lock(path: Path) -> list[Facts]:
     wrong = f"{path} is not a lock that `halfeven lock` wrote"
     try:
         lock = stored_json(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror or error}): expected a lock, which `halfeven lock` writes"
+        ) from error
+    except ValueError as error:
         raise BadInput(f"{wrong}: {error}") from error
     if isinstance(lock, dict) and isinstance(found := lock.get("format"), int) and found > FORMAT:
         raise NewerFormat(
@@ -197,12 +201,36 @@ def _from_folder(file: Path, folder: Path) -> str:
 def checked(
     halves: Sequence[Facts], found: Callable[[str], Found], notify: Notify = lambda _: None
 ) -> list[tuple[str, str, list[Change]]]:
-    """The changes of each half since it was locked, as (target, form, changes). ``found``: what a target names now."""
+    """The changes of each half since it was locked, as (target, form, changes); one that does not run is a change too.
+    ``found``: what a target names now."""
     result = list[tuple[str, str, list[Change]]]()
     for then in halves:
-        now = _again(found(then["target"]), then, notify)
-        result.append((then["target"], then["form"], changes(then, now)))
+        half = found(then["target"])
+        try:
+            since = changes(then, _again(half, then, notify))
+        except EngineFailed as error:  # after an upgrade, or of a file that is damaged
+            since = _why_it_does_not_run(then, half, error)
+        result.append((then["target"], then["form"], since))
     return result
+
+
+def _why_it_does_not_run(then: Facts, half: Found, error: EngineFailed) -> list[Change]:
+    changed = half.file is not None and _is_other_file(half.file, then["file"])
+    found = (
+        [Change("file", "the half is another file than the locked one; restore it", True)] if changed else []
+    )
+    return [
+        *found,
+        *_surroundings(then, surroundings()),
+        Change("verdict", f"the half does not run here: {error}", True),
+    ]
+
+
+def _is_other_file(half: Path, locked: str) -> bool:
+    try:
+        return digest_of(half) != locked
+    except BadFolder:  # what is left of it is no ONNX file
+        return True
 
 
 def compared(then: Sequence[Facts], now: Sequence[Facts]) -> list[tuple[str, str, list[Change]]]:

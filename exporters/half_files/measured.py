@@ -92,16 +92,20 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
     return {
         "form": form,
         "half": version.manifest["half"],
-        "file": _digest(found.file) if found.file else sha256_of(version.folder / _file(form)),
+        "file": digest_of(found.file) if found.file else sha256_of(version.folder / _file(form)),
         "weights": _weights(found.half) if form == "onnx" and found.half else {},
-        "environment": environment(CPU),
-        "processor": str(hardware()),
+        **surroundings(),
         "passed": report.passed,
         "summary": report.summary(),
         "max_error_u": float(report.max_error_u) if np.isfinite(report.max_error_u) else None,
         "bits": {"half": bits[0], "fp32": bits[1]},
         "milliseconds": speed,
     }
+
+
+def surroundings() -> dict[str, Any]:
+    """The libraries and the processor that a half is proven and measured with."""
+    return {"environment": environment(CPU), "processor": str(hardware())}
 
 
 def _close(*engines: Engine) -> None:
@@ -140,7 +144,7 @@ def timed(
     return {side: round(statistics.median(found), 4) for side, found in times.items()}
 
 
-def _digest(half: Path) -> str:
+def digest_of(half: Path) -> str:
     """The SHA-256 of an ONNX file; of one with its weights beside it, of the digests of all its files."""
     digests = [sha256_of(half), *map(sha256_of, external_files(half, read_graph(half)).values())]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -149,9 +149,11 @@ def stored_samples(version: Version) -> Samples:
     path = version.path("samples.safetensors")
     try:
         with reading(path, "samples"):
-            return checked_samples(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
+            found = checked_samples(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
     except BadSamples as error:
         raise BadSamples(f"{path}: {error}") from error
+    said = version.manifest.get("samples") or {}
+    return replace(found, source=said.get("source", found.source))
 
 
 # Reading.

@@ -1,8 +1,9 @@
 """The environment of a proof, which holds for one artefact on one kind of device under one set of libraries."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ def environment(device: "torch.device | str") -> dict[str, Any]:
     return {
         "device": kind,
         "torch": _version("torch"),
-        "onnxruntime": _version("onnxruntime-gpu", "onnxruntime"),
+        "onnxruntime": _version("onnxruntime"),
         **below,
     }
 
@@ -48,11 +49,13 @@ def _driver() -> str:
 
 
 @cache
-def _version(*names: str) -> str:
-    """The version of a package that is installed under one of these names; without importing it."""
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
+def _version(module: str) -> str:
+    """The version of what Python imports under this name, without importing it. It is read from the module's own files:
+    ONNX Runtime's packages have several names, and one that is installed later replaces the files of another."""
+    found = find_spec(module)
+    folder = Path(found.origin).parent if found is not None and found.origin else None
+    for file in ("version.py", "__init__.py") if folder else ():
+        text = (folder / file).read_text("utf-8") if (folder / file).is_file() else ""
+        if said := re.search(r"""^__version__ = ['"](.+)['"]""", text, re.MULTILINE):
+            return said[1]
     return "none"

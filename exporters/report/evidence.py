@@ -58,15 +58,6 @@ def _every_half_misses(last: ParityReport) -> str:
     )
 
 
-def _each_for_its_reason(last: Mapping[str, str]) -> str:
-    """The reason why all nodes stay in FP32: each is kept for its own. ``last``: one of them, as `Kept` has it."""
-    why = ", ".join(filter(None, (last["reason"], last["evidence"])))
-    return (
-        "every node that the policy would run in half is kept in FP32, each for its reason; the last, "
-        f"'{last['node']}' ({last['op']}): {why}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All findings of a conversion, ready to be written.
@@ -136,7 +127,9 @@ class Evidence:
         if self.exhausted:
             return ""
         if kept := self.maker.facts()["kept"]:
-            return _each_for_its_reason(kept[-1])
+            reasons = Counter(str(one["reason"]).partition(" (")[0] for one in kept)
+            said = ", ".join(f"{reason} ({count} of {len(kept)})" for reason, count in reasons.most_common(3))
+            return f"every node that the policy would run in half is kept in FP32: {said}"
         wide = [
             t.name for t in (*self.subject.spec.inputs, *self.subject.spec.outputs) if t.datatype == "FP64"
         ]

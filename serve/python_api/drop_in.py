@@ -111,12 +111,14 @@ def auto_convert_mixed_precision_model_path(
     verbose: bool = False,
 ) -> None:
     """`auto_convert_mixed_precision` from file to file; with ``location``, or from 2 GiB on, the weights stand in a
-    file of their own. The proof is made on a CPU. Raises ParityRefused."""
+    file of their own. The proof is made on a CPU. Raises ParityRefused, BadInput where the target has no folder."""
     _ignored(provider=list(provider or ()) not in ([], ["CPUExecutionProvider"]))
+    target, place = Path(target_model_path), location or "fp16_tensor.data"
+    if not target.parent.is_dir():
+        raise BadInput(f"{target}: there is no folder {target.parent}; make it first")
     half = auto_convert_mixed_precision(
         _read(source_model_path), input_feed, customized_validate_func, rtol, atol, keep_io_types
     )
-    target, place = Path(target_model_path), location or "fp16_tensor.data"
     apart = location is not None or is_large(half)
     if apart:
         target.with_name(place).unlink(missing_ok=True)  # onnx would append to it
@@ -195,8 +197,10 @@ def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
 
 def _at_opset(model: ModelProto, opset: int | None) -> ModelProto:
-    """The model at a later opset; it is not taken back to an earlier one."""
-    own = opset_of(model)
+    """The model at a later opset; it is not taken back to an earlier one. Raises BadInput for one that onnx lacks."""
+    own, newest = opset_of(model), onnx.defs.onnx_opset_version()
+    if opset is not None and opset > newest:
+        raise BadInput(f"opset={opset}: expected one up to {newest}, the newest of onnx {onnx.__version__}")
     if opset is not None and opset < own:
         warnings.warn(
             f"halfeven.drop_in ignores opset={opset}: it is lower than the original model's opset {own}, which stays",
@@ -240,7 +244,10 @@ def _converted(
         cast_at_the_boundary(model)
         judging = judging and _fed(model, judging)
     with TemporaryDirectory(prefix="halfeven-drop-in-") as place:
-        source, target = Path(place) / "model.onnx", Path(place) / "half.onnx"
+        source, target = (
+            Path(place) / "original.onnx",
+            Path(place) / "half.onnx",
+        )  # "model" is called as its folder
         save(model, source)
         made = fp16(source, target, judging, keep=keep, dtype=dtype)
         if made.verdict == FP32:  # no products: all else may be half, as those converters have it
@@ -275,12 +282,13 @@ def _arrays(samples: _Samples) -> dict[str, np.ndarray] | None:
 
 
 def _fed(model: ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Inputs in the half datatype where the model takes that. Raises BadSamples for numbers beyond its range."""
-    half = {one.name for one in model.graph.input if one.type.tensor_type.elem_type == HALVES["fp16"]}
+    """Inputs in the datatype of floats that the model takes. Raises BadSamples for numbers beyond the range of half."""
+    taken = {one.name: one.type.tensor_type.elem_type for one in model.graph.input}
+    floats = {FLOAT: np.float32, HALVES["fp16"]: np.float16}
     fed = dict(inputs)
-    for name in half & inputs.keys():
+    for name in [one for one in inputs if taken.get(one) in floats]:
         with np.errstate(over="ignore"):
-            fed[name] = np.asarray(inputs[name]).astype(np.float16)
+            fed[name] = np.asarray(inputs[name]).astype(floats[taken[name]])
         if np.isinf(fed[name]).sum() > np.isinf(np.asarray(inputs[name])).sum():
             raise BadSamples(
                 f"input '{name}' has numbers beyond 65504, which FP16 does not hold: expected samples that it does, or "

@@ -72,12 +72,19 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     model.ir_version = min(max(model.ir_version, 8), 10)  # 10: what runtimes of the last years read
     for graph in graphs(model.graph):
         del graph.value_info[:], graph.quantization_annotation[:]
-    del model.metadata_props[:]
+    _drop_another_proof(model)
     model, weights, islands, halved = widened(model, weights, notes)
     fold(model, weights)
     types = value_types(model, weights)
     _state_types(model.graph, types)
     return ForeignProgram(model, weights, types, frozenset(islands), frozenset(halved), tuple(notes))
+
+
+def _drop_another_proof(model: ModelProto) -> None:
+    """Take out what a half says of its proof. All else stays: engines read the names of classes there."""
+    said = {each.key: each.value for each in model.metadata_props}
+    own = {key: value for key, value in said.items() if not key.startswith("halfeven.")}
+    helper.set_model_props(model, own)
 
 
 def _state_types(graph: GraphProto, types: Mapping[str, int]) -> None:

@@ -1,10 +1,12 @@
-"""The words of a lock about each kind of change; noise of the clock is no change."""
+"""The words of a lock about each kind of change; noise of the clock is no change, and a library has one version."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from halfeven.exporters.half_files.lock_file import changes
+from halfeven.exporters.on_device import environment
 
 THEN: Mapping[str, Any] = {
     "file": "a" * 64,
@@ -91,3 +93,15 @@ def test_a_changed_weight_is_named_and_its_bits_are_no_other_kernel() -> None:
         and change.fails
         and "1 of its 2 weights differ, the first is last" in change.message
     )
+
+
+def test_the_version_of_a_library_is_that_of_what_python_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two packages may hold one module, as onnxruntime and onnxruntime-gpu do."""
+    for package, number in (("one", "1.0"), ("other", "2.0")):
+        (tmp_path / f"{package}-{number}.dist-info").mkdir()
+    (tmp_path / "twice_held").mkdir()
+    (tmp_path / "twice_held" / "__init__.py").write_text('"""x"""\n__version__ = "2.0"\nraise ImportError\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert environment._version("twice_held") == "2.0" and environment._version("held_by_none") == "none"

@@ -10,7 +10,15 @@ import onnx
 import pytest
 from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.half_files import half_file
-from halfeven.exporters.half_files.half_file import EQUAL, FP32, REFUSED, proof_folder, verify, write_half
+from halfeven.exporters.half_files.half_file import (
+    EQUAL,
+    FP32,
+    REFUSED,
+    model_card,
+    proof_folder,
+    verify,
+    write_half,
+)
 from halfeven.exporters.half_files.lock_file import write_lock
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
@@ -39,6 +47,14 @@ def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Pat
     facts = verify(half)
     assert facts["status"] == "equal" and facts["samples"]["judging"] == 12
     assert verify(half, samples(tmp_path / "new.npz", 40))["samples"]["judging"] == 20
+
+
+def test_a_proof_says_whose_samples_it_was_made_on_also_when_it_is_made_again(tmp_path: Path) -> None:
+    half = tmp_path / "net.fp16.onnx"
+    write_half(written(tmp_path / "net.onnx"), half)
+    facts = verify(half)
+    assert facts["samples"]["source"] == "generated" and "on 16 generated samples" in model_card(half, facts)
+    assert "on 20 of your samples" in model_card(half, verify(half, samples(tmp_path / "new.npz", 40)))
 
 
 def test_convert_gives_the_same_plan_verdict_and_graph(half: Path, tmp_path: Path) -> None:

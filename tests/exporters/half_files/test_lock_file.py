@@ -15,7 +15,7 @@ from halfeven.exporters.half_files.half_file import write_half
 from halfeven.exporters.half_files.lock_file import Change, checked, compared, read_lock, write_lock
 from halfeven.exporters.half_files.measured import Found, found_file, timed
 from halfeven.models.engines.onnx_engine import OnnxEngine
-from halfeven.models.errors import BadInput, NewerFormat, ParityRefused
+from halfeven.models.errors import BadInput, EngineFailed, NewerFormat, ParityRefused
 from halfeven.models.store.store import Version
 from onnx import numpy_helper
 
@@ -65,6 +65,22 @@ def test_a_changed_weight_is_named(lock: Path) -> None:
     changes = found(lock)
     assert [change.kind for change in changes] == ["file", "verdict"]
     assert f"1 of its 2 weights differ, the first is {weight.name}" in changes[0].message
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_half_that_does_not_run_any_more_does_not_hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because ONNX Runtime lacks a kernel after an upgrade, or because the file was cut."""
+
+    def lacks(*_: object) -> None:
+        raise EngineFailed("could not find an implementation for MatMul")
+
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(OnnxEngine, "run", lacks)
+        (change,) = found(lock)
+    assert change.kind == "verdict" and change.fails and "for MatMul" in change.message
+    path = lock.parent / "net.fp16.onnx"
+    path.write_bytes(path.read_bytes()[:900])
+    assert [(change.kind, change.fails) for change in found(lock)] == [("file", True), ("verdict", True)]
 
 
 @pytest.mark.usefixtures("no_clock")
@@ -147,6 +163,13 @@ FACTS: dict[str, Any] = {
 def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "halfeven.lock").write_text(text)
     with pytest.raises(BadInput, match=r"halfeven\.lock is not a lock that `halfeven lock` wrote"):
+        read_lock(tmp_path / "halfeven.lock")
+
+
+def test_a_lock_that_is_not_there_is_told_from_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"No such file or directory.*: expected a lock, which `halfeven lock`"
+    ):
         read_lock(tmp_path / "halfeven.lock")
 
 

@@ -51,3 +51,15 @@ def test_inputs_and_outputs_of_the_model_keep_their_names() -> None:
     assert [value.name for value in found.graph.output] == ["x", "y", "z"]
     assert [node.op_type for node in found.graph.node] == ["Neg", "Identity"]
     assert {name: np.asarray(array).tolist() for name, array in found.weights.items()} == {"z__value": 2.0}
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_a_model_keeps_what_its_file_says_of_it_but_for_another_proof(opset: int) -> None:
+    """Ultralytics, for one, has the names of its classes there."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[n,2] x) => (float[n,2] y) {{ y = Relu(x) }}'
+    )
+    said = {"names": "{0: 'cat', 1: 'dog'}", "author": "Ä", "halfeven.proof": "of another half"}
+    onnx.helper.set_model_props(model, said)
+    found = {each.key: each.value for each in normalise(model, Path("model.onnx")).model.metadata_props}
+    assert found == {key: said[key] for key in ("names", "author")}

@@ -180,6 +180,15 @@ def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) ->
     assert (tmp_path / "weights.data").stat().st_size <= 2 * 4096  # of one half, not of two
 
 
+def test_a_feed_of_doubles_is_taken_and_the_file_is_the_same_each_time(net: Path) -> None:
+    """NumPy's own arrays are FP64. No name of a temporary folder is in the file."""
+    feed = {"x": np.random.normal(size=(8, 16))}
+    made = [
+        drop_in.auto_convert_mixed_precision(onnx.load(net), feed, rtol=0.01, atol=0.05) for _ in range(2)
+    ]
+    assert made[0] == made[1]
+
+
 def test_rows_are_samples_also_where_the_model_takes_one_at_a_time(tmp_path: Path) -> None:
     """Nobody's rule is asked, so the model need not run with all rows at once."""
     model = onnx.load(dense(tmp_path / "dense.onnx"))
@@ -244,6 +253,13 @@ def test_the_opset_is_raised_and_not_lowered(opset: int, tmp_path: Path) -> None
     onnx.checker.check_model(made)
 
 
+def test_what_cannot_be_done_is_refused_before_a_conversion(net: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"opset=99: expected one up to"):
+        drop_in.convert_to_mixed_precision(str(net), opset=99)
+    with pytest.raises(BadInput, match="there is no folder"):
+        drop_in.auto_convert_mixed_precision_model_path(str(net), {}, str(tmp_path / "none" / "half.onnx"))
+
+
 def test_a_name_of_a_precision_or_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         drop_in.convert_to_mixed_precision("nonexistent.onnx")
@@ -258,6 +274,7 @@ def test_bf16_keeps_inputs_and_outputs(net: Path) -> None:
         made = drop_in.convert_to_mixed_precision(str(net), "bf16")
         assert ends(made) == [TensorProto.FLOAT] * 2
     assert "ignores keep_io_types=False for bf16" in str(warned[0].message)
+    assert all("no bf16 kernel in this ONNX Runtime (3 of 3)" in str(one.message) for one in warned[1:])
 
 
 def test_calibration_data_judges_and_excluded_nodes_stay_in_fp32(net: Path, tmp_path: Path) -> None:
