@@ -346,6 +346,8 @@ def _copied(module: nn.Module) -> nn.Module:
     """A copy on the CPU whose parameters share the memory of the module's. Buffers are copied, because a forward may
     write into them, and so are tensors that are plain attributes: `copy.deepcopy` refuses those with a history."""
     module = without_compiler(module)
+    if any(one.is_meta for one in (*module.parameters(), *module.buffers())):
+        raise failures.Refused("it lies on the device meta, which holds no numbers: load its weights first")
     plain = [one for part in module.modules() for one in vars(part).values() if isinstance(one, torch.Tensor)]
     with torch.no_grad():
         known: dict[int, Any] = {
