@@ -70,7 +70,8 @@ def _instead_of(folder: Path) -> str:
     if not files:
         return ""
     shown = ", ".join(files[:_SHOWN]) + (", …" if len(files) > _SHOWN else "")
-    return f"the folder {folder} has no model.toml, but models: {shown}; give one: `halfeven convert {folder / files[0]}`"
+    first = folder / files[0]
+    return f"the folder {folder} has no model.toml, but models: {shown}; give one: `halfeven convert {first}`"
 
 
 def _as_onnx_first(path: Path, what_and_how: tuple[str, str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ...exporters.inputs.samples import TARGET
-from ...models.errors import BadInput, BadSetting
+from ...models.errors import BadInput, BadSamples, BadSetting
 from ...models.store.store import Store
 from ..versions.versions_in_store import store_at
 
@@ -63,5 +63,7 @@ def rows_in(file: Path, inputs: Mapping[str, Given], targets: Mapping[str, Given
     """Write inputs and targets as samples and training rows have them; gives them by their names in the file."""
     named = dict(inputs) | {TARGET + name: value for name, value in targets.items()}
     arrays = {name: as_numpy(value) for name, value in named.items()}
+    if empty := [name for name, array in arrays.items() if array.ndim and not len(array)]:
+        raise BadSamples(f"tensor '{empty[0]}': expected at least one row, got none (first axis = samples)")
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
     return arrays

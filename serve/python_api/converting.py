@@ -119,13 +119,13 @@ def _no_model(given: object) -> BadSetting:
         case _:
             came = f"{type(given).__name__}"
     return BadSetting(
-        "model: expected an nn.Module, or the path of an ONNX file, an exported program (.pt2), a transformers folder or "
-        f"a model folder, got {came}"
+        "model: expected an nn.Module, or the path of an ONNX file, an exported program (.pt2), a transformers folder "
+        f"or a model folder, got {came}"
     )
 
 
 def load(store: str | os.PathLike[str], name: str) -> Half:
-    """A version of a store: ``NAME``, which is the active version, or ``NAME@NUMBER``. Raises UnknownName, and BadSetting
+    """A version of a store: ``NAME``, which is the active version, or ``NAME@NUMBER``. Raises UnknownName, BadSetting
     where there is no store."""
     opened = given_store(store)
     return Half(version_called(name, opened), opened)

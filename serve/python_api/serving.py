@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from ...models.errors import BadSetting
