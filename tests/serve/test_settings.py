@@ -49,6 +49,8 @@ def test_a_value_that_does_not_fit_is_refused_by_the_name_that_gave_it(
 ) -> None:
     with pytest.raises(BadSetting, match=r"^--port = 99999: "):
         read_settings(port=99999)
+    with pytest.raises(BadSetting, match=r"^--prot is no setting: the nearest one is --port$"):
+        read_settings(prot=1)
     monkeypatch.setenv("HALFEVEN_PORT", "eight")
     with pytest.raises(BadSetting, match=r"^HALFEVEN_PORT = 'eight': "):
         read_settings()
