@@ -283,7 +283,11 @@ def _checked(**given: object) -> Settings:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
-        name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        field = "_".join(map(str, first["loc"]))
+        name = f"--{field.replace('_', '-')}" if field in given else f"{VARIABLES}{field.upper()}"
+        if first["type"] == "extra_forbidden":
+            near = nearest_name(field, Settings.model_fields).replace("_", "-")
+            raise BadSetting(f"{name} is no setting: the nearest one is --{near}") from None
         raise BadSetting(
             f"{name} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
         ) from None

@@ -243,7 +243,7 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     own = folder.precision
     level, keep = options.level or own.level, (*own.keep, *options.keep)
     dtype = options.dtype or (own.dtype if level in LEVELS else None)  # Keras' words mean a dtype too
-    precision = Precision.parse(level, dtype, keep, own.embeddings, "--level/--dtype:")
+    precision = Precision.parse(level, dtype, keep, own.embeddings, "option")
     live = "live" in options.forms or (folder.spec.form == "live" and options.forms == Options().forms)
     form = "live" if live else "auto" if folder.spec.form == "live" else folder.spec.form
     return replace(folder, precision=precision, spec=replace(folder.spec, form=form))

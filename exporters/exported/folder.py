@@ -52,7 +52,7 @@ def export(
     files (`suit_tensorrt`).
     """
     if engine not in BY_ENGINE:
-        raise BadSetting(f"--for {engine!r}: expected one of {', '.join(BY_ENGINE)}")
+        raise BadSetting(f"the engine {engine!r}: expected one of {', '.join(BY_ENGINE)}")
     check_exportable(version)
     with new_folder(target) as folder:
         samples = stored_samples(version)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...models.errors import BadFolder, BadSamples, BadSetting
 from ...models.files.guarded_reading import guarded
+from ...models.folder.model_name import NAME
 from ...models.folder.package import ModelFolder, check_program, parse_folder, read_folder
 from ..inputs.samples import read_tensors
 from .guess import Guess, name_for
@@ -32,12 +33,14 @@ def folder_at(
     counts. ``name``: of the model, in place of the file's. ``changed``: what the caller knows better than the guess.
     Raises BadFolder where the path is neither, BadSetting for a ``name`` where a model.toml has one.
     """
-    if path.suffix in (".onnx", ".pt2") and not path.exists():
-        raise BadFolder(
-            f"{path} does not exist: expected an ONNX file, an exported program or a model folder"
-        )
+    if name is not None and not NAME.fullmatch(name):
+        raise BadSetting(f"the name {name!r} is not a model name: expected {NAME.pattern}")
+    if not path.exists():
+        raise BadFolder(_missing(path))
     is_file = path.is_file() and path.name != TOML
     if not is_file and not _is_transformers(path):
+        if path.is_dir() and not (path / TOML).exists() and (advice := _instead_of(path)):
+            raise BadFolder(advice)
         return _named(read_folder(path), name)
     path = absolute(path)
     place = path.parent if is_file else path
@@ -47,6 +50,33 @@ def folder_at(
     guess = guess_at(str(path), read_tensors(samples) if samples is not None and runs else None)
     guess = guess if name is None else replace(guess, spec=replace(guess.spec, name=name))
     return guessed_folder(changed(guess), place)
+
+
+def _missing(path: Path) -> str:
+    file, _, function = str(path).rpartition(":")
+    if function and Path(file).is_file():
+        return f"{path} is a function: `halfeven init {path} --samples FILE` writes its model folder"
+    return (
+        f"{path} does not exist: expected an ONNX file, an exported program, a transformers folder or a model folder "
+        "of this machine; nothing is downloaded"
+    )
+
+
+def _instead_of(folder: Path) -> str:
+    """A message: what in a folder without a model.toml is a model, and what to do with it; empty where nothing is."""
+    if (folder / "saved_model.pb").exists():
+        return _as_onnx_first(folder, _SAVED_MODEL)
+    files = sorted(one.name for one in folder.iterdir() if one.suffix in (".onnx", ".pt2"))
+    if not files:
+        return ""
+    shown = ", ".join(files[:_SHOWN]) + (", …" if len(files) > _SHOWN else "")
+    first = folder / files[0]
+    return f"the folder {folder} has no model.toml, but models: {shown}; give one: `halfeven convert {first}`"
+
+
+def _as_onnx_first(path: Path, what_and_how: tuple[str, str]) -> str:
+    what, how = what_and_how
+    return f"{path} is {what}, which halfeven does not read: {how.format(path)}"
 
 
 def guessed_folder(guess: Guess, place: Path) -> ModelFolder:
@@ -89,6 +119,10 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
             f"{path} does not exist: expected a model file, a transformers folder or model.py:build"
         )
     if where.suffix in SUFFIXES and (advice := advice_for(where)):
+        raise BadFolder(advice)
+    if known := _OTHERS.get(where.suffix.lower()):
+        raise BadFolder(_as_onnx_first(Path(path), known))
+    if where.is_dir() and not (where / TOML).exists() and (advice := _instead_of(Path(path))):
         raise BadFolder(advice)
     raise BadFolder(
         f"{path} is no model folder and nothing that is taken without one: expected a folder with a model.toml, an "
@@ -136,6 +170,35 @@ def _is_transformers(path: Path) -> bool:
     return b'"model_type"' in content or b'"architectures"' in content
 
 
+# Models of other libraries: what they are, and how they become ONNX by their own library's tools.
+_SAVED_MODEL = (
+    "a saved model of TensorFlow",
+    "`python -m tf2onnx.convert --saved-model {} --output model.onnx` makes an ONNX file of it",
+)
+_KERAS = (
+    "a model of Keras",
+    'keras.saving.load_model("{}").export("model.onnx", format="onnx") makes an ONNX file of it (Keras 3)',
+)
+_PICKLE = (
+    "a pickle that may run any code",
+    "load it where it was made and write ONNX there (scikit-learn: skl2onnx.to_onnx), or give a module to "
+    "halfeven.convert in Python",
+)
+_ENGINE = ("an engine of TensorRT for one GPU", "convert the ONNX file that it was built from")
+_OTHERS = {
+    ".h5": _KERAS,
+    ".keras": _KERAS,
+    ".pkl": _PICKLE,
+    ".pickle": _PICKLE,
+    ".joblib": _PICKLE,
+    ".plan": _ENGINE,
+    ".engine": _ENGINE,
+    ".tflite": (
+        "a model of TensorFlow Lite",
+        "`python -m tf2onnx.convert --tflite {} --output model.onnx` makes an ONNX file of it",
+    ),
+}
+_SHOWN = 3  # files of a folder that a message names
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _MOST_OF_A_PICKLE = 1 << 22  # bytes of a pickle that are looked through
 _OF_WEIGHTS = ("collections", "torch", "torch._utils", "torch.storage", "numpy", "builtins")

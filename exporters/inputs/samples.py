@@ -163,7 +163,13 @@ def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     try:
         with opened_named(path) as opened:  # once, so that the file whose size was checked is read
             file = opened.handle
-            packed = file.read(2) == b"PK"
+            start = file.read(6)
+            packed = start.startswith(b"PK")
+            if start == b"\x93NUMPY":
+                raise BadSamples(
+                    "an npy file, whose array has no name: expected a safetensors or npz file, as "
+                    "numpy.savez(FILE, NAME=array) writes it"
+                )
             _bound(file.seek(0, os.SEEK_END), max_bytes)
             file.seek(0)
             return _read_npz(file, max_bytes) if packed else _read_safetensors(file.read())
@@ -200,7 +206,9 @@ def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:
     try:
         return {name: _to_numpy(name, view) for name, view in safetensors.deserialize(data)}
     except safetensors.SafetensorError as error:
-        raise BadSamples(f"neither a safetensors nor an npz file ({error})") from error
+        raise BadSamples(
+            f"neither a safetensors nor an npz file ({error}): it begins with {data[:8]!r}"
+        ) from error
 
 
 def _to_numpy(name: str, view: Mapping[str, Any]) -> np.ndarray:
@@ -272,6 +280,8 @@ def _check_names(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> None:
 
 def _check_rows(tensors: Mapping[str, np.ndarray]) -> None:
     (first, array), *others = tensors.items()
+    if not len(array):
+        raise BadSamples(f"tensor '{first}': expected at least one row, got none (first axis = samples)")
     if not any(one.size for one in tensors.values()) and len(array) > _MOST_EMPTY:
         raise BadSamples(
             f"tensor '{first}': {len(array)} rows without an element; expected at most {_MOST_EMPTY} such rows"

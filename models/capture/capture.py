@@ -6,6 +6,7 @@ like any other before torch opens it here.
 
 import copy
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch import nn
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.fx import GraphModule
 
 from ..archive.archive import load_program
@@ -346,6 +347,8 @@ def _copied(module: nn.Module) -> nn.Module:
     """A copy on the CPU whose parameters share the memory of the module's. Buffers are copied, because a forward may
     write into them, and so are tensors that are plain attributes: `copy.deepcopy` refuses those with a history."""
     module = without_compiler(module)
+    if any(one.is_meta for one in (*module.parameters(), *module.buffers())):
+        raise failures.Refused("it lies on the device meta, which holds no numbers: load its weights first")
     plain = [one for part in module.modules() for one in vars(part).values() if isinstance(one, torch.Tensor)]
     with torch.no_grad():
         known: dict[int, Any] = {
@@ -360,13 +363,22 @@ def _copied(module: nn.Module) -> nn.Module:
 @contextmanager
 def _settings_kept() -> Iterator[None]:
     """Torch's settings that `child.prepare` changes, and its random numbers, are after the block as before it. Warnings
-    of torch about its own tracing are not shown, as those of a child are not."""
+    and log lines of torch about its own tracing are not shown, as those of a child are not; TORCH_LOGS asks for them.
+    """
     transformer = sys.modules["torch.nn.modules.transformer"]
     causal, fast = vars(transformer)["_detect_is_causal_mask"], torch.backends.mha.get_fastpath_enabled()
+    logs = [] if "TORCH_LOGS" in os.environ else logging.getLogger("torch").handlers
+    levels = [handler.level for handler in logs]
     try:
+        for handler in logs:
+            handler.setLevel(logging.ERROR)
+        vars(_trace)["print"] = lambda *_, **__: None  # it writes the graph so far to stderr
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        vars(_trace).pop("print")
+        for handler, level in zip(logs, levels, strict=False):  # torch may have added one meanwhile
+            handler.setLevel(level)
         vars(transformer)["_detect_is_causal_mask"] = causal
         torch.backends.mha.set_fastpath_enabled(fast)

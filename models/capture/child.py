@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..order.ends_with_parent import die_with
-from . import agreement, failures, flat_answers, more_rows, sources
+from . import agreement, failures, flat_answers, more_rows, own_hooks, sources
 from .agreement import rows_of
 from .failures import Refused, first_lines
 
@@ -211,10 +211,10 @@ class Flat:
         self.inputs = [spec["name"] for spec in request["inputs"]]
         self.outputs = request["outputs"]
         self.axes = request.get("batch_axes", {})
-        self.original = module.forward
+        self.original = own_hooks.forward_with_hooks(module)
         self.copies = self.writes = False
         self.by_name = takes_by_name(self.original, self.inputs)
-        module.forward = self.forward  # hooks and parameter names stay the module's own
+        module.forward = self.forward  # the names of parameters stay the module's own
 
     def forward(self, *tensors: "Tensor") -> tuple["Tensor", ...]:
         given = () if self.copies else tensors

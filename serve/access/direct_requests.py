@@ -5,6 +5,7 @@ the proxy that the environment names.
 
 import http.client
 import json
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -36,6 +37,7 @@ _OF_STATUS: dict[int, type[BadInput]] = {
 _BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
 READ_BYTES = 2**16  # of a refusal's body: our own sentences are there twice (detail, error)
 _LONGEST, _LONGEST_UNKNOWN = 4000, 400
+_ROUTE = re.compile("/v[12]")  # where the address of a server ends, and that of a route begins
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
 
 
@@ -170,7 +172,8 @@ def ask(
     twice.
     """
     if not url.startswith(("http://", "https://")):
-        raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
+        given = _ROUTE.split(url)[0]
+        raise BadInput(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {given[:80]!r}")
     sent = {"content-type": kind, "accept": accept, **key_headers(), **(headers or {})}
     try:
         answer = answer_to(url, body, sent, timeout_s)

@@ -31,17 +31,23 @@ def predict_file(
     With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises as `ask`, and
     EngineFailed where the answer is not one of halfeven's.
     """
-    model = f"{url}/v1/models/{urllib.parse.quote(name)}:predict"
+    model = f"{url}/v1/models/{_place(name)}:predict"
     named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
     body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)
     if out is not None:
         return _into(out, *ask(model, body, kind, _accept(out), timeout_s))
     if named is not None or file.suffix.lower() in (".npz", ".safetensors"):
         arrays = _read(file) if named is None else named
-        model, (body, _) = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", write_json(arrays)
+        model, (body, _) = f"{url}/v2/models/{_place(name)}/infer", write_json(arrays)
         kind = "application/json"
     headers, answer = ask(model, body, kind, "application/json", timeout_s)
     return {"status": 200, "headers": _ours(headers), **_object(model, answer)}
+
+
+def _place(name: str) -> str:
+    """The part of a route's path that says NAME, or NAME@VERSION."""
+    model, _, version = name.partition("@")
+    return urllib.parse.quote(model) + (f"/versions/{urllib.parse.quote(version)}" if version else "")
 
 
 def _body(file: Path) -> tuple[bytes, str]:
@@ -70,7 +76,7 @@ def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.nd
         )
     if "instances" in message:
         return None
-    model = f"{url}/v2/models/{urllib.parse.quote(name)}"
+    model = f"{url}/v2/models/{_place(name)}"
     said = _object(model, ask(model, None, timeout_s=timeout_s)[1])
     try:
         inputs = [(one["name"], one["datatype"], one["shape"]) for one in said["inputs"]]

@@ -65,14 +65,14 @@ def _cpu_advice(processor: Processor) -> str:
 
 
 def _kernels(dtype: torch.dtype, name: str) -> dict[str, str]:
-    """The processor time of each kind of kernel in times of FP32's, as measured now."""
+    """The processor time of each kind of kernel, FP32's being 1, as measured now: below 1 it is faster."""
     costs = costs_here(dtype)
     slow = [kind for kind, cost in costs.items() if cost.slow_to_train]
     advice = (
         f'`precision = "auto"` of a fine-tuning job finds out; slow to train in {name}: {", ".join(slow)}'
     )
     return _check(
-        f"{name} kernels, times FP32",
+        f"time of {name} kernels, FP32 = 1",
         ", ".join(f"{kind} {cost}" for kind, cost in costs.items()),
         advice if slow else "",
     )

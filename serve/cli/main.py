@@ -199,7 +199,7 @@ def parity(
 
 @command
 def predict(
-    name: Annotated[str, typer.Argument(help="The model.")],
+    name: Annotated[str, typer.Argument(help="NAME (the version that the server chooses) or NAME@VERSION.")],
     file: Annotated[
         Path,
         typer.Argument(

@@ -178,7 +178,8 @@ def version_rows(behind: Behind, name: str) -> list[dict[str, Any]]:
 
 def badge(version: Mapping[str, Any]) -> tuple[str, str]:
     if version["status"] != "live":
-        return "bad", str(version["status"])
+        equal = any(form.get("passed") for form in version.get("forms", {}).values())
+        return "bad", f"equal, but {version['status']}" if equal else str(version["status"])
     if version.get("half", "") is None:
         return "", "FP32"
     return ("amber", "equal, on generated samples") if is_generated(version) else ("good", "equal")

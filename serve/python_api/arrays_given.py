@@ -1,5 +1,6 @@
 """Arrays as a caller of the Python API has them (numpy's or torch's), and as all else takes them (numpy's)."""
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,24 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ...exporters.inputs.samples import TARGET
-from ...models.errors import BadInput
+from ...models.errors import BadInput, BadSamples, BadSetting
+from ...models.store.store import Store
+from ..versions.versions_in_store import store_at
 
 Given: TypeAlias = Any  # a numpy array, a torch tensor, or what numpy makes an array of
 Arrays: TypeAlias = dict[str, np.ndarray]
+
+
+def given_store(given: object) -> Store:
+    """The store that the caller named. Raises BadSetting for what is no path of one: a misspelt one would be served
+    without a model."""
+    if not isinstance(given, str | os.PathLike):
+        raise BadSetting(
+            f"expected a half, as halfeven.convert gives it, or the path of a store, got {type(given).__name__}"
+        )
+    if not (folder := Path(given)).is_dir():
+        raise BadSetting(f"there is no store {folder}: `save` of a half, or `halfeven convert`, makes one")
+    return store_at(folder)
 
 
 def is_tensor(value: Any) -> bool:
@@ -48,5 +63,7 @@ def rows_in(file: Path, inputs: Mapping[str, Given], targets: Mapping[str, Given
     """Write inputs and targets as samples and training rows have them; gives them by their names in the file."""
     named = dict(inputs) | {TARGET + name: value for name, value in targets.items()}
     arrays = {name: as_numpy(value) for name, value in named.items()}
+    if empty := [name for name, array in arrays.items() if array.ndim and not len(array)]:
+        raise BadSamples(f"tensor '{empty[0]}': expected at least one row, got none (first axis = samples)")
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
     return arrays

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...exporters.conversion.convert import Options
@@ -25,8 +26,8 @@ from ...models.spec.spec import KINDS
 from ...models.store.store import Store
 from ..cli.console import progress as progress_line
 from ..settings import order_bounds
-from ..versions.versions_in_store import store_at, version_called
-from .arrays_given import Given, rows_in
+from ..versions.versions_in_store import version_called
+from .arrays_given import Given, given_store, rows_in
 from .half import Half
 
 _NO_SOURCE = '"""This model was a module of a running program: no file builds it."""\n'
@@ -43,12 +44,12 @@ def convert(
     form: str | None = None,
     level: str | None = None,
     dtype: str | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     search: bool = False,
     device: str = "cpu",
     progress: bool = False,
-    nodes_to_exclude: Sequence[str] = (),
-    op_types_to_exclude: Sequence[str] = (),
+    nodes_to_exclude: str | Sequence[str] = (),
+    op_types_to_exclude: str | Sequence[str] = (),
     keep_io_types: bool = True,
     low_precision_type: str | None = None,
 ) -> Half:
@@ -75,7 +76,8 @@ def convert(
             asked = _Asked(model, samples, targets or {}, name, kind, Path(scratch))
             forms, folder = _forms(form, asked.folder())
             options = Options(
-                forms, level, narrow, (*keep, *nodes_to_exclude, *(f"op:{op}" for op in op_types_to_exclude)),
+                forms, level, narrow,
+                (*_several(keep), *_several(nodes_to_exclude), *(f"op:{op}" for op in _several(op_types_to_exclude))),
                 asked.samples_file, search=search, device=device_name(device), all_forms=form == "both",
             )  # fmt: skip
             done = travel(folder, Store(store), options, show)
@@ -98,9 +100,34 @@ def _dtype(dtype: str | None, low_precision_type: str | None, keep_io_types: boo
     return dtype or low_precision_type
 
 
+def _several(patterns: str | Sequence[str]) -> Sequence[str]:
+    """The patterns; a single one may be given without a list around it."""
+    return (patterns,) if isinstance(patterns, str) else patterns
+
+
+def _no_model(given: object) -> BadSetting:
+    """The error for what is neither a module nor a path: what came, and what to give."""
+    match given:
+        case type():
+            came = f"the class {given.__name__}: give a module that it builds, {given.__name__}(…)"
+        case Mapping():
+            came = "a dictionary: weights belong to a module, net.load_state_dict(…)"
+        case nn.Parameter() | torch.Tensor():
+            came = "a tensor"
+        case _ if callable(given):
+            came = "a function: call it in the forward of an nn.Module"
+        case _:
+            came = f"{type(given).__name__}"
+    return BadSetting(
+        "model: expected an nn.Module, or the path of an ONNX file, an exported program (.pt2), a transformers folder "
+        f"or a model folder, got {came}"
+    )
+
+
 def load(store: str | os.PathLike[str], name: str) -> Half:
-    """A version of a store: ``NAME``, which is the active version, or ``NAME@NUMBER``. Raises UnknownName."""
-    opened = store_at(Path(store))
+    """A version of a store: ``NAME``, which is the active version, or ``NAME@NUMBER``. Raises UnknownName, BadSetting
+    where there is no store."""
+    opened = given_store(store)
     return Half(version_called(name, opened), opened)
 
 
@@ -146,6 +173,8 @@ class _Asked:
             self._arrays = rows_in(self.samples_file, self._inputs, self.targets)
         if isinstance(self.model, nn.Module):
             folder = self._of_module(self.model)
+        elif not isinstance(self.model, str | os.PathLike):
+            raise _no_model(self.model)
         else:
             folder = folder_at(Path(self.model), self.samples_file, self.name, self._changed)
         if folder.guessed is None and self.kind is not None:
@@ -155,9 +184,12 @@ class _Asked:
 
     def _of_module(self, module: nn.Module) -> ModelFolder:
         if self._inputs is None:
+            came = (
+                "no samples" if self.samples is None else f"samples of the type {type(self.samples).__name__}"
+            )
             raise BadSamples(
                 "what a module takes is seen from example inputs: give samples={'x': array}, one for each argument of "
-                "forward, the first axis counts the samples"
+                f"forward, the first axis counts the samples; got {came}"
             )
         (self.scratch / "module.py").write_text(_NO_SOURCE)
         name = self.name or type(module).__name__.lower().strip("_") or "model"

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from ...models.errors import BadSetting
@@ -13,7 +12,7 @@ from ..background_server import BackgroundServer
 from ..cli.console import notify
 from ..endpoint.endpoint import Endpoint
 from ..settings import read_settings
-from ..versions.versions_in_store import store_at
+from .arrays_given import given_store
 from .half import Half
 
 _open: set["Server"] = set()
@@ -49,7 +48,7 @@ def serve(
     (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a model cannot
     be served.
     """
-    store = model.store if isinstance(model, Half) else store_at(Path(model))
+    store = model.store if isinstance(model, Half) else given_store(model)
     place = _place_of(endpoint) if isinstance(endpoint, type) else endpoint
     asked = read_settings(store=store.root, port=port, endpoints=place, **settings)
     server = Server(asked, store)

@@ -74,7 +74,8 @@ RAW = {"binary_data_size": 16}
 
 # The faults that JSON alone can send.
 TEXTS: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", NOT_JSON),
+    "nothing": (b"", f"{NOT_JSON}: its body is empty"),
+    "no text": (b"\x93NUMPY", f"{NOT_JSON}: its body is no text, it begins with b'"),
     "half JSON": (b"{", NOT_JSON),
     "not UTF-8": (b'{"\xff": 1}', NOT_JSON),
     "half a pair": (rb'{"id": "\ud800"}', NOT_JSON),
@@ -85,15 +86,15 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "a list": (b"[]", "is a JSON object"),
     "a number": (b"3", "is a JSON object"),
     "null": (b"null", "is a JSON object"),
-    "no inputs": (b"{}", "expected a list of tensors under 'inputs'"),
-    "inputs of another kind": (b'{"inputs": "all"}', "expected a list of tensors under 'inputs'"),
+    "no inputs": (b"{}", "expected a list of tensors under 'inputs', got no such key"),
+    "inputs of another kind": (b'{"inputs": "all"}', """a list of tensors under 'inputs', got "all\""""),
     "inputs of numbers": (b'{"inputs": [1]}', "inputs[0] must be an object with a 'name'"),
     "a name that is no text": (body_of(name=7), "inputs[0] must be an object with a 'name'"),
     "19,999 inputs": (
         b'{"inputs":[' + b'{"name":"a"},' * 19_998 + b'{"name":"a"}]}', "input 'a' already exists in request",
     ),
     "an id that is a number": (body_of(id=7), "'id' must be a string"),
-    "a datatype that is none": (body_of(datatype=None), "but model 'double' expects 'FP32'"),
+    "a datatype that is none": (body_of(datatype=None), "data-type is missing, but model 'double' expects 'FP32'"),
     "no rows of too many": (body_of(shape=[0, 2**63]), OVER),
     "5,000 outputs": (body_of(outputs=[{"name": "y"}] * 5_000), "already exists in request"),
     "no shape": (body_of(shape=...), "input 'x' must have a list of sizes"),

@@ -1,6 +1,7 @@
 """Variables that are no settings are named: what was meant is not done."""
 
 import pytest
+from halfeven.models.errors import BadSetting
 from halfeven.serve.cli.main import app
 from halfeven.serve.settings import Settings, read_settings, unknown_variables
 from typer.testing import CliRunner
@@ -37,6 +38,19 @@ def test_http_workers_are_refused_with_what_replaced_them(monkeypatch: pytest.Mo
         assert read_settings().http_workers == 0
     by_option = runner.invoke(app, ["serve", "--http-workers", "2"])
     monkeypatch.setenv("HALFEVEN_HTTP_WORKERS", "4")
-    for done in (by_option, runner.invoke(app, ["serve"])):
-        assert done.exit_code == 2 and way_out in done.stderr and "--http-workers" in done.stderr
+    by_variable = runner.invoke(app, ["serve"])
+    for done, name in ((by_option, "--http-workers"), (by_variable, "HALFEVEN_HTTP_WORKERS")):
+        assert done.exit_code == 2 and way_out in done.stderr and name in done.stderr
     assert "http-workers" not in runner.invoke(app, ["serve", "--help"]).stdout
+
+
+def test_a_value_that_does_not_fit_is_refused_by_the_name_that_gave_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(BadSetting, match=r"^--port = 99999: "):
+        read_settings(port=99999)
+    with pytest.raises(BadSetting, match=r"^--prot is no setting: the nearest one is --port$"):
+        read_settings(prot=1)
+    monkeypatch.setenv("HALFEVEN_PORT", "eight")
+    with pytest.raises(BadSetting, match=r"^HALFEVEN_PORT = 'eight': "):
+        read_settings()

@@ -12,7 +12,7 @@ from ...access.access_control import OPEN, Permit
 from ..data.datasets import learnable_outputs
 from ..data.files import Files
 from .choices.declared_steps import check_settings
-from .choices.hyperparameters import asked_hyperparameters, read_hyperparameters, resolve
+from .choices.hyperparameters import asked_hyperparameters, is_setting, read_hyperparameters, resolve
 from .concluding import ends_stale
 from .job_rows import TRAINING, VALIDATION, Asked, check
 from .records.job_store import JobStore
@@ -138,6 +138,8 @@ def _table(asked: Any) -> dict[str, Any]:
     if not isinstance(asked, dict):
         raise BadJob('expected a JSON object such as {"model": "digits", "training_file": "file-…"}')
     for key in asked:
+        if key not in _KEYS and is_setting(key):
+            raise _bad(key, f'is a setting: expected it in {{"hyperparameters": {{"{key}": …}}}}')
         if key not in _KEYS:
             near = nearest_name(key, _KEYS)
             raise _bad(key[:80], f"the key is unknown; the nearest known one is '{near}'")

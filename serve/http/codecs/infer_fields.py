@@ -15,6 +15,7 @@ from ....models.spec.spec import ModelSpec, TensorSpec, names_fault
 from ..limits.request_limits import DEFAULTS
 from .dialect import Dialect, UnreadableTensor
 from .infer_parameters import flag, parameters_of
+from .json_numbers import show
 
 _INT64_MAX = DEFAULTS.shape_elements
 _SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
@@ -111,7 +112,8 @@ def _objects(message: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """The list under ``key``: objects that each have a name."""
     entries = message.get(key)
     if not isinstance(entries, list) or not entries:
-        raise BadRequest(f"Unable to parse '{key}': expected a list of tensors under '{key}'")
+        came = show(entries) if key in message else "no such key"
+        raise BadRequest(f"Unable to parse '{key}': expected a list of tensors under '{key}', got {came}")
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise BadRequest(f"Unable to parse '{key}': {key}[{index}] must be an object with a 'name'")
@@ -173,9 +175,8 @@ def _shape(name: str, shape: object) -> tuple[int, ...]:
 def _check_datatype(spec: ModelSpec, tensor: TensorSpec, came: object) -> None:
     if came == tensor.datatype:
         return
-    text = (
-        f"inference input '{tensor.name}' data-type is '{str(came)[:40]}', but model '{spec.name}' expects "
-    )
+    said = "missing" if came is None else f"'{str(came)[:40]}'"
+    text = f"inference input '{tensor.name}' data-type is {said}, but model '{spec.name}' expects "
     way_out = "; BYTES tensors are not offered: send numbers (token ids, pixels)" if came == "BYTES" else ""
     raise BadRequest(f"{text}'{tensor.datatype}'{way_out}")
 

@@ -21,6 +21,7 @@ from ..limits.request_limits import DEFAULTS
 
 MAX_DEPTH = DEFAULTS.json_depth
 _TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
+_BEGINNING = 8  # bytes of a body that a message quotes
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that is half of a surrogate pair
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _C_CODES = {  # the same letters mean the same types to struct and to numpy
@@ -38,7 +39,18 @@ def parse(text: bytes) -> Any:
             raise BadRequest(_TOO_DEEP) from None
         if b"NaN" in text or b"Infinity" in text:
             return _parse_with_nan(text)
-        raise BadRequest(f"the request is not JSON: {error}") from None
+        raise BadRequest(f"the request is not JSON: {_why_not(text, error)}") from None
+
+
+def _why_not(text: bytes, error: Exception) -> str:
+    """Why a body is not JSON: it is empty, it is no text, or where its text breaks the rules."""
+    if not text:
+        return "its body is empty"
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return f"its body is no text, it begins with {text[:_BEGINNING]!r}"
+    return str(error)
 
 
 def _parse_with_nan(text: bytes) -> Any:

@@ -165,6 +165,7 @@ def _labels(spec: ModelSpec, rows: Sequence[np.ndarray]) -> list[Any] | None:
     return best.tolist()
 
 
+_FIRST_OF_TEXT, _LAST_OF_TEXT = 0x09, 0x7E  # the bytes that JSON may begin with lie between
 SHORT_JSON = 65_536  # bytes that are parsed in less time than a hand-over to a thread takes
 _FILE_IN_JSON = b'"%s"' % BASE64.encode()
 JSON_TYPE, PNG_TYPE = "application/json", "image/png"
@@ -222,7 +223,8 @@ def _from_npy(spec: ModelSpec, body: bytes) -> PredictRequest:
 
 
 def _check_said(content_type: str, body: bytes) -> None:
-    """Raise BadRequest where the content type names a kind that the bytes are not: they are not parsed as JSON."""
+    """Raise BadRequest where the content type names a kind that the bytes are not, or where they are no text: they are
+    not parsed as JSON then."""
     said = content_type.split(";")[0].strip().lower()
     if said.startswith("image/"):
         raise BadRequest(
@@ -232,6 +234,12 @@ def _check_said(content_type: str, body: bytes) -> None:
         raise BadRequest(
             f"the body is said to be {said}, but begins with {body[:8].hex(' ') or 'nothing'}; send the file as "
             "numpy saved it (curl: --data-binary @file)"
+        )
+    if not body or body[0] > _LAST_OF_TEXT or min(body[:8]) < _FIRST_OF_TEXT:
+        came = f"begins with {body[:8].hex(' ')}" if body else "is empty"
+        raise BadRequest(
+            f'the body {came}: expected {{"instances": [...]}}, a PNG, JPEG, npy or npz file, or a form of pictures '
+            "(curl: --data-binary @file)"
         )
 
 

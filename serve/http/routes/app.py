@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from http import HTTPMethod
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +38,7 @@ from .repository import add_repository
 from .v2 import add_v2
 
 _LOG = logging.getLogger(__name__)
+_QUOTED = 80  # characters of a request's path or parameter that a message quotes
 # Newer versions of FastAPI send spans, metrics and errors where FASTAPI_OTEL_AUTO_CONFIGURE says so; older ones take
 # the argument and do nothing. Traces of ours are in `serve/tracing/`.
 _NO_TELEMETRY: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
@@ -125,11 +127,14 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         if error.status_code == 405:
             takes = _methods_of(request)
             headers, said = {"allow": ", ".join(takes)}, f"{said}: this route takes {' and '.join(takes)}"
+        elif error.status_code == 404:
+            said = _no_route(request)
         body, kind = body_for(request.url.path, error.status_code, code, said, accept=accept)
         return Response(body, error.status_code, headers, kind)
 
     async def of_validation(request: Request, error: Exception) -> Response:
-        return await ours(request, BadRequest(f"the request's path or query does not fit: {error}"))
+        assert isinstance(error, RequestValidationError)
+        return await ours(request, BadRequest("; ".join(map(_unfit, error.errors()))))
 
     async def nobody_there(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nginx's number; the caller has gone
@@ -140,6 +145,21 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(CallerLeft, nobody_there)
     app.add_exception_handler(Exception, nobody_s)
+
+
+def _no_route(request: Request) -> str:
+    """The message for a path that is none of the server's: what came, the nearest route, and where all are."""
+    path = request.url.path[:_QUOTED]
+    near = get_close_matches(path, request.app.openapi()["paths"], 1, 0.5)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"this server has no route {path!r}: {meant}GET /docs lists all routes"
+
+
+def _unfit(fault: Mapping[str, Any]) -> str:
+    """What is wrong with one parameter of a request, as pydantic found it: its name, what came, what was expected."""
+    place, *names = fault["loc"]
+    came = repr(fault.get("input"))[:_QUOTED]
+    return f"{place} parameter {'.'.join(map(str, names))} = {came}: {fault['msg']}"
 
 
 def _methods_of(request: Request) -> list[str]:

@@ -24,6 +24,7 @@ from ..codecs.predict import (
     read_body_of,
     write_answer,
 )
+from ..content_coding import decoded
 from ..inference import Inference, parameters_of
 from ..limits.memory_budget import json_bytes
 from .infer import SMALL_JSON, answer_headers
@@ -44,7 +45,7 @@ def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_ti
     async def predict(m: str, request: Request, v: str | None = None) -> Response:
         """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
         inference.find((m, v))  # refuse an unknown model before its body is read
-        body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
+        body = await _read(request, inference, max_body_bytes, body_timeout_s)
         content_type, lease = request.headers.get("content-type", ""), lease_of(request.scope)
 
         def read(codec: InferCodec) -> PredictRequest:
@@ -71,6 +72,13 @@ def add_predict(app: FastAPI, inference: Inference, max_body_bytes: int, body_ti
         raise HTTPException(405)
 
 
+async def _read(request: Request, inference: Inference, most: int, timeout_s: float) -> bytes:
+    """The body as it was before its Content-Encoding. Raises what `read_body` and `decoded` raise."""
+    body = await read_body(request.scope, request.receive, most, timeout_s)
+    coding = ", ".join(request.headers.getlist("content-encoding"))
+    return await decoded(body, coding, most, lease_of(request.scope), inference.worker_threads.run)
+
+
 def add_endpoints(
     app: FastAPI,
     inference: Inference,
@@ -88,7 +96,7 @@ def add_endpoints(
             raise UnknownName(
                 f"model '{m}' has no endpoint: `halfeven serve --endpoint FILE.py:CLASS` gives it one"
             )
-        body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
+        body = await _read(request, inference, max_body_bytes, body_timeout_s)
         is_json = "json" in request.headers.get("content-type", "")
         if is_json:
             lease_of(request.scope).add(json_bytes(body))

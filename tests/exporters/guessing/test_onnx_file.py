@@ -335,9 +335,9 @@ def test_a_softmax_over_classes_gives_probabilities(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
-    (tmp_path / "net.tflite").write_bytes(b"no")
+    (tmp_path / "net.docx").write_bytes(b"no")
     with pytest.raises(BadFolder, match=r"nothing that is taken without one"):
-        folder_at(tmp_path / "net.tflite")
+        folder_at(tmp_path / "net.docx")
     (tmp_path / "net.onnx").write_bytes(b"no")
     with pytest.raises(BadFolder, match="not an ONNX"):
         folder_at(tmp_path / "net.onnx")

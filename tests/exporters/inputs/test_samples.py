@@ -160,6 +160,9 @@ def test_rows_that_take_no_bytes_are_bounded_too(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(BadSamples, match=r"nowhere\.npz: cannot be read"):
         load_samples(tmp_path / "nowhere.npz", ENCODER)
+    np.save(tmp_path / "alone.npy", np.zeros((2, 4)))
+    with pytest.raises(BadSamples, match=r"alone\.npy: an npy file, whose array has no name: .*numpy\.savez"):
+        load_samples(tmp_path / "alone.npy", ENCODER)
 
 
 # Dividing

@@ -131,3 +131,17 @@ def test_a_script_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_a_module_that_raises_is_refused_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(CaptureFailed, match="mat1 and mat2"):
         captured(nn.Linear(5, 3), tmp_path, drawn(6, 4))
+
+
+def test_hooks_of_the_module_see_what_its_own_forward_takes_and_gives(tmp_path: Path) -> None:
+    """They were given the flat tuple of outputs: one that computes with the answer made two outputs of one."""
+    net, inputs = nn.Linear(4, 3), drawn(8, 4)
+    net.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
+    net.register_forward_pre_hook(lambda _, given, named: (given, named), with_kwargs=True)
+    net.register_forward_hook(lambda _, given, answer: answer * 2)
+    net.register_forward_hook(lambda _, given, named, answer: None, with_kwargs=True)
+    x = torch.from_numpy(inputs["x"])
+    expected = net(x)
+    (answer,) = runnable(captured(net, tmp_path, inputs).program)(x)
+    assert torch.allclose(answer, expected, atol=1e-6)
+    assert torch.equal(net(x), expected), "the module has its hooks as before"

@@ -4,11 +4,12 @@ import base64
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.models.errors import BadInput, EngineFailed, NotReady
+from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.cli.client import predict_file
 from PIL import Image
@@ -54,6 +55,14 @@ def files(folder: Path) -> dict[str, Path]:
 def test_arrays_and_json_are_predicted(suffix: str, url: str, tmp_path: Path) -> None:
     facts = predict_file(url, "double", files(tmp_path)[suffix])
     assert facts["predictions"] == (ROWS * 2).tolist() and facts["headers"]["halfeven-version"] == "3"
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "json"])
+def test_a_version_may_be_asked_by_its_number(suffix: str, url: str, tmp_path: Path) -> None:
+    file = files(tmp_path)[suffix]
+    assert predict_file(url, "double@3", file)["headers"]["halfeven-version"] == "3"
+    with pytest.raises(UnknownName, match="unknown model: 'double' is not found"):
+        predict_file(url, "double@9", file)
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
@@ -118,9 +127,9 @@ def test_a_server_that_is_none_of_halfevens_is_said(tmp_path: Path) -> None:
                     predict_file(url, "m", files(tmp_path)["npz"])
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://localhost/ü"])
+@pytest.mark.parametrize("url", ["http://[::1", "http://localhost/ü", "localhost:8000"])
 def test_a_url_that_is_none_is_refused(url: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--url: expected http://HOST:PORT"):
+    with pytest.raises(BadInput, match=f"--url: expected http://HOST:PORT.*, got '{re.escape(url)}"):
         predict_file(url, "m", files(tmp_path)["npz"])
 
 

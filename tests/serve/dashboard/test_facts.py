@@ -52,6 +52,8 @@ def test_a_card_has_the_first_part_of_a_reason() -> None:
     ("facts", "expected"),
     [
         ({"status": "refused", "half": "fp16"}, ("bad", "refused")),
+        ({"status": "refused", "forms": {"torch": {"passed": False}}}, ("bad", "refused")),
+        ({"status": "refused", "forms": {"torch": {"passed": True}}}, ("bad", "equal, but refused")),
         ({"status": "damaged"}, ("bad", "damaged")),
         ({"status": "live", "half": None}, ("", "FP32")),
         ({"status": "live", "half": "fp16", "samples": {"source": "given"}}, ("good", "equal")),

@@ -238,6 +238,12 @@ def test_a_browser_gets_errors_as_pages_and_programs_get_json(served: tuple[str,
     assert browse(address, "/v2/models/x", accept=java).headers["content-type"] == "application/json"
 
 
+def test_a_parameter_that_does_not_fit_is_named_without_our_code(served: tuple[str, Roster]) -> None:
+    said = call(served[0], "/events?limit=many")[1]["detail"]
+    assert said.startswith("query parameter limit = 'many': Input should be a valid integer"), said
+    assert "routes.py" not in said
+
+
 def test_a_browser_without_a_key_is_told_where_the_key_goes(versions: Versions, store: Store) -> None:
     KeyFile(store.root / "keys.json").add("one", ["infer"])
     with serving(store) as (address, _):

@@ -92,6 +92,11 @@ def asked_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     return with_own_names({**_table(job, "hyperparameters"), **_of_method(job)})
 
 
+def is_setting(name: str) -> bool:
+    """True for the name of a hyperparameter, ours or another library's."""
+    return with_own_names({name: None}).keys() <= {*KNOWN}
+
+
 def held_out_share(value: float | str, rows: int) -> float:
     """The share of ``rows`` that is held out."""
     return max(0.1, min(20 / rows, 1 / 3)) if value == AUTO else float(value)

@@ -13,6 +13,7 @@ from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.serve.http.codecs.predict import is_quick, read_body_of
 from halfeven.serve.http.limits.memory_budget import unlimited
 from PIL import Image
+from safetensors.numpy import save
 
 from tests.specs import tensor
 
@@ -173,6 +174,19 @@ BAD: dict[str, tuple[ModelSpec, bytes, str, str]] = {
     "said to be webp": (SEEING, b"RIFF", "image/webp", "said to be image/webp, but is neither PNG nor JPEG"),
     "said to be npy": (PLAIN, b"hello", "application/x-npy", r"begins with 68 65.*--data-binary @file"),
     "said to be npz, empty": (PLAIN, b"", "application/x-npz", "begins with nothing"),
+    "empty": (PLAIN, b"", CURL, r"the body is empty: expected {\"instances\".*--data-binary @file"),
+    "a webp": (
+        SEEING,
+        b"RIFF\0\0\0\0WEBP",
+        CURL,
+        "the body begins with 52 49 46 46 00 .*: expected .* a PNG",
+    ),
+    "safetensors": (
+        PLAIN,
+        save({"x": np.zeros((1, 3), np.float32)}),
+        CURL,
+        "the body begins with .*npz file",
+    ),
     "no base64": (
         SEEING,
         b'{"instances": [{"b64": "?"}]}',

@@ -1,5 +1,6 @@
 """Every route but infer, over a real server, by httpx and by tritonclient."""
 
+import gzip
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -143,6 +144,16 @@ def test_predictions_carry_who_gave_them_and_what_they_took(http: httpx.Client) 
     )
 
 
+@pytest.mark.parametrize("coding", ["gzip", "br"])
+def test_a_prediction_may_be_compressed_like_a_request_of_v2(http: httpx.Client, coding: str) -> None:
+    body = gzip.compress(b'{"instances": [[1, 2, 3, 4]]}')
+    answer = http.post(PREDICT, content=body, headers={"content-encoding": coding})
+    if coding == "gzip":
+        assert answer.json() == {"predictions": [[2, 4, 6, 8]]}
+    else:
+        assert (answer.status_code, answer.json()["code"]) == (501, "unknown_coding")
+
+
 def test_predictions_of_scores_name_the_best_label(http: httpx.Client) -> None:
     answer = http.post("/v1/models/scores:predict", json={"instances": [[1, 3, 2]]}).json()
     assert answer == {"predictions": [[2, 6, 4]], "labels": ["bee"]}
@@ -212,7 +223,7 @@ def test_the_server_answers_with_the_slash_of_the_standard_s_own_document(http: 
 
 
 def test_unknown_paths_and_methods_are_errors_in_the_words_of_their_path(http: httpx.Client) -> None:
-    assert http.get("/v2/nothing").json() == {"error": "Not Found"}
+    assert http.get("/v2/nothing").json()["error"].startswith("this server has no route '/v2/nothing': ")
     assert http.get("/v2/models/double/").status_code == 404
     assert http.get("/nothing").json()["code"] == "not_found"
     answer = http.delete("/v1/models")
@@ -220,6 +231,22 @@ def test_unknown_paths_and_methods_are_errors_in_the_words_of_their_path(http: h
     assert http.post("/v2/health/live").json() == {
         "error": "Method Not Allowed: this route takes GET and HEAD"
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/models/double/predict", "/v1/models/{m}:predict"),
+        ("/v2/models/double/inference", "/v2/models/{m}/infer"),
+        ("/v2/health", "/v2/health/live"),
+        ("/metric", "/metrics"),
+    ],
+)
+def test_a_path_that_is_no_route_is_refused_with_the_one_that_is_meant(
+    http: httpx.Client, path: str, meant: str
+) -> None:
+    said = f"this server has no route '{path}': did you mean {meant}? GET /docs lists all routes"
+    assert said in http.post(path).text
 
 
 def test_versions_and_their_evidence_come_from_the_store(http: httpx.Client) -> None:

@@ -1,0 +1,79 @@
+"""Calls of the Python API that cannot be right: each message says what was expected, what came and what to give."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import halfeven as he
+import numpy as np
+import pytest
+import torch
+from halfeven.models.errors import BadFolder, BadSamples, BadSetting, CaptureFailed, HalfevenError
+from torch import nn
+
+GIVE = r"model: expected an nn\.Module, or the path of .*, got "
+MISSING = r"give samples=\{'x': array\}.*; got "
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x)
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng().normal(size=(16, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda x: he.convert(Net, {"x": x}), BadSetting, rf"{GIVE}the class Net: give a module .*, Net\("),
+        (lambda x: he.convert(Net().state_dict(), {"x": x}), BadSetting, f"{GIVE}a dictionary: .*load_state_dict"),
+        (lambda x: he.convert(lambda x: x, {"x": x}), BadSetting, f"{GIVE}a function: call it in the forward"),
+        (lambda x: he.convert(torch.ones(3), {"x": x}), BadSetting, f"{GIVE}a tensor"),
+        (lambda x: he.convert(None, {"x": x}), BadSetting, f"{GIVE}NoneType"),
+        (lambda x: he.convert(Net()), BadSamples, f"{MISSING}no samples"),
+        (lambda x: he.convert(Net(), x), BadSamples, f"{MISSING}samples of the type ndarray"),
+        (lambda x: he.convert(Net(), [x]), BadSamples, f"{MISSING}samples of the type list"),
+        (lambda x: he.convert(Net(), {"x": x[:0]}), BadSamples, "tensor 'x': expected at least one row, got none"),
+        (lambda x: he.convert(Net(), {"x": x}, keep="nowhere"), BadSetting, "keep = 'nowhere' matches no node"),
+        (lambda x: he.convert(Net(), {"x": x}, level="O7"), BadFolder, "option level = 'O7': expected one of O0"),
+        (lambda x: he.convert(Net().to("meta"), {"x": x}), CaptureFailed, "Net .*: it lies on the device meta.*load"),
+        (lambda x: he.convert("net.onnx", name="my net"), BadSetting, "the name 'my net' is not a model name"),
+        (lambda x: he.load("nowhere", "net"), BadSetting, "there is no store nowhere: `save` of a half"),
+        (lambda x: he.serve("nowhere"), BadSetting, "there is no store nowhere"),
+        (lambda x: he.serve(Net()), BadSetting, "expected a half, as halfeven.convert gives it, .*, got Net"),
+        (lambda x: he.Client("localhost:8000").predict("net", x), HalfevenError, r"got 'localhost:8000'"),
+    ],
+)  # fmt: skip
+def test_the_message_says_what_to_give(
+    call: Callable[[Any], Any],
+    kind: type[HalfevenError],
+    words: str,
+    x: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=words) as said:
+        call(x)
+    assert "\n  " not in str(said.value), "no frame of ours is shown"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_torch_logs_while_it_traces_is_not_printed(
+    x: np.ndarray, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CaptureFailed, match=r"a decision that depends on a tensor's values"):
+        he.convert(Branching(), {"x": x})
+    assert capfd.readouterr() == ("", "")
