@@ -13,7 +13,6 @@ import numpy as np
 from ...models.engines.engine import Engine
 from ...models.errors import EngineFailed, ExportFailed, HalfevenError
 from ...models.spec.buckets import buckets_of
-from ...models.spec.filled_lengths import Lengths
 from ...models.spec.spec import ModelSpec
 from ..gate.judged_apart import judge_apart
 from ..gate.noise import ROOM, Noise
@@ -179,10 +178,8 @@ def take(reference_run: ReferenceRun, half: Answers, stand_in: Answers | None = 
     real += _answered(reference_run, reference_run.bulk, rest)
     odd = _answered(reference_run, reference_run.adversarial, rest)
     apart = _answered(reference_run, reference_run.perturbed, rest)
-    if lengths := Lengths.of(reference_run.spec):
-        apart += _answered(
-            reference_run, reference_run.joined.questions, filling(reference_run.spec, lengths, rest)
-        )
+    for lengths, question in reference_run.joined.questions:
+        apart += _answered(reference_run, [question], filling(reference_run.spec, lengths, rest))
     return real, odd, apart
 
 
