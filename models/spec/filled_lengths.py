@@ -1,5 +1,5 @@
-"""Rows of different lengths in one batch: an axis that a mask covers is filled up to the longest row, or to one of a few
-sizes.
+"""Rows of different lengths in one batch: an axis that a mask covers is filled up to the longest row, or to one of a
+few sizes.
 
 An axis may be filled up where a mask has it, or where an input of lengths is of it. The mask is 0 there, every other
 input repeats its last place, so that all values stay valid. That this changes no answer is proven by a conversion

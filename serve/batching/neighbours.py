@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import inf
 from operator import le
 
-# What a batch costs beside its places, in places of one row. On a CPU these are about 110 for a BERT of two blocks of 128,
-# 200 for two of 64, and fewer for larger ones. Simulated with costs of 20 to 220, 50 was within 4 % of the cost itself.
+# What a batch costs beside its places, in places of one row. On a CPU about 110 for a BERT of two blocks of 128, 200
+# for two of 64, fewer for larger ones. Simulated with costs of 20 to 220, 50 was within 4 % of the cost itself.
 BATCH_PLACES = 50
 
 
@@ -15,8 +15,8 @@ def cheapest_batch(
     """The groups that share a batch with that of this ``index`` where all that wait are run as cheaply as possible.
 
     Each group has so many ``rows``, whose axes have these ``sizes``, ascending; a batch as long as that group has at
-    most ``most`` rows. A batch has neighbouring groups and is as long as the last of them, in every axis; only a group alone
-    may have more rows than fit. It costs `BATCH_PLACES` and the places of its rows, filled-up ones included.
+    most ``most`` rows. A batch has neighbouring groups and is as long as the last of them, in every axis; only a group
+    alone may have more rows than fit. A batch costs `BATCH_PLACES` and the places of its rows, filled-up ones included.
     """
     costs, firsts = (
         [0.0],

@@ -1,9 +1,9 @@
 """The requests that wait for the device, by shape, urgency and order of arrival. Only the device thread uses a queue.
 
 Requests of one shape are one group: only they can be joined. Where lengths may be filled up
-(`models/spec/filled_lengths.py`) it is the listed size that they go into, and groups of neighbouring sizes share a batch
-where that costs less than another one (`neighbours.py`). Rows are counted, not requests. A request whose caller has gone,
-or whose time is up, is dropped when it would be run.
+(`models/spec/filled_lengths.py`) a group has those that go into one size, and neighbouring sizes share a batch where
+that costs less than another one (`neighbours.py`). Rows are counted, not requests. A request whose caller has gone, or
+whose time is up, is dropped when it would be run.
 """
 
 import asyncio

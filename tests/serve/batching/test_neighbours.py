@@ -28,7 +28,8 @@ def cost_of(bounds: list[int], rows: list[int], sizes: list[int], most: int) -> 
     return cost
 
 
-def test_the_batches_are_the_cheapest_of_all_divisions(random: np.random.Generator) -> None:
+def test_the_batches_are_the_cheapest_of_all_divisions() -> None:
+    random = np.random.default_rng()
     for _ in range(50):
         groups = int(random.integers(1, 8))
         rows = random.integers(1, 6, groups).tolist()
@@ -69,9 +70,8 @@ def request(since_ns: int, words: int, steps: int, width: int, rows: int = 1) ->
     return Request(arrays, rows, stays, since_ns, shapes, sum(array.nbytes for array in arrays))
 
 
-def test_whatever_else_waits_the_oldest_request_is_in_the_next_batch_and_each_is_in_one(
-    random: np.random.Generator,
-) -> None:
+def test_whatever_else_waits_the_oldest_request_is_in_the_next_batch_and_each_is_in_one() -> None:
+    random = np.random.default_rng()
     lengths = Lengths.of(two_axes(16, 32, 64, 128))
     assert lengths is not None
     bytes_allowed = 8 * 8 * 4000
