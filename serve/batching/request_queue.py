@@ -242,7 +242,7 @@ class RequestQueue:
     def _sharing(self, head: _ShapeGroup) -> list[_ShapeGroup]:
         """The groups that share a batch with ``head``, which is the first of them: where there are others, all their
         rows fit."""
-        if head.kind is None or head.line()[0].alone:
+        if head.kind is None:
             return [head]
         groups = sorted(
             (group for group in self._groups.values() if group.kind == head.kind),
