@@ -568,6 +568,14 @@ ERRORS = {
         RequestQueue.join_lengths, "lengths == self._lengths", "True",
         lengths.test_a_swap_joins_what_waits_as_the_new_version_allows,
     ),
+    "a request that is to be alone is joined by other lengths": Planted(
+        RequestQueue._formed, "batch.requests[0].alone", "False",
+        lengths.test_of_one_length_and_alone_nothing_is_filled_up_and_without_lengths_nothing_is_joined,
+    ),
+    "a batch of several lengths is filled up to its first row's": Planted(
+        BatchScheduler._fill_up, "longest_of(list(came))", "next(iter(came))",
+        lengths.test_requests_of_different_lengths_are_one_batch_and_each_gets_its_own_places,
+    ),
     "a CUDA device gets batches of any length": Planted(
         BatchScheduler._fill_up, 'startswith("cuda")', 'startswith("tpu")',
         lengths.test_on_a_cuda_device_every_batch_has_one_of_the_lengths,

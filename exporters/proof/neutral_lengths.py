@@ -1,9 +1,10 @@
 """Measures whether rows may be filled up to a common length: whether the FP32 model answers them as it does alone.
 
 For each size that an axis is filled up to, a few judging samples are cut to the shortest length that goes there, and to
-one half way to it: what is filled up repeats the last place, so of a single place any mean stays the same. The original
-answers them so, and filled up (`models/spec/filled_lengths.py`). What differs by more than FP32's own noise is
-not filled up when it is served. The half is asked these rows, against the original's answers to each alone.
+one half way to it: what is filled up repeats the last place, so of a single place any mean stays the same. Neighbouring
+sizes may share a batch, so the shortest length of all is filled up to the longest, too. The original answers these rows
+so, and filled up (`models/spec/filled_lengths.py`). What differs by more than FP32's own noise is not filled up when it
+is served. The half is asked these rows, against the original's answers to each alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +26,11 @@ FLOOR = 2.0**-21
 
 @dataclass(frozen=True, slots=True)
 class JoinedLengths:
-    """``questions``: rows of other lengths, with the original's answers to them alone. ``refused``: why they are not
-    filled up; empty where they may be. ``differs``: by how much filling up changes an answer, of its largest value."""
+    """``questions``: rows of other lengths, with the original's answers to them alone, and what they are filled up to.
+    ``refused``: why they are not filled up; empty where they may be. ``differs``: by how much filling up changes an
+    answer, of its largest value."""
 
-    questions: list[Question] = field(default_factory=list)
+    questions: list[tuple[Lengths, Question]] = field(default_factory=list)
     refused: str = ""
     differs: float = 0.0
 
@@ -51,12 +53,12 @@ def joined_lengths(
         return JoinedLengths()
     if (lengths := Lengths.of(spec)) is None:
         return JoinedLengths(refused="no input that is a mask, or has lengths, is of a named free axis")
-    filled_up = filling(spec, lengths, original)
-    questions, worst = list[Question](), 0.0
-    for samples, inputs, how in _rows_of_all_lengths(spec, lengths, judging):
-        alone, filled = (answers_or_refusal(answers, inputs) for answers in (original, filled_up))
+    questions, worst = list[tuple[Lengths, Question]](), 0.0
+    for far, samples, inputs, how in _rows_of_all_lengths(spec, lengths, judging):
+        both = original, filling(spec, far, original)
+        alone, filled = (answers_or_refusal(answers, inputs) for answers in both)
         if not isinstance(alone, Exception):  # a half is asked what FP32 itself answers otherwise, too
-            questions.append(Question(samples, inputs, alone, how))
+            questions.append((far, Question(samples, inputs, alone, how)))
         if isinstance(alone, Exception) or isinstance(filled, Exception):
             refusal = alone if isinstance(alone, Exception) else filled
             return JoinedLengths(questions, f"the FP32 model does not run with {how}: {refusal}")
@@ -69,11 +71,12 @@ def joined_lengths(
 
 
 def filling(spec: ModelSpec, lengths: Lengths, answers: Answers) -> Answers:
-    """A function that answers like ``answers`` asked with filled-up inputs, as the batcher asks."""
+    """A function that answers like ``answers`` asked with inputs filled up to the next of ``lengths``."""
 
     def answer(inputs: Arrays) -> dict[str, np.ndarray]:
         given = [inputs[tensor.name] for tensor in spec.inputs]
-        names = zip(spec.inputs, lengths.filled(given), strict=True)
+        shapes = lengths.shared(tuple(array.shape[1:] for array in given))
+        names = zip(spec.inputs, lengths.filled(given, shapes), strict=True)
         came = answers({tensor.name: array for tensor, array in names})
         cut = lengths.cut([came[tensor.name] for tensor in spec.outputs], given)
         return {tensor.name: array for tensor, array in zip(spec.outputs, cut, strict=True)}
@@ -102,24 +105,27 @@ def _compared(name: str, alone: np.ndarray, filled: np.ndarray, noise: Noise | N
 
 def _rows_of_all_lengths(
     spec: ModelSpec, lengths: Lengths, judging: Samples
-) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray], str]]:
-    """Samples cut to two lengths of each size, or repeated where they are shorter, and what they are."""
+) -> Iterator[tuple[Lengths, tuple[int, ...], dict[str, np.ndarray], str]]:
+    """Samples cut to two lengths of each size, or repeated where they are shorter, how far they are filled up, and what
+    they are."""
     is_whole = any(tensor.type.numpy.kind != "f" for tensor in spec.outputs)
     several = list(judging.batches(min(ROWS, spec.max_batch_size), BATCHES if is_whole else 1))
-    asked = list[dict[str, int]]()
+    asked = list[tuple[Lengths, dict[str, int]]]()
     for step in range(max(len(sizes) for _, sizes in lengths.axes.values())):
         shortest, half_way = dict[str, int](), dict[str, int]()
         for name, (dim, sizes) in lengths.axes.items():
             place = min(step, len(sizes) - 1)
             shortest[name] = max(dim.minimum, sizes[place - 1] + 1 if place else 1)
             half_way[name] = (shortest[name] + sizes[place]) // 2
-        asked += [shortest, half_way] if half_way != shortest else [shortest]
-    for cut in asked:
+        asked += [(lengths, shortest), (lengths, half_way)] if half_way != shortest else [(lengths, shortest)]
+    if any(len(sizes) > 1 for _, sizes in lengths.axes.values()):
+        asked.append((lengths.to_the_longest, asked[0][1]))
+    for far, cut in asked:
         how = ", ".join(
-            f"'{name}' of {size} filled up to {lengths.size(name, size)}" for name, size in cut.items()
+            f"'{name}' of {size} filled up to {far.size(name, size)}" for name, size in cut.items()
         )
         for samples, rows in several:
-            yield samples, _cut(spec, lengths, rows, cut), how
+            yield far, samples, _cut(spec, lengths, rows, cut), how
 
 
 def _cut(spec: ModelSpec, lengths: Lengths, rows: Arrays, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -13,7 +13,6 @@ import numpy as np
 from ...models.engines.engine import Engine
 from ...models.errors import EngineFailed, ExportFailed, HalfevenError
 from ...models.spec.buckets import buckets_of
-from ...models.spec.filled_lengths import Lengths
 from ...models.spec.spec import ModelSpec
 from ..gate.noise import ROOM, Noise
 from ..gate.parity import judge, noise_of
@@ -190,10 +189,8 @@ def take(reference_run: ReferenceRun, half: Answers, stand_in: Answers | None = 
     real += _answered(reference_run, reference_run.bulk, rest)
     odd = _answered(reference_run, reference_run.adversarial, rest, reference_run.otherwise)
     apart = _answered(reference_run, reference_run.perturbed, rest, reference_run.otherwise)
-    if lengths := Lengths.of(reference_run.spec):
-        apart += _answered(
-            reference_run, reference_run.joined.questions, filling(reference_run.spec, lengths, rest)
-        )
+    for lengths, question in reference_run.joined.questions:
+        apart += _answered(reference_run, [question], filling(reference_run.spec, lengths, rest))
     return real, odd, apart
 
 

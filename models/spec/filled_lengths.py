@@ -1,10 +1,12 @@
-"""Rows of different lengths in one batch: an axis that a mask covers is filled up to one of a few sizes.
+"""Rows of different lengths in one batch: an axis that a mask covers is filled up to the longest row, or to one of a
+few sizes.
 
 An axis may be filled up where a mask has it, or where an input of lengths is of it. The mask is 0 there, every other
 input repeats its last place, so that all values stay valid. That this changes no answer is proven by a conversion
 (`exporters/proof/neutral_lengths.py`); a stored spec has ``[batching] lengths`` only where it is.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -37,7 +39,8 @@ class Lengths:
         covered = {tensor.lengths_of for tensor in spec.inputs}
         covered |= {dim.name or "" for tensor in spec.inputs if is_mask(tensor) for dim in tensor.shape[1:]}
         dims = {dim.name: dim for tensor in spec.inputs for dim in tensor.shape[1:] if not dim.fixed}
-        axes = {name: (dim, _sizes(dim, asked)) for name, dim in dims.items() if name and name in covered}
+        sizes = {name: _sizes(dim, asked) for name, dim in dims.items() if name and name in covered}
+        axes = {name: (dims[name], several) for name, several in sizes.items() if several}
         if not axes:
             return None
 
@@ -55,11 +58,28 @@ class Lengths:
             for names, shape in zip(self.inputs, shapes, strict=True)
         )
 
-    def filled(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The inputs of one request, in the spec's order, filled up."""
+    @property
+    def to_the_longest(self) -> "Lengths":
+        """These with the largest size of each axis alone."""
+        return replace(self, axes={name: (dim, sizes[-1:]) for name, (dim, sizes) in self.axes.items()})
+
+    def kind(self, shapes: Shapes) -> tuple[Shapes, tuple[int, ...]]:
+        """What the shapes have apart from the sizes that may be filled up further, and these sizes, by name once."""
+        sizes = dict[str, int]()
+        rest = list[tuple[int, ...]]()
+        for names, shape in zip(self.inputs, shapes, strict=True):
+            at = [
+                name and 0 < size <= self.axes[name][1][-1] for name, size in zip(names, shape, strict=True)
+            ]
+            rest.append(tuple(-1 if free else size for free, size in zip(at, shape, strict=True)))
+            sizes |= {name: size for free, name, size in zip(at, names, shape, strict=True) if free}
+        return tuple(rest), tuple(sizes.values())
+
+    def filled(self, arrays: Sequence[np.ndarray], shapes: Shapes) -> list[np.ndarray]:
+        """The inputs of one request, in the spec's order, filled up to ``shapes``."""
         return [
-            self._fill(array, names, mask)
-            for array, names, mask in zip(arrays, self.inputs, self.masks, strict=True)
+            self._fill(array, shape, mask)
+            for array, shape, mask in zip(arrays, shapes, self.masks, strict=True)
         ]
 
     def cut(self, outputs: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -79,12 +99,12 @@ class Lengths:
     def size(self, name: str, size: int) -> int:
         """The size that an axis of this name and size is filled up to; its own where it is longer than all of them, or
         empty: it has no last place to repeat."""
-        return next((most for most in self.axes[name][1] if 0 < size <= most), size)
+        sizes = self.axes[name][1]
+        return sizes[bisect_left(sizes, size)] if 0 < size <= sizes[-1] else size
 
-    def _fill(self, array: np.ndarray, names: Sequence[str], is_mask: bool) -> np.ndarray:
-        for axis, name in enumerate(names, 1):
-            size = array.shape[axis]
-            if not name or (most := self.size(name, size)) == size:
+    def _fill(self, array: np.ndarray, shape: Sequence[int], is_mask: bool) -> np.ndarray:
+        for axis, most in enumerate(shape, 1):
+            if (size := array.shape[axis]) == most:
                 continue
             filled = np.empty((*array.shape[:axis], most, *array.shape[axis + 1 :]), array.dtype)
             before = (slice(None),) * axis
@@ -92,6 +112,13 @@ class Lengths:
             filled[(*before, slice(size, None))] = 0 if is_mask else array[(*before, slice(size - 1, size))]
             array = filled
         return array
+
+
+def longest_of(several: Sequence[Shapes]) -> Shapes:
+    """The largest size that any of the shapes has, axis by axis."""
+    return tuple(
+        tuple(max(sizes) for sizes in zip(*same, strict=True)) for same in zip(*several, strict=True)
+    )
 
 
 def _sizes(dim: Dim, asked: Sequence[int]) -> tuple[int, ...]:

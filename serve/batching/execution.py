@@ -97,7 +97,7 @@ class Execution:
         mended = condition.mended(batch, outputs, run.took_ns)  # before the rows are handed out
         took_ns, rows, assemble_ns = run.took_ns, run.rows, run.assemble_ns
         shares: Iterable[list[np.ndarray]] = _split(outputs, batch)
-        if batch[0].given is not None:  # a batch is filled up as a whole
+        if any(request.given is not None for request in batch):
             shares = map(Request.own, batch, shares)
         answers: list[Outcome] = [
             (request, Answer(share, prepared, wait_ns, took_ns, rows, assemble_ns))

@@ -1,8 +1,9 @@
 """The requests that wait for the device, by shape, urgency and order of arrival. Only the device thread uses a queue.
 
 Requests of one shape are one group: only they can be joined. Where lengths may be filled up
-(`models/spec/filled_lengths.py`) it is the shape that they are filled up to. Rows are counted, not requests. A request
-whose caller has gone, or whose time is up, is dropped when it would be run.
+(`models/spec/filled_lengths.py`) a group has those that go into one size, and neighbouring sizes share a batch where
+that costs less than another one (`neighbours.py`). Rows are counted, not requests. A request whose caller has gone, or
+whose time is up, is dropped when it would be run.
 """
 
 import asyncio
@@ -15,77 +16,10 @@ from math import prod
 
 import numpy as np
 
-from ...models.errors import BadRequest, EngineFailed, TimedOut
 from ...models.spec.filled_lengths import Lengths, Shapes
 from .interface import Answer
-
-Outcome = Answer | EngineFailed | TimedOut | BadRequest
-
-
-class SplitRequest:
-    """A request with more rows than a batch takes: it is run in ``parts`` and answered as one. On the device thread.
-
-    The parts are queued one behind the other in their group and are run as ordinary requests. They share the caller's
-    future. A version that has begun a request answers all of it: a swap waits for its last part
-    (`BatchScheduler.swap`).
-
-    ``begun``: a part has been taken for a batch. ``over``: the request is answered, has failed, or its caller has gone;
-    the remaining parts are ignored, and the request has been counted.
-    """
-
-    def __init__(self, parts: int) -> None:
-        self.begun = False
-        self.over = False
-        self._answers: list[Answer | None] = [None] * parts
-
-    def take(self, index: int, outcome: Outcome) -> Outcome | None:
-        """Take the outcome of one part; gives that of the request once: at the last answer or the first failure."""
-        if self.over:
-            return None
-        if isinstance(outcome, Answer):
-            self._answers[index] = outcome
-            if any(answer is None for answer in self._answers):
-                return None
-            outcome = _joined([answer for answer in self._answers if answer is not None])
-        self.over = True
-        self._answers.clear()
-        return outcome
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """The place of one part in its request."""
-
-    request: SplitRequest
-    index: int
-    last: bool
-
-
-def _joined(answers: list[Answer]) -> Outcome:
-    """One answer: outputs joined along the batch, the longest wait, the sum of the compute times."""
-    prepared = answers[0].prepared
-    if any(answer.prepared is not prepared for answer in answers):
-        versions = sorted({answer.prepared.version for answer in answers})
-        return EngineFailed(
-            f"parts of one request were answered by versions {versions}; a mistake of ours, please report it"
-        )
-    try:
-        outputs = [np.concatenate(shares) for shares in zip(*[a.outputs for a in answers], strict=True)]
-    except (MemoryError, ValueError) as error:  # parts whose free dimensions differ, for one
-        return EngineFailed(
-            f"the answers to the {len(answers)} parts of a large request cannot be joined: {error}; "
-            "send it as several requests"
-        )
-    return Answer(
-        outputs,
-        prepared,
-        queue_ns=max(answer.queue_ns for answer in answers),
-        compute_ns=sum(answer.compute_ns for answer in answers),
-        batch_rows=max(answer.batch_rows for answer in answers),
-        assemble_ns=sum(answer.assemble_ns for answer in answers),
-        rescued=sum(answer.rescued for answer in answers),
-    )
-
+from .neighbours import cheapest_batch
+from .split_request import Part, SplitRequest
 
 # An urgent request is queued as if it had come so much earlier. So it overtakes only requests that came later than
 # that, and a request that has waited longer goes before urgent ones that come now.
@@ -118,9 +52,11 @@ class Request:
     left: bool = False
     given: tuple[Lengths, Sequence[np.ndarray]] | None = None
 
-    def fill(self, lengths: Lengths) -> None:
-        self.given = lengths, self.arrays
-        self.arrays = lengths.filled(self.arrays)
+    def fill(self, lengths: Lengths, shapes: Shapes) -> None:
+        """Fill the inputs up to ``shapes``, unless they have them."""
+        if self.shapes != shapes:
+            self.given = lengths, self.arrays
+            self.arrays = lengths.filled(self.arrays, shapes)
 
     def own(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         """The outputs of the request's rows without what belongs to filled-up places."""
@@ -163,7 +99,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class FormedBatch:
-    """Requests of one shape that are run together. ``split``: parts of a larger request are among them."""
+    """Requests that are run together. ``split``: parts of a larger request are among them."""
 
     requests: list[Request]
     rows: int
@@ -172,9 +108,12 @@ class FormedBatch:
 
 @dataclass(slots=True, eq=False)
 class _ShapeGroup:
-    """Requests of one shape. ``most``: the rows that may be in one batch by their bytes."""
+    """Requests of one shape. ``most``: the rows that may be in one batch by their bytes. ``kind``: groups of one kind
+    may share a batch; None: with no other group. ``sizes``: of the axes that are filled up."""
 
     most: int
+    kind: Shapes | None = None
+    sizes: tuple[int, ...] = ()
     ordinary: deque[Request] = field(default_factory=deque)
     urgent: deque[Request] = field(default_factory=deque)
     rows: int = 0
@@ -214,6 +153,10 @@ class RequestQueue:
     def groups(self) -> int:
         return len(self._groups)
 
+    @property
+    def _rows(self) -> int:
+        return sum([group.rows for group in self._groups.values()])
+
     def add(self, requests: Iterable[Request]) -> None:
         for request in requests:
             shapes = request.shapes
@@ -252,7 +195,7 @@ class RequestQueue:
 
         None where no request waits. The group that is due first is next, so no group waits for ever.
         """
-        earliest_ns, self._next = None, None
+        earliest_ns, self._next, waiting = None, None, self._rows
         for shapes in list(self._groups):
             group = self._groups[shapes]
             for line in (group.ordinary, group.urgent):
@@ -261,7 +204,7 @@ class RequestQueue:
             if not group.ordinary and not group.urgent:
                 del self._groups[shapes]
                 continue
-            due_ns = self._due_ns(group)
+            due_ns = self._due_ns(group, waiting)
             if earliest_ns is None or due_ns < earliest_ns:
                 earliest_ns, self._next = due_ns, group
         return earliest_ns
@@ -273,11 +216,12 @@ class RequestQueue:
 
     def wait_for_more(self, answered: int, until_ns: int) -> None:
         """Begin no batch until ``until_ns`` with fewer rows than those that wait now plus the ``answered`` rows."""
-        self._expected = sum(group.rows for group in self._groups.values()) + answered
+        self._expected = self._rows + answered
         self._wait_ends_ns = until_ns
 
     def form(self) -> FormedBatch:
-        """The batch whose time ``due_ns`` gave: as many requests from the front of its group as fit.
+        """The batch whose time ``due_ns`` gave: as many requests from the front of its group as fit, and those of
+        the groups that share the batch with it.
 
         Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) is run alone.
         """
@@ -285,26 +229,49 @@ class RequestQueue:
             return self._formed()
 
     def _formed(self) -> FormedBatch:
-        if (group := self._next) is None:
-            return FormedBatch([], 0)
-        limit = min(self.limit, group.most)
-        requests: list[Request] = []
-        rows, special = 0, False
+        batch = FormedBatch([], 0)
+        if self._next is not None:
+            groups = self._sharing(self._next)
+            limit = min(self.limit, *(group.most for group in groups))
+            for group in groups:
+                self._take(group, limit, batch)
+                if batch.requests and batch.requests[0].alone:
+                    break
+        return batch
+
+    def _sharing(self, head: _ShapeGroup) -> list[_ShapeGroup]:
+        """The groups that share a batch with ``head``, which is the first of them: where there are others, all their
+        rows fit."""
+        if head.kind is None:
+            return [head]
+        groups = sorted(
+            (group for group in self._groups.values() if group.kind == head.kind),
+            key=lambda group: group.sizes,
+        )
+        rows, sizes = [group.rows for group in groups], [group.sizes for group in groups]
+        most = [min(self.limit, group.most) for group in groups]
+        shared = cheapest_batch(groups.index(head), rows, sizes, most)
+        return [head, *(groups[index] for index in shared if groups[index] is not head)]
+
+    def _take(self, group: _ShapeGroup, limit: int, batch: FormedBatch) -> None:
+        """Move requests from the front of the group into the batch, as many as fit."""
+        taken: list[Request] = []
+        rows, special = batch.rows, False
         while line := group.line() if group.urgent else group.ordinary:
             request = line[0]
-            if requests and (rows + request.rows > limit or (request.special and request.alone)):
+            if rows and (rows + request.rows > limit or (request.special and request.alone)):
                 break
             line.popleft()
             if request.future.done():  # a plain read: safe from another thread than the loop's
                 self._drop(group, request)
                 continue
-            requests.append(request)
+            taken.append(request)
             rows += request.rows
             if request.special:
                 special = True
                 if request.alone:
                     break
-        return self._batch(group, requests, rows, special)
+        self._add(batch, group, taken, rows - batch.rows, special)
 
     def form_begun(self) -> FormedBatch:
         """The next part of a split request of which a part has run already; empty where there is none."""
@@ -312,17 +279,21 @@ class RequestQueue:
             return self._formed_of_begun()
 
     def _formed_of_begun(self) -> FormedBatch:
+        batch = FormedBatch([], 0)
         for group in self._groups.values():
             for line in (group.ordinary, group.urgent):
                 while line and (part := line[0].part) is not None and part.request.begun:
                     request = line.popleft()
                     if not request.future.done():
-                        return self._batch(group, [request], request.rows, True)
+                        self._add(batch, group, [request], request.rows, True)
+                        return batch
                     self._drop(group, request)
-        return FormedBatch([], 0)
+        return batch
 
-    def _batch(self, group: _ShapeGroup, requests: list[Request], rows: int, special: bool) -> FormedBatch:
-        """The batch of these requests, which have left the group."""
+    def _add(
+        self, batch: FormedBatch, group: _ShapeGroup, requests: list[Request], rows: int, special: bool
+    ) -> None:
+        """Add these requests, which have left the group, to the batch."""
         group.rows -= rows
         self.present -= len(requests)
         self.taken += len(requests)
@@ -331,18 +302,21 @@ class RequestQueue:
             self.taken_bytes += sum([request.nbytes for request in requests])
         for request in requests:
             request.began = True
-        batch = FormedBatch(requests, rows)
         if special:
-            self._mark(batch)
-        return batch
+            batch.split |= self._mark(requests)
+        batch.requests += requests
+        batch.rows += rows
 
-    def _mark(self, batch: FormedBatch) -> None:
-        for request in batch.requests:
+    def _mark(self, requests: list[Request]) -> bool:
+        """Count what is special; gives whether parts of a larger request are among them."""
+        split = False
+        for request in requests:
             if request.urgent:
                 self.taken_urgent_rows += request.rows
             if request.part is not None:
-                request.part.request.begun = batch.split = True
+                request.part.request.begun = split = True
                 self.taken -= not request.part.last
+        return split
 
     def _drop(self, group: _ShapeGroup, request: Request) -> None:
         """Count a request that has left its queue and whose answer has no reader any more."""
@@ -368,17 +342,20 @@ class RequestQueue:
             self.taken_urgent_rows += request.rows
 
     def _group(self, request: Request, shapes: Shapes | None) -> _ShapeGroup:
-        if not self.batch_bytes:
-            return _ShapeGroup(sys.maxsize)
-        own = [array.size // request.rows for array in request.arrays]
-        sizes = own if shapes is None else map(prod, shapes)
-        nbytes = sum(size * array.itemsize for size, array in zip(sizes, request.arrays, strict=True))
-        return _ShapeGroup(max(1, self.batch_bytes // max(nbytes, 1)))
+        group = _ShapeGroup(sys.maxsize)
+        if self._lengths is not None and shapes is not None:
+            group.kind, group.sizes = self._lengths.kind(shapes)
+        if self.batch_bytes:
+            own = [array.size // request.rows for array in request.arrays]
+            sizes = own if shapes is None else map(prod, shapes)
+            nbytes = sum(size * array.itemsize for size, array in zip(sizes, request.arrays, strict=True))
+            group.most = max(1, self.batch_bytes // max(nbytes, 1))
+        return group
 
     def _full(self, group: _ShapeGroup) -> bool:
         return group.rows >= min(self.limit, group.most)
 
-    def _due_ns(self, group: _ShapeGroup) -> int:
+    def _due_ns(self, group: _ShapeGroup, waiting: int) -> int:
         """The time when the group's next batch may start: an urgent or lone request waits neither for the delay nor for
         others."""
         if group.urgent:
@@ -387,6 +364,6 @@ class RequestQueue:
         since_ns = head.since_ns
         if head.alone or group.rows >= min(self.limit, group.most):
             return since_ns
-        if group.rows < self._expected:
+        if waiting < self._expected:
             since_ns = max(since_ns, self._wait_ends_ns)
         return since_ns + self.delay_ns

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...models.errors import EngineFailed, NotReady
-from ...models.spec.filled_lengths import Lengths
+from ...models.spec.filled_lengths import Lengths, longest_of
 from ...models.spec.spec import ModelSpec
 from .admission import Pace
 from .condition import Condition
@@ -241,13 +241,15 @@ class BatchScheduler:
             one.failed = self._mistake(batch, error)
 
     def _fill_up(self, requests: Sequence[Request]) -> None:
-        """Give requests of different lengths one length; on a CUDA device every batch has one of a few."""
+        """Give requests of different lengths that of the longest; on a CUDA device every batch has one of a few."""
         if self._lengths is None:
             return
-        differ = any(request.shapes != requests[0].shapes for request in requests)
-        if differ or self.prepared.engine.device.startswith("cuda"):
-            for request in requests:
-                request.fill(self._lengths)
+        came = {request.shapes for request in requests if request.shapes is not None}
+        shapes = longest_of(list(came)) if len(came) > 1 else came.pop()
+        if self.prepared.engine.device.startswith("cuda"):
+            shapes = self._lengths.shared(shapes)
+        for request in requests:
+            request.fill(self._lengths, shapes)
 
     def _watch(self, one: _UnderWay) -> None:
         """Let the device thread be rung when the batch has ended, where it computes in the background."""

@@ -76,8 +76,12 @@ def test_a_model_that_its_mask_keeps_from_filled_up_places_is_asked_so(
 ) -> None:
     run = run_of(spec, original)
     assert run.joined.refused == "" and run.joined.differs <= 1e-6
-    asked = [question.inputs["ids"].shape[1] for question in run.joined.questions]
-    assert asked == [2, 5, 9, 12, 17, 20]  # the shortest that goes into each size, and one half way to it
+    asked = [
+        (size := question.inputs["ids"].shape[1], far.size("length", size))
+        for far, question in run.joined.questions
+    ]
+    # The shortest that goes into each size, and one half way to it; then the shortest of all in the longest batch.
+    assert asked == [(2, 8), (5, 8), (9, 16), (12, 16), (17, 24), (20, 24), (2, 24)]
     assert "filled up to 8, 16, 24: that changes no FP32 answer" in run.joined.sentence(SIZES)
 
 
@@ -108,6 +112,18 @@ def test_a_mean_of_all_places_is_found_where_the_shortest_row_is_one_place() -> 
     assert not judged(
         run, "fp16", [take(run, mean_of_all)]
     ).passed  # a stored version that asks for lengths all the same
+
+
+def test_the_shortest_row_is_asked_in_a_batch_of_the_longest() -> None:
+    def window(inputs: Arrays) -> dict[str, np.ndarray]:  # sees all places where few of them are kept
+        few = inputs["ids"].shape[1] > 9 * inputs["attention_mask"].sum(1, keepdims=True)
+        return {"y": np.where(few, mean_of_all(inputs)["y"], mean(inputs)["y"])}
+
+    spec = masked(POOLED)
+    samples = generate(spec, 16)
+    samples.arrays["attention_mask"][:] = 1
+    refused = ask_reference(spec, samples, window).joined.refused
+    assert "'length' of 2 filled up to 24, output 'y' differs by" in refused
 
 
 def test_a_class_is_asked_of_more_rows_than_its_scores() -> None:
@@ -232,7 +248,7 @@ def test_filling_up_repeats_the_last_place_and_masks_it(fill: int) -> None:
     lengths = Lengths.of(spec)
     assert lengths is not None
     arrays = [np.arange(3 * (fill - 3)).reshape(3, -1), np.ones((3, fill - 3), np.int64)]
-    ids, mask = lengths.filled(arrays)
+    ids, mask = lengths.filled(arrays, ((fill,), (fill,)))
     assert ids.shape == mask.shape == (3, fill)
     assert (ids[:, fill - 3 :] == arrays[0][:, -1:]).all() and (ids[:, : fill - 3] == arrays[0]).all()
     assert (mask.sum(1) == fill - 3).all()
@@ -240,7 +256,7 @@ def test_filling_up_repeats_the_last_place_and_masks_it(fill: int) -> None:
     assert cut.shape == (3, fill - 3, 6) and cut.flags.c_contiguous
     assert lengths.shared(((9,), (9,))) == ((16,), (16,))
     empty = [np.zeros((3, 0), np.int64)] * 2  # shares no batch with others
-    assert [array.shape for array in lengths.filled(empty)] == [(3, 0)] * 2
+    assert [array.shape for array in lengths.filled(empty, ((0,), (0,)))] == [(3, 0)] * 2
     assert lengths.shared(((0,), (0,))) == ((0,), (0,))
 
 

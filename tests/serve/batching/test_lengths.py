@@ -13,7 +13,7 @@ from halfeven.serve.batching.interface import Answer, PreparedVersion, Terms
 
 from tests.serve.batching.stage import async_test, prepared, serving
 
-LENGTHS = (8, 16)
+LENGTHS = (80, 160)
 
 
 def spec(*lengths: int, rows: int = 16, **batching: Any) -> ModelSpec:
@@ -22,7 +22,7 @@ def spec(*lengths: int, rows: int = 16, **batching: Any) -> ModelSpec:
 
     return ModelSpec(
         "m",
-        (tensor("ids", "INT64", "length=1..24"), tensor("mask", "INT64", "length=1..24")),
+        (tensor("ids", "INT64", "length=1..240"), tensor("mask", "INT64", "length=1..240")),
         (tensor("each", "FP32", "length"), tensor("all", "FP32", 1)),
         rows,
         batching=Batching(lengths=lengths, **batching),
@@ -77,54 +77,69 @@ async def held(batcher: Batcher, device: Any, lengths: list[int], **terms: Any) 
 async def test_requests_of_different_lengths_are_one_batch_and_each_gets_its_own_places() -> None:
     engine = Sums()
     async with serving(engine, spec(*LENGTHS)) as (batcher, device):
-        lengths = [3, 8, 5, 9, 16, 12, 17, 24, 20]
+        lengths = [30, 80, 50, 90, 150, 120, 170, 210, 200]
         futures = await held(batcher, device, lengths)
         device.release()
         for length, future in zip(lengths, futures, strict=True):
             assert right(await future, length)
-    assert sorted(engine.batches) == [(3, 8), (3, 16), (3, 24)]  # the last is the end of the axis
+    assert sorted(engine.batches) == [(3, 80), (3, 150), (3, 210)]  # as long as its longest row
 
 
 @async_test
 async def test_of_one_length_and_alone_nothing_is_filled_up_and_without_lengths_nothing_is_joined() -> None:
     engine, plain = Sums(), Sums()
-    async with serving(engine, spec(*LENGTHS)) as (batcher, device):
-        futures = await held(batcher, device, [5, 5])
-        alone = batcher.submit(arrays(6), 1, Terms(deterministic=True))
+    async with serving(engine, spec(80, 110)) as (batcher, device):
+        futures = await held(batcher, device, [50, 50])
+        alone = batcher.submit(arrays(60), 1, Terms(deterministic=True))
+        later = batcher.submit(arrays(90), 1)
         device.release()
-        assert all([right(await future, 5) for future in futures]) and right(await alone, 6)
-    assert sorted(engine.batches) == [(2, 5), (16, 6)]  # the same rows and place, whatever waits
+        assert all([right(await future, 50) for future in futures])
+        assert right(await alone, 60) and right(await later, 90)
+    assert engine.batches == [(2, 50), (16, 60), (1, 90)]  # the same rows and place, whatever waits
     async with serving(plain, spec()) as (batcher, device):
-        futures = await held(batcher, device, [5, 6])
+        futures = await held(batcher, device, [50, 60])
         device.release()
         await asyncio.gather(*futures)
-    assert sorted(plain.batches) == [(1, 5), (1, 6)]
+    assert sorted(plain.batches) == [(1, 50), (1, 60)]
+
+
+@async_test
+async def test_neighbouring_lengths_share_a_batch_where_it_costs_less_than_another_one() -> None:
+    engine = Sums()
+    async with serving(engine, spec(80, 110)) as (batcher, device):
+        near = await held(batcher, device, [70, 90])
+        device.release()
+        assert right(await near[0], 70) and right(await near[1], 90)
+        far = await held(batcher, device, [70, 70, 90])  # 2 times 30 places more, a batch costs 50
+        device.release()
+        await asyncio.gather(*far)
+    assert engine.batches[0] == (2, 90) and sorted(engine.batches[1:]) == [(1, 90), (2, 70)]
 
 
 @async_test
 async def test_on_a_cuda_device_every_batch_has_one_of_the_lengths() -> None:
     engine = Sums(device="cuda:0")
     async with serving(engine, spec(*LENGTHS, buckets=())) as (batcher, _):
-        assert right(await batcher.submit(arrays(5), 1), 5)
-    assert engine.batches == [(1, 8)]
+        assert right(await batcher.submit(arrays(50), 1), 50)
+    assert engine.batches == [(1, 80)]
 
 
 @async_test
 async def test_a_swap_joins_what_waits_as_the_new_version_allows() -> None:
     old, none, again = Sums(), Sums(2.0), Sums(3.0)
     async with serving(old, spec(*LENGTHS)) as (batcher, device):
-        first = await held(batcher, device, [3, 5])
+        first = await held(batcher, device, [30, 50])
         swapped = device.call(lambda: batcher.swap(prepared(none, "2"), spec()))
         device.release()
         await asyncio.wrap_future(swapped)
-        assert right(await first[0], 3, 2.0) and right(await first[1], 5, 2.0)
-        assert old.batches == [] and sorted(none.batches) == [(1, 3), (1, 5)]
-        second = await held(batcher, device, [3, 5, 9])
+        assert right(await first[0], 30, 2.0) and right(await first[1], 50, 2.0)
+        assert old.batches == [] and sorted(none.batches) == [(1, 30), (1, 50)]
+        second = await held(batcher, device, [30, 50, 90])
         swapped = device.call(lambda: batcher.swap(prepared(again, "3"), spec(*LENGTHS)))
         device.release()
         await asyncio.wrap_future(swapped)
-        assert all([right(await one, length, 3.0) for one, length in zip(second, (3, 5, 9), strict=True)])
-    assert sorted(again.batches) == [(1, 9), (2, 8)]
+        assert all([right(await one, length, 3.0) for one, length in zip(second, (30, 50, 90), strict=True)])
+    assert sorted(again.batches) == [(1, 90), (2, 50)]
 
 
 @async_test
@@ -144,7 +159,7 @@ async def test_a_request_in_parts_and_one_that_fails_share_batches_with_other_le
 def test_an_empty_axis_has_no_place_to_repeat_and_is_left_empty() -> None:
     lengths, nothing = Lengths.of(spec(*LENGTHS)), [np.zeros((2, 0), np.int64)] * 2
     assert lengths is not None and lengths.shared(((0,), (0,))) == ((0,), (0,))
-    assert [one.shape for one in lengths.filled(nothing)] == [(2, 0), (2, 0)]
+    assert [one.shape for one in lengths.filled(nothing, ((0,), (0,)))] == [(2, 0), (2, 0)]
 
 
 @async_test
@@ -159,15 +174,15 @@ async def test_a_row_that_is_rescued_is_answered_at_its_own_length() -> None:
         device.release()
         assert right(await torn, 3, first=-1) and (await torn).rescued == 1
         assert right(await fine, 6)
-    assert original.batches == [(1, 8)]
+    assert original.batches == [(1, 6)]
 
 
 @async_test
 async def test_a_batch_has_no_more_bytes_than_allowed_once_it_is_filled_up() -> None:
     engine = Sums()
-    allowed = 4 * 2 * 8 * 8  # four rows of two inputs of eight INT64
+    allowed = 4 * 2 * 8 * 80  # four rows of two inputs of 80 INT64
     async with serving(engine, spec(*LENGTHS, max_batch_bytes=allowed)) as (batcher, device):
-        futures = await held(batcher, device, [1, 2, 3, 4, 5, 6])
+        futures = await held(batcher, device, [10, 20, 30, 40, 50, 60])
         device.release()
         await asyncio.gather(*futures)
-    assert engine.batches == [(4, 8), (2, 8)]
+    assert engine.batches == [(4, 40), (2, 60)]
