@@ -34,7 +34,7 @@ def fresh(trap: Trap, foreign: ConvertedFile) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    slow_part_but(  # one of the two levels of each trap
+    slow_part_but(  # of each trap one of the two levels
         2,
         {(name, "O1") for name in EVERY_RUN},
         [(name, level) for name, trap in FOREIGN.items() for level in trap.levels],
