@@ -11,7 +11,6 @@ import ast
 import importlib
 import importlib.util
 import json
-import os
 import re
 import sys
 import tempfile
@@ -195,7 +194,10 @@ def programs_of(names: Sequence[str]) -> dict[str, tuple[GraphModule, list[Tenso
 
 
 def main(arguments: list[str]) -> None:
+    from torch._inductor import config
+
     warnings.simplefilter("ignore")
+    config.compile_threads = 1  # processes of its own would have no work
     asked = {
         name: [*map(int, some.split(","))] if some else ARCHITECTURES
         for name, _, some in (argument.partition("=") for argument in arguments)
@@ -212,8 +214,7 @@ def main(arguments: list[str]) -> None:
                 found[name] = {"compiled": compiled(code, place, asked[name]), "library": library}
             except Exception:  # the others are asked all the same
                 found[name] = {"error": traceback.format_exc()}
-    print(json.dumps(found), flush=True)
-    os._exit(0)  # Inductor's compile processes would be waited for
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,6 @@ def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
     return [case if case in fast else _slow(case) for case in cases]
 
 
-def slow_but_every(step: int, cases: Iterable[Any]) -> list[Any]:
-    """The first case and every ``step``-th after it in every run."""
-    return [_slow(case) if place % step else case for place, case in enumerate(cases)]
-
-
 def slow_part_but(part: int, fast: Container[Any], cases: Collection[Any]) -> list[Any]:
     """The cases as `slow_but` marks them, with one in ``part`` of the slow cases: those of another seed are others."""
     some = drawn(part, [case for case in cases if case not in fast])
