@@ -23,7 +23,7 @@ help:
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make browser   Chromium, in which tests open the web pages (make check has it)"
 	@echo "make real      models that other packages ship, converted and served"
-	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for three GPU generations without a GPU"
+	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for GPUs without one"
 	@echo "make sbom      sbom.cdx.json: what is installed, as CycloneDX (a software bill of materials)"
 	@echo "make gpu       one run on a GPU machine in nine minutes, with PYTHON=… as it is (nothing is installed)"
 	@echo "make gpu-prepare  beforehand, needs no GPU: the packages that such a machine lacks, in .gpu"
@@ -62,11 +62,13 @@ test test-all: export OMP_NUM_THREADS := 1
 test: $(READY)
 	$(BIN)/python -m pytest --workers auto -m "not slow"
 
-# The types and the kernels, three minutes of a processor, are looked at beside the tests, which wait for other processes
-# often enough. They say something only where they fail, so that pytest's closing line closes the output.
-check: $(READY)
-	$(MAKE) --no-print-directory -j 2 -O lint resolves peers browser
-	@nice -n 10 $(MAKE) --no-print-directory types kernels > $(VENV)/beside.txt 2>&1 & beside=$$!; \
+# The browser is fetched beside the packages: both mostly wait. What no test needs, two minutes of a processor, is looked at
+# beside the tests, which wait for other processes often enough. It says something only where it fails, so that pytest's
+# closing line closes the output.
+check:
+	$(MAKE) --no-print-directory -j 2 $(READY) browser
+	$(MAKE) --no-print-directory -j 2 -O lint peers
+	@nice -n 10 $(MAKE) --no-print-directory types kernels resolves > $(VENV)/beside.txt 2>&1 & beside=$$!; \
 	  trap 'kill $$beside 2> /dev/null' EXIT; trap 'exit 130' INT TERM; \
 	  $(MAKE) --no-print-directory test-all; tests=$$?; \
 	  wait $$beside || { cat $(VENV)/beside.txt; exit 1; }; exit $$tests

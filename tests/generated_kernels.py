@@ -1,17 +1,16 @@
 """Kernels that torch.compile's Inductor generates for a CUDA device, made and compiled where there is none.
 
-    python -m tests.generated_kernels NAME …
+    python -m tests.generated_kernels NAME[=ARCHITECTURE,…] …
 
 Run alone: torch is told here that there is an H100. NAME is a model of the corpus or one of `BLOCKS`. Prints, as JSON,
-for each how many kernels were generated and compiled for each architecture, and the library calls beside them; of one
-that fails, the error. Triton's wheel brings the compiler.
+for each how many kernels were generated and compiled for each architecture that is asked for (for all by itself), and
+the library calls beside them; of one that fails, the error. Triton's wheel brings the compiler.
 """
 
 import ast
 import importlib
 import importlib.util
 import json
-import os
 import re
 import sys
 import tempfile
@@ -154,10 +153,10 @@ def generated(program: GraphModule, example: Sequence[Tensor]) -> str:
     return str(getattr(code, "value", code))
 
 
-def compiled(code: str, folder: Path) -> dict[int, int]:
+def compiled(code: str, folder: Path, architectures: Sequence[int]) -> dict[int, int]:
     """The number of the code's kernels that were compiled for each architecture. Raises the compiler's error."""
     compiler, target = _of_triton("compiler"), _of_triton("backends.compiler").GPUTarget
-    counts: dict[int, int] = dict.fromkeys(ARCHITECTURES, 0)
+    counts: dict[int, int] = dict.fromkeys(architectures, 0)
     for number, (name, body) in enumerate(_KERNEL.findall(code)):
         path = folder / f"kernel_{number}.py"
         path.write_text(_HEADER + body[body.index("@triton.jit") :])
@@ -169,7 +168,7 @@ def compiled(code: str, folder: Path) -> dict[int, int]:
         assert found is not None
         signature = ast.literal_eval(found.group(1))
         sizes = {key: _size(key) for key, kind in signature.items() if kind == "constexpr"}
-        for architecture in ARCHITECTURES:
+        for architecture in architectures:
             source = compiler.ASTSource(fn=vars(made)[name], signature=signature, constexprs=sizes)
             kernel = compiler.compile(source, target=target("cuda", architecture, 32))
             assert kernel.asm["cubin"], f"{name} has no code for sm_{architecture}"
@@ -194,9 +193,16 @@ def programs_of(names: Sequence[str]) -> dict[str, tuple[GraphModule, list[Tenso
     return found
 
 
-def main(names: list[str]) -> None:
+def main(arguments: list[str]) -> None:
+    from torch._inductor import config
+
     warnings.simplefilter("ignore")
-    programs = programs_of(names)
+    config.compile_threads = 1  # processes of its own would have no work
+    asked = {
+        name: [*map(int, some.split(","))] if some else ARCHITECTURES
+        for name, _, some in (argument.partition("=") for argument in arguments)
+    }
+    programs = programs_of([*asked])
     with _with_an_h100(), tempfile.TemporaryDirectory() as folder:
         found = dict[str, dict[str, Any]]()
         for number, (name, (program, example)) in enumerate(programs.items()):
@@ -205,11 +211,10 @@ def main(names: list[str]) -> None:
             try:
                 code = generated(program, example)
                 library = sorted(set(re.findall(r"extern_kernels\.(\w+)", code)))
-                found[name] = {"compiled": compiled(code, place), "library": library}
+                found[name] = {"compiled": compiled(code, place, asked[name]), "library": library}
             except Exception:  # the others are asked all the same
                 found[name] = {"error": traceback.format_exc()}
-    print(json.dumps(found), flush=True)
-    os._exit(0)  # Inductor's compile processes would be waited for
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ sweeps a run has a part of those, which its seed draws: every case has its turn,
 
 import os
 import zlib
-from collections.abc import Collection, Container, Iterable
-from typing import Any
+from collections.abc import Collection, Container, Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
+Case = TypeVar("Case")
 EVERY_CASE = bool(os.environ.get("HALFEVEN_EVERY_CASE"))
 # So many random deaths of each process; 20 take a quarter of an hour or more.
 KILLS = int(os.environ.get("HALFEVEN_KILLS", "0"))
@@ -22,16 +23,20 @@ def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
     return [case if case in fast else _slow(case) for case in cases]
 
 
-def slow_but_every(step: int, cases: Iterable[Any]) -> list[Any]:
-    """The first case and every ``step``-th after it in every run."""
-    return [_slow(case) if place % step else case for place, case in enumerate(cases)]
-
-
 def slow_part_but(part: int, fast: Container[Any], cases: Collection[Any]) -> list[Any]:
     """The cases as `slow_but` marks them, with one in ``part`` of the slow cases: those of another seed are others."""
-    slow = [case for case in cases if case not in fast]
-    drawn = slow if EVERY_CASE else slow[_turn() % part :: part]
-    return [case if case in fast else _slow(case) for case in cases if case in fast or case in drawn]
+    some = drawn(part, [case for case in cases if case not in fast])
+    return slow_but(fast, [case for case in cases if case in fast or case in some])
+
+
+def drawn(part: int, cases: Sequence[Case]) -> Sequence[Case]:
+    """One in ``part`` of the cases. Where one part is a multiple of another, the fewer ones are among the more."""
+    return cases if EVERY_CASE else cases[_turn() % part :: part]
+
+
+def one_by_turns(cases: Sequence[Case], place: int) -> Sequence[Case]:
+    """One of the cases, for the next place and for another seed another one; all where every case is asked for."""
+    return cases if EVERY_CASE else [cases[(_turn() + place) % len(cases)]]
 
 
 def _turn() -> int:

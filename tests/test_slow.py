@@ -20,6 +20,25 @@ def test_a_run_has_one_in_three_and_in_some_runs_every_case_is_had(monkeypatch: 
     assert of_a_run(monkeypatch, 7) == runs[7], "the same seed, the same cases"
 
 
+def test_the_fewer_of_a_sweep_are_among_the_more_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow, "EVERY_CASE", False)
+    for seed in range(20):
+        monkeypatch.setenv("HALFEVEN_TEST_CASES", str(seed))
+        assert set(slow.drawn(4, "abcdefgh")) < set(slow.drawn(2, "abcdefgh")) < set("abcdefgh")
+
+
+def test_by_turns_a_run_has_every_one_and_a_place_has_every_one_in_some_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slow, "EVERY_CASE", False)
+    runs = list[str]()
+    for seed in range(20):
+        monkeypatch.setenv("HALFEVEN_TEST_CASES", str(seed))
+        runs.append("".join(one for place in range(3) for one in slow.one_by_turns("xyz", place)))
+    assert all(sorted(run) == list("xyz") for run in runs) and {run[0] for run in runs} == set("xyz")
+
+
 def test_where_every_case_is_asked_for_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow, "EVERY_CASE", True)
     assert of_a_run(monkeypatch, 0) == list("abcdefgh")
+    assert slow.drawn(4, "abc") == slow.one_by_turns("abc", 1) == "abc"

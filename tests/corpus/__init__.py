@@ -3,7 +3,7 @@
 ``CORPUS[name]`` is a `Case`; ``captured(name)`` its original program; ``fresh(name, rows, seed)`` new inputs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.kept import kept_program
 from tests.programs import Original, described, exported
-from tests.slow import slow_but
+from tests.slow import drawn, slow_but
 
 from . import integers, layers, masks, overflow, precision, ranking, structure, underflow, zoo
 from .case import Case
@@ -30,9 +30,18 @@ EVERY_RUN = {
 }  # fmt: skip
 
 
-def cases(names: Iterable[str]) -> list[Any]:
-    """The names for ``pytest.mark.parametrize``: all but `EVERY_RUN` are slow."""
-    return slow_but(EVERY_RUN, names)
+def of_a_run(part: int) -> Sequence[str]:
+    """One model in ``part``, as the run's seed draws them: of 4, those are among the ones of 2."""
+    return drawn(part, sorted(CORPUS, key=EVERY_RUN.__contains__))
+
+
+def cases(names: Iterable[str], fast: Collection[str] = frozenset(EVERY_RUN)) -> list[Any]:
+    """The names for ``pytest.mark.parametrize``: all but `EVERY_RUN`, or ``fast``, are slow.
+
+    A run has one in two of the others, and all sweeps have the same ones: what a model needs is made once for all.
+    """
+    some = {*EVERY_RUN, *of_a_run(2)}
+    return slow_but(fast, [name for name in names if name in some])
 
 
 def built(name: str) -> nn.Module:

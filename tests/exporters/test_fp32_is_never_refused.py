@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured, cases
 from tests.programs import original
-from tests.slow import slow_part_but
 
 every_model = pytest.mark.parametrize("name", cases(CORPUS))
 
@@ -44,7 +43,7 @@ def test_a_program_in_fp64_and_one_row_at_a_time_is_never_refused(name: str) -> 
     assert refused(reference_run, exact, alone) == []
 
 
-@pytest.mark.parametrize("name", slow_part_but(2, {"lstm", "masked pooling", "sigmoid tail"}, CORPUS))
+@pytest.mark.parametrize("name", cases(CORPUS, {"lstm", "masked pooling", "sigmoid tail"}))
 def test_a_file_node_by_node_and_one_row_at_a_time_is_never_refused(name: str, tmp_path: Path) -> None:
     model, samples = captured(name), samples_of(name, 32, seed=4)
     try:

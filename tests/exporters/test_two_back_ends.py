@@ -17,13 +17,13 @@ from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.store.store import Store, Version
 
 from tests.conversions import samples_of
-from tests.corpus import CORPUS, captured
-from tests.slow import EVERY_CASE, slow_part_but
+from tests.corpus import CORPUS, captured, of_a_run
+from tests.slow import EVERY_CASE, slow_but
 
 # Below O3 a search is always made.
 ASKED = [("O0", False), ("O1", False), ("O2", False), ("O3", False), ("O3", True)]
 FEW = ["gate"]  # run always; the others are slow
-# All levels of all models take an hour: unless EVERY_CASE is set, half of the others are asked, each at one.
+# All levels of all models take an hour: unless EVERY_CASE is set, a quarter of the others is asked, each at one level.
 HEAVY = ["zoo unet", "deep stack"]  # a search at O3 takes them minutes: they are asked at O1
 # Sections that are shown only where there is something to show.
 OWN = {
@@ -97,12 +97,12 @@ ALWAYS = [(name, level, search) for name in FEW for level, search in ASKED]
 EACH = [
     (name, level, search)
     for place, name in enumerate(CORPUS)
+    if name in {*FEW, *of_a_run(4)}
     for level, search in (
         ASKED if EVERY_CASE or name in FEW else [ASKED[1 if name in HEAVY else place % len(ASKED)]]
     )
 ]
-cases = slow_part_but(2, ALWAYS, EACH)
-every_case = pytest.mark.parametrize(("name", "level", "search"), cases)
+every_case = pytest.mark.parametrize(("name", "level", "search"), slow_but(ALWAYS, EACH))
 
 
 @every_case

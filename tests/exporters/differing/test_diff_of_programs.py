@@ -172,7 +172,8 @@ def in_double(name: str) -> Answers:
 
 
 HALVES = ("zoo bert", "zoo mlp", "zoo vit", "zoo recommender", "residual", "cosine head", "lstm")
-HONEST: dict[str, tuple[str, Callable[[str, Path], ProgramSide | OnnxSide | Answers]]] = {
+Other = Callable[[str, Path], ProgramSide | OnnxSide | Answers]
+HONEST: dict[str, tuple[str, Other]] = {
     **{
         f"half of {name}": (name, lambda name, _: ProgramSide(half_of(name), captured(name).spec))
         for name in HALVES
@@ -187,9 +188,8 @@ HONEST: dict[str, tuple[str, Callable[[str, Path], ProgramSide | OnnxSide | Answ
 }
 
 
-@pytest.mark.parametrize("pair", HONEST)
-def test_an_honest_pair_has_no_difference(tmp_path: Path, pair: str) -> None:
-    name, other = HONEST[pair]
+@pytest.mark.parametrize(("name", "other"), HONEST.values(), ids=HONEST)
+def test_an_honest_pair_has_no_difference(tmp_path: Path, name: str, other: Other) -> None:
     model = captured(name)
     rows = rows_of(tmp_path, samples_of(name, 8, seed=5).arrays)
     facts = differences(ProgramSide(model.program, model.spec), other(name, tmp_path), rows)

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto
 from tests.exporters.onnx.foldable import MODELS, inputs_of
 from tests.exporters.onnx.onnx_files import convert, element_types, errors_u, parsed
 from tests.exporters.onnx.traps import EVERY_RUN, f32, normal
-from tests.slow import slow_but
+from tests.slow import slow_part_but
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
 CHAINS = parsed(
@@ -41,7 +41,7 @@ def unfolded(model: ModelProto, monkeypatch: pytest.MonkeyPatch) -> ForeignProgr
         return read(model)
 
 
-@pytest.mark.parametrize("name", slow_but(EVERY_RUN, MODELS))
+@pytest.mark.parametrize("name", slow_part_but(2, EVERY_RUN, MODELS))
 def test_the_original_answers_as_before_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS[name]()
     before = unfolded(model, monkeypatch)

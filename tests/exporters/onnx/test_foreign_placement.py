@@ -14,7 +14,7 @@ from tests.exporters.onnx.exported_nets import NETS
 from tests.exporters.onnx.foldable import MODELS, inputs_of
 from tests.exporters.onnx.onnx_files import ConvertedFile, convert, errors_u, parsed
 from tests.exporters.onnx.traps import EVERY_RUN, FOREIGN, normal, square
-from tests.slow import slow_but
+from tests.slow import slow_part_but
 
 
 def converted(name: str, path: Path, level: str) -> ConvertedFile:
@@ -30,7 +30,7 @@ LEVELS = [(name, ("O1", "O3")[place % 2]) for place, name in enumerate(MODELS)]
 
 
 @pytest.mark.parametrize(
-    ("name", "level"), slow_but([case for case in LEVELS if case[0] in EVERY_RUN], LEVELS)
+    ("name", "level"), slow_part_but(2, [case for case in LEVELS if case[0] in EVERY_RUN], LEVELS)
 )
 def test_the_half_answers_as_before_bit_for_bit(name: str, level: str, tmp_path: Path, monkeypatch) -> None:
     # The places of the casts are asked of one plan, whatever unseen samples make of it.

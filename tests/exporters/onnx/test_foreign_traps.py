@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from tests.exporters.onnx.onnx_files import ConvertedFile, convert, errors_u
 from tests.exporters.onnx.traps import EVERY_RUN, FOREIGN, Trap
-from tests.slow import slow_but
+from tests.slow import slow_part_but
 
 FLOATING = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 
@@ -34,7 +34,8 @@ def fresh(trap: Trap, foreign: ConvertedFile) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    slow_but(
+    slow_part_but(  # of each trap one of the two levels
+        2,
         {(name, "O1") for name in EVERY_RUN},
         [(name, level) for name, trap in FOREIGN.items() for level in trap.levels],
     ),

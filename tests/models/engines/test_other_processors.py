@@ -5,9 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.slow import drawn
 
 ROOT = Path(__file__).resolve().parents[3]
 # oneDNN's name → what torch's own kernels are then (by itself: the best of the processor), what a processor needs to
@@ -34,8 +37,9 @@ def units() -> set[str]:
     return set(found[1].split()) if found else set()
 
 
-def cases() -> list[object]:
-    found, has = [], units()
+def cases() -> Sequence[object]:
+    """A run has the engines on each of the processors, the next one perhaps the trainings."""
+    found, has = list[object](), units()
     for name, (_, needed, more) in PROCESSORS.items():
         lacking = pytest.mark.skipif(
             not (needed <= has and more & has), reason=f"this one is no more than {name}"
@@ -43,7 +47,7 @@ def cases() -> list[object]:
         engines = [*ENGINES, *SEARCH] if name == FARTHEST else ENGINES
         for what, files in (("engines", engines), ("trainings", TRAININGS)):
             found.append(pytest.param(name, files, id=f"{name}-{what}", marks=lacking))
-    return found
+    return drawn(2, found)
 
 
 @pytest.mark.slow(seconds=30)

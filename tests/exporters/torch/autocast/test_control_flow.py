@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from tests.control_flow import CONTROL_FLOW
 from tests.programs import Original, original
-from tests.slow import slow_but
+from tests.slow import slow_part_but
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def half_casts(half: HalfProgram) -> list[tuple[str, Node]]:
     return [(name, node) for name, node in walk(half.program.graph_module) if node.target in CASTS]
 
 
-@pytest.mark.parametrize("rows", slow_but({2}, [1, 2, 7]))
+@pytest.mark.parametrize("rows", slow_part_but(2, {2}, [1, 2, 7]))
 @pytest.mark.parametrize("name", CONTROL_FLOW)
 def test_the_half_program_is_bit_equal_to_live_autocast(name: str, rows: int) -> None:
     original, half = runnable(captured(name).program), runnable(converted(name).program)
@@ -59,7 +59,7 @@ def test_the_half_program_is_bit_equal_to_live_autocast(name: str, rows: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lists", ["cpu", "cuda"])
-@pytest.mark.parametrize("level", slow_but({"O1"}, ["O1", "O2", "O3"]))
+@pytest.mark.parametrize("level", slow_part_but(2, {"O1"}, ["O1", "O2", "O3"]))
 @pytest.mark.parametrize("name", CONTROL_FLOW)
 def test_what_is_interpreted_is_what_is_written_at_every_level(name: str, level: str, lists: str) -> None:
     model, half = captured(name), converted(name, level, lists)

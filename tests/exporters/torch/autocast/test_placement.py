@@ -30,7 +30,7 @@ from torch.fx import GraphModule
 from tests.corpus.case import net
 from tests.nets import NETS, captured_net
 from tests.programs import Original, original
-from tests.slow import slow_but_every
+from tests.slow import drawn
 
 HALF, FP32 = True, False
 ATEN = torch.ops.aten
@@ -325,7 +325,7 @@ EVERY_NET = [(name, level, lists) for name in NETS for level in ("O1", "O2") for
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "level", "lists"), slow_but_every(7, EVERY_NET))
+@pytest.mark.parametrize(("name", "level", "lists"), drawn(2, EVERY_NET))
 def test_placing_changes_no_bit_of_any_net(name: str, level: str, lists: str) -> None:
     model = captured_net(name)
     plan, result, _ = placed(model, level, lists)

@@ -24,7 +24,7 @@ from torch.fx import Node
 from tests.corpus.case import net
 from tests.nets import NETS, captured_net
 from tests.programs import Original, original
-from tests.slow import slow_but
+from tests.slow import slow_part_but
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -67,7 +67,7 @@ def dtype_of(node: Node) -> torch.dtype:
     return node.meta["val"].dtype
 
 
-@pytest.mark.parametrize("rows", slow_but({2}, [1, 2, 7]))
+@pytest.mark.parametrize("rows", slow_part_but(2, {2}, [1, 2, 7]))
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", NETS)
 def test_the_half_program_is_bit_equal_to_live_autocast(name: str, dtype: str, rows: int) -> None:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from tests.control_flow import CONTROL_FLOW
-from tests.corpus import CORPUS, captured, fresh
+from tests.corpus import CORPUS, captured, fresh, of_a_run
 from tests.nets import NETS, captured_net
 from tests.programs import Original, exported_as_it_is, original
-from tests.slow import slow_part_but
+from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 SCRIPTED = CpuSetup(passes=frozenset((WITHOUT_LOCK,)))
@@ -60,7 +60,7 @@ def test_a_net_answers_the_same_bits(name: str, rows: int) -> None:
     assert_same_bits(module, list(net.inputs(rows).values()))
 
 
-@pytest.mark.parametrize("name", slow_part_but(3, (), sorted(CORPUS)))
+@pytest.mark.parametrize("name", slow_but((), of_a_run(4)))
 def test_a_model_of_the_corpus_answers_the_same_bits_and_only_control_flow_stays_in_python(name: str) -> None:
     module = as_served(captured(name))
     has_bodies = any(isinstance(node.target, torch._ops.HigherOrderOperator) for _, node in walk(module))

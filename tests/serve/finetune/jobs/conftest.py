@@ -4,25 +4,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
-from safetensors.numpy import save_file
 
-from tests.model_folders import tensor, write_folder
-from tests.serve.finetune.jobs.hard_job import EVERY, NET, STEPS, Outcome, create, outcome, rows, store_of
+from tests.kept import kept_store
+from tests.serve.finetune.jobs import hard_job
+from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, Outcome, begin, create, outcome, store_of
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 from tests.serve.finetune.jobs.runner_stage import Runner
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """One process runs the tests that compare with the undisturbed job: it takes as long as most of them."""
+    if "left_alone" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.together("an undisturbed job"))
+
+
 @pytest.fixture(scope="session")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store in which ``net@1`` is active, and the rows to learn from."""
-    root = tmp_path_factory.mktemp("begun")
-    outputs = [tensor("y", "FP32", [-1, 3], kind="logits")]
-    folder = write_folder(root / "net", NET, outputs=outputs, max_batch_size=8, samples=rows(64))
-    assert convert(folder, Store(root / "store"), Options(forms=("torch",))).asked_passed
-    save_file(rows(178), root / "train.safetensors")
-    return root
+def begun() -> Path:
+    """A folder with a store in which ``net@1`` is active, and the rows to learn from. Not to be changed."""
+    return kept_store(hard_job.__file__, begin)
 
 
 @pytest.fixture(scope="session")

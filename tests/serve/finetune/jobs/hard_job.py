@@ -9,7 +9,11 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
+from safetensors.numpy import save_file
+
+from tests.model_folders import tensor, write_folder
 
 # Dropout and BatchNorm; a batch of 16 goes through the model in two parts.
 NET = """
@@ -42,6 +46,14 @@ def rows(count: int) -> dict[str, np.ndarray]:
     draw = np.random.default_rng()
     x = draw.standard_normal((count, 4)).astype(np.float32)
     return {"x": x, "target:y": (x[:, :3] > 0).argmax(-1)}
+
+
+def begin(root: Path) -> None:
+    """Write a store in which ``net@1`` is active, and the rows to learn from."""
+    outputs = [tensor("y", "FP32", [-1, 3], kind="logits")]
+    folder = write_folder(root / "net", NET, outputs=outputs, max_batch_size=8, samples=rows(64))
+    assert convert(folder, Store(root / "store"), Options(forms=("torch",))).asked_passed
+    save_file(rows(178), root / "train.safetensors")
 
 
 def store_of(begun: Path, folder: Path) -> Store:
