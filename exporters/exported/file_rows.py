@@ -53,12 +53,12 @@ def take_rows(run: ReferenceRun, answers: Arrays) -> Taken:
     return trials[: len(judging)], [], trials[len(judging) :]
 
 
-def _outputs(spec: ModelSpec, answers: Arrays, wanted: int) -> dict[str, Sequence[np.ndarray]]:
+def _outputs(spec: ModelSpec, answers: Arrays, wanted: int) -> dict[str, list[np.ndarray]]:
     """The answers to ``wanted`` rows by output."""
-    own, found = {tensor.name for tensor in spec.outputs}, dict[str, Sequence[np.ndarray]]()
+    own, found = {tensor.name for tensor in spec.outputs}, dict[str, list[np.ndarray]]()
     for name, array in answers.items():
         if name in own or not _EACH.search(name):
-            found[name] = array if array.ndim else []
+            found[name] = list(array) if array.ndim else []
         elif name.endswith("[0]"):
             output = name.removesuffix("[0]")
             found[output] = [answers[row] for row in _each(output, wanted) if row in answers]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # a conversion
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows are answered where their first number is above 0; the other output has one shape."""
+    """Rows are answered where their first number is above 0; the other output has one shape, the last is the input."""
     folder, draw = tmp_path_factory.mktemp("rows"), np.random.default_rng(5)
     weights = {"w": draw.normal(0, 0.3, (4, 16)), "v": draw.normal(0, 0.3, (16, 3))}
     nodes = [
@@ -38,7 +38,8 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rows",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["found", 3]),
-         helper.make_tensor_value_info("z", TensorProto.FLOAT, [6, 16])],
+         helper.make_tensor_value_info("z", TensorProto.FLOAT, [6, 16]),
+         helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 4])],
         constants,
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 18)]

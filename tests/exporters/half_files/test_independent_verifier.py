@@ -215,3 +215,14 @@ def test_of_integers_most_are_those_of_fp32_whatever_the_proof_says() -> None:
     for wrong, tied in ((4, 3), (6, 10**9)):
         with pytest.raises(found["Refused"], match="other integers"):
             found["check_output"]("class", fp32 + (fp32 < wrong), fp32, {"tied": tied}, 2.0**-11)
+
+
+def test_an_operation_that_the_verifier_lacks_is_named(tmp_path: Path) -> None:
+    module = runpy.run_path(str(VERIFIER))
+    node = onnx.helper.make_node("FusedMatMul", ["x", "x"], ["y"], name="product", domain="com.microsoft")
+    ends = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("com.microsoft", 1)]
+    graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), tmp_path / "net.onnx")
+    with pytest.raises(module["Refused"], match="does not run FusedMatMul 'product'"):
+        module["Half"](tmp_path / "net.onnx")({"x": np.zeros((2, 2), np.float32)})
