@@ -64,7 +64,8 @@ def check(
 def _why_otherwise(torch: ModuleType, program: "ExportedProgram", request: Request) -> str:
     """The cause of another answer: a node that draws random numbers, with its line; a question where none does."""
     for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+        graph: Any = getattr(module, "graph", None)
+        for node in () if graph is None else graph.nodes:
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 return (
                     f"random numbers are drawn by node '{node.name}'{failures.line_of_node(node, request)}: make what "
