@@ -50,8 +50,7 @@ def check(
             if not gap <= TOLERANCE:
                 raise failures.Refused(
                     f"the captured program does not answer as the module does: output '{name}' at batch size "
-                    f"{rows} differs by {gap:.3g} of its largest value; is something in forward random, "
-                    "or does it keep state?"
+                    f"{rows} differs by {gap:.3g} of its largest value; {_why_otherwise(torch, program, request)}"
                 )
     if largest > 1 and (gap := batch_gap(torch, run, samples, request)) > TOLERANCE:
         notes.append(
@@ -60,6 +59,19 @@ def check(
         )
         largest = 1
     return {"notes": notes, "max_batch_size": largest}
+
+
+def _why_otherwise(torch: ModuleType, program: "ExportedProgram", request: Request) -> str:
+    """The cause of another answer: a node that draws random numbers, with its line; a question where none does."""
+    for module in program.graph_module.modules():
+        graph: Any = getattr(module, "graph", None)
+        for node in () if graph is None else graph.nodes:
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                return (
+                    f"random numbers are drawn by node '{node.name}'{failures.line_of_node(node, request)}: make what "
+                    "is drawn an input, or draw nothing in evaluation"
+                )
+    return "does forward keep state from one call to the next?"
 
 
 def answers(

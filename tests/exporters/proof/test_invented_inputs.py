@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.gate.rejudge import judge_apart
+from halfeven.exporters.gate.judged_apart import judge_apart
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.plan.batched import Batch
 from halfeven.exporters.question import Invented, Question, answers_or_refusal
@@ -170,9 +170,10 @@ def build():
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O3"])
 def test_a_captured_program_that_reads_tables_is_converted(level: str, tmp_path: Path) -> None:
-    x = drawn(np.random.default_rng(), 0.4)[:20]
-    # Copies of a 1 are often below the first place; every second sample judges.
-    x[:, 1] = np.resize([1, 1, 5, 5], 20)
+    x = drawn(np.random.default_rng())[:20]
+    # Every second copy of the first and the last id is beyond the table; every second sample judges.
+    x[:, 0] = np.resize([0.4, 0.4, IDS - 0.6, IDS - 0.6], 20)
+    x[:, 1] = np.resize([1, 5, 5, 1], 20)
     folder = write_folder(
         tmp_path / "net",
         TABLES,

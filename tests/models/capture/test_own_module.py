@@ -1,6 +1,6 @@
 """A module that is alive in this process is captured here, and is afterwards as it was."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +112,28 @@ def test_a_module_that_cannot_be_captured_is_refused_with_its_own_line(tmp_path:
     said = str(refused.value)
     assert "a decision that depends on a tensor's values at" in said
     assert "test_own_module.py" in said.partition("\n")[0]
+
+
+class Noisy(nn.Module):
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.draw(x)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [torch.randn_like, torch.bernoulli, lambda x: torch.nn.functional.dropout(x, 0.5, training=True)],
+    ids=["randn_like", "bernoulli", "dropout"],
+)
+def test_a_node_that_draws_random_numbers_is_named_with_its_line(
+    draw: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    samples = {"x": np.random.uniform(0.2, 0.8, (6, 64)).astype(np.float32)}
+    with pytest.raises(CaptureFailed, match=r"random numbers are drawn by node '.+' at .*test_own_module.py"):
+        captured(Noisy(draw), tmp_path, samples)
 
 
 @pytest.mark.parametrize("net", [nn.Linear(4, 3), nn.Conv1d(4, 3, 1)], ids=str)
