@@ -123,7 +123,11 @@ def check_index(
             raise BadSamples(
                 f"the index has the shape {list(index.shape)}: expected [vectors, {vectors[0].shape[1]}]"
             )
-        fp32, half = (nearest(one, index, min(k, len(index)), metric) for one in vectors)
+        if len(index) <= k:
+            raise BadSamples(
+                f"the index has {len(index)} vectors, and the {k} nearest of them are all: give a smaller -k"
+            )
+        fp32, half = (nearest(one, index, k, metric) for one in vectors)
         verdict = compare_nearest(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
         found[form] = verdict.to_json()
     if not found:

@@ -53,9 +53,9 @@ def _version(module: str) -> str:
     """The version of what Python imports under this name, without importing it. It is read from the module's own files:
     ONNX Runtime's packages have several names, and one that is installed later replaces the files of another."""
     found = find_spec(module)
-    folder = Path(found.origin).parent if found is not None and found.origin else None
-    for file in ("version.py", "__init__.py") if folder else ():
-        text = (folder / file).read_text("utf-8") if (folder / file).is_file() else ""
-        if said := re.search(r"""^__version__ = ['"](.+)['"]""", text, re.MULTILINE):
-            return said[1]
+    if found is not None and found.origin:
+        folder = Path(found.origin).parent
+        for path in filter(Path.is_file, (folder / "version.py", folder / "__init__.py")):
+            if said := re.search(r"""^__version__ = ['"](.+)['"]""", path.read_text("utf-8"), re.MULTILINE):
+                return said[1]
     return "none"

@@ -146,6 +146,8 @@ def test_a_version_is_asked_in_each_form_and_what_does_not_fit_is_refused(tmp_pa
     assert forms["torch"]["queries"] == 30 and forms["torch"]["recall"] > 0.95
     with pytest.raises(BadSamples, match=r"expected \[vectors, 3\]"):
         check_index(version, np.zeros((5, 4), np.float32), tmp_path / "x.npz")
+    with pytest.raises(BadSamples, match="has 10 vectors, and the 10 nearest of them are all"):
+        check_index(version, np.random.normal(size=(10, 3)), tmp_path / "x.npz")
     with pytest.raises(BadInput, match="--output z: expected the output"):
         check_index(version, np.zeros((5, 3), np.float32), tmp_path / "x.npz", output="z")
     refused = {
