@@ -368,16 +368,16 @@ def _settings_kept() -> Iterator[None]:
     transformer = sys.modules["torch.nn.modules.transformer"]
     causal, fast = vars(transformer)["_detect_is_causal_mask"], torch.backends.mha.get_fastpath_enabled()
     logs = [] if "TORCH_LOGS" in os.environ else logging.getLogger("torch").handlers
-    levels = [handler.level for handler in logs]
+    levels, tracing = [handler.level for handler in logs], vars(sys.modules[_trace.__name__])
     try:
         for handler in logs:
             handler.setLevel(logging.ERROR)
-        vars(_trace)["print"] = lambda *_, **__: None  # it writes the graph so far to stderr
+        tracing["print"] = lambda *_, **__: None  # it writes the graph so far to stderr
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        vars(_trace).pop("print")
+        tracing.pop("print", None)
         for handler, level in zip(logs, levels, strict=False):  # torch may have added one meanwhile
             handler.setLevel(level)
         vars(transformer)["_detect_is_causal_mask"] = causal

@@ -18,7 +18,7 @@ from ...models.version import __version__
 from ..access.access_control import AccessControl
 from ..access.keys import Owners
 from ..batching.interface import Answer
-from ..finetune.jobs.records.job_types import JobRow
+from ..finetune.jobs.records.job_types import REFUSED, JobRow
 from ..http.codecs.pictures import BASE64, packed
 from ..http.error_mapping import without_folders
 from ..http.routes.app import History
@@ -212,7 +212,8 @@ def timeline(
     for job in jobs:
         if job.name in names:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(job.finished_at or job.created_at))
-            message = f"fine-tuning {job.status}" + (f": {job.message}" if job.message else "")
+            ended = "refused" if job.status == "failed" and job.code in REFUSED else job.status
+            message = f"fine-tuning {ended}" + (f": {job.message}" if job.message else "")
             found.append({"at": at, "model": job.name, "kind": "job", "message": message, "job": job.id})
     found.sort(key=lambda event: str(event.get("at")), reverse=True)
     return found[:most]

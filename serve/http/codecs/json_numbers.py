@@ -43,7 +43,7 @@ def parse(text: bytes) -> Any:
 
 
 def _why_not(text: bytes, error: Exception) -> str:
-    """Why a body is not JSON: it is empty, it is no text, or where its text breaks the rules."""
+    """The reason why a body is not JSON: it is empty, it is no text, or where its text breaks the rules."""
     if not text:
         return "its body is empty"
     try:

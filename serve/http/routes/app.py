@@ -156,7 +156,7 @@ def _no_route(request: Request) -> str:
 
 
 def _unfit(fault: Mapping[str, Any]) -> str:
-    """What is wrong with one parameter of a request, as pydantic found it: its name, what came, what was expected."""
+    """The fault of one parameter of a request, as pydantic found it: its name, what came, what was expected."""
     place, *names = fault["loc"]
     came = repr(fault.get("input"))[:_QUOTED]
     return f"{place} parameter {'.'.join(map(str, names))} = {came}: {fault['msg']}"

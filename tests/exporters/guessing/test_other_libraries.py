@@ -1,4 +1,4 @@
-"""What is no model of ours and might be one: the message says what it is and how it becomes one."""
+"""Models of other libraries: the message says what the file or folder is and how it becomes a model of ours."""
 
 from pathlib import Path
 

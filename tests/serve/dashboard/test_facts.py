@@ -1,12 +1,23 @@
 """Figures as the pages show them: lines, durations, badges, answers."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer, PreparedVersion
-from halfeven.serve.dashboard.facts import HEIGHT, WIDTH, answer_facts, badge, duration, phrase, sparkline
+from halfeven.serve.dashboard.facts import (
+    HEIGHT,
+    WIDTH,
+    answer_facts,
+    badge,
+    duration,
+    phrase,
+    sparkline,
+    timeline,
+)
 from halfeven.serve.versions.traffic.recent import BINS, Bin
 
 from tests.serve.conftest import FakeEngine
@@ -65,6 +76,22 @@ def test_a_card_has_the_first_part_of_a_reason() -> None:
 )
 def test_the_badge_of_a_version(facts: dict, expected: tuple[str, str]) -> None:
     assert badge(facts) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        ("failed", "METRIC_REGRESSED", "fine-tuning refused: why"),
+        ("failed", "OUT_OF_MEMORY", "fine-tuning failed: why"),
+        ("succeeded", None, "fine-tuning succeeded: why"),
+    ],
+)
+def test_a_job_whose_version_was_refused_did_not_fail(status: str, code: str | None, expected: str) -> None:
+    behind: Any = SimpleNamespace(director=SimpleNamespace(newest_events=lambda names, most: []))
+    job: Any = SimpleNamespace(
+        name="net", status=status, code=code, message="why", id="ftjob-1", finished_at=1, created_at=0
+    )
+    assert [one["message"] for one in timeline(behind, ["net"], [job], 9)] == [expected]
 
 
 def test_an_answer_is_shown_by_what_its_outputs_are() -> None:

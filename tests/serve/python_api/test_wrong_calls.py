@@ -11,6 +11,8 @@ import torch
 from halfeven.models.errors import BadFolder, BadSamples, BadSetting, CaptureFailed, HalfevenError
 from torch import nn
 
+CONVERT: Any = he.convert  # called against its types
+SERVE: Any = he.serve
 GIVE = r"model: expected an nn\.Module, or the path of .*, got "
 MISSING = r"give samples=\{'x': array\}.*; got "
 
@@ -37,22 +39,22 @@ def x() -> np.ndarray:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda x: he.convert(Net, {"x": x}), BadSetting, rf"{GIVE}the class Net: give a module .*, Net\("),
-        (lambda x: he.convert(Net().state_dict(), {"x": x}), BadSetting, f"{GIVE}a dictionary: .*load_state_dict"),
-        (lambda x: he.convert(lambda x: x, {"x": x}), BadSetting, f"{GIVE}a function: call it in the forward"),
-        (lambda x: he.convert(torch.ones(3), {"x": x}), BadSetting, f"{GIVE}a tensor"),
-        (lambda x: he.convert(None, {"x": x}), BadSetting, f"{GIVE}NoneType"),
-        (lambda x: he.convert(Net()), BadSamples, f"{MISSING}no samples"),
-        (lambda x: he.convert(Net(), x), BadSamples, f"{MISSING}samples of the type ndarray"),
-        (lambda x: he.convert(Net(), [x]), BadSamples, f"{MISSING}samples of the type list"),
-        (lambda x: he.convert(Net(), {"x": x[:0]}), BadSamples, "tensor 'x': expected at least one row, got none"),
-        (lambda x: he.convert(Net(), {"x": x}, keep="nowhere"), BadSetting, "keep = 'nowhere' matches no node"),
-        (lambda x: he.convert(Net(), {"x": x}, level="O7"), BadFolder, "option level = 'O7': expected one of O0"),
-        (lambda x: he.convert(Net().to("meta"), {"x": x}), CaptureFailed, "Net .*: it lies on the device meta.*load"),
-        (lambda x: he.convert("net.onnx", name="my net"), BadSetting, "the name 'my net' is not a model name"),
+        (lambda x: CONVERT(Net, {"x": x}), BadSetting, rf"{GIVE}the class Net: give a module .*, Net\("),
+        (lambda x: CONVERT(Net().state_dict(), {"x": x}), BadSetting, f"{GIVE}a dictionary: .*load_state_dict"),
+        (lambda x: CONVERT(lambda x: x, {"x": x}), BadSetting, f"{GIVE}a function: call it in the forward"),
+        (lambda x: CONVERT(torch.ones(3), {"x": x}), BadSetting, f"{GIVE}a tensor"),
+        (lambda x: CONVERT(None, {"x": x}), BadSetting, f"{GIVE}NoneType"),
+        (lambda x: CONVERT(Net()), BadSamples, f"{MISSING}no samples"),
+        (lambda x: CONVERT(Net(), x), BadSamples, f"{MISSING}samples of the type ndarray"),
+        (lambda x: CONVERT(Net(), [x]), BadSamples, f"{MISSING}samples of the type list"),
+        (lambda x: CONVERT(Net(), {"x": x[:0]}), BadSamples, "tensor 'x': expected at least one row, got none"),
+        (lambda x: CONVERT(Net(), {"x": x}, keep="nowhere"), BadSetting, "keep = 'nowhere' matches no node"),
+        (lambda x: CONVERT(Net(), {"x": x}, level="O7"), BadFolder, "option level = 'O7': expected one of O0"),
+        (lambda x: CONVERT(Net().to("meta"), {"x": x}), CaptureFailed, "Net .*: it lies on the device meta.*load"),
+        (lambda x: CONVERT("net.onnx", name="my net"), BadSetting, "the name 'my net' is not a model name"),
         (lambda x: he.load("nowhere", "net"), BadSetting, "there is no store nowhere: `save` of a half"),
-        (lambda x: he.serve("nowhere"), BadSetting, "there is no store nowhere"),
-        (lambda x: he.serve(Net()), BadSetting, "expected a half, as halfeven.convert gives it, .*, got Net"),
+        (lambda x: SERVE("nowhere"), BadSetting, "there is no store nowhere"),
+        (lambda x: SERVE(Net()), BadSetting, "expected a half, as halfeven.convert gives it, .*, got Net"),
         (lambda x: he.Client("localhost:8000").predict("net", x), HalfevenError, r"got 'localhost:8000'"),
     ],
 )  # fmt: skip
@@ -75,5 +77,5 @@ def test_what_torch_logs_while_it_traces_is_not_printed(
     x: np.ndarray, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CaptureFailed, match=r"a decision that depends on a tensor's values"):
-        he.convert(Branching(), {"x": x})
+        CONVERT(Branching(), {"x": x})
     assert capfd.readouterr() == ("", "")

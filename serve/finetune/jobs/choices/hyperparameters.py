@@ -94,7 +94,7 @@ def asked_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_setting(name: str) -> bool:
     """True for the name of a hyperparameter, ours or another library's."""
-    return with_own_names({name: None}).keys() <= {*KNOWN}
+    return with_own_names({name: True}).keys() <= {*KNOWN}
 
 
 def held_out_share(value: float | str, rows: int) -> float:

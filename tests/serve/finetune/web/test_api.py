@@ -427,6 +427,13 @@ def test_a_request_that_is_none_names_its_part(place: Place, body: Any, param: s
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("name", ["n_epochs", "epochs", "lr", "momentum", "fp16"])
+def test_a_setting_beside_the_hyperparameters_is_refused_with_its_place(place: Place, name: str) -> None:
+    said = posted(place, json.dumps({"model": "net", "training_file": "f", name: 1}).encode()).json()
+    assert said["error"]["param"] == name
+    assert f'{name}: is a setting: expected it in {{"hyperparameters": {{"{name}": …}}}}' in said["detail"]
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_json_is_refused(place: Place, body: bytes) -> None:
     assert posted(place, body).status_code == 400
