@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from halfeven.models.spec.filled_lengths import Lengths, longest_of
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
-from halfeven.serve.batching.neighbours import BATCH_PLACES, cheapest_batch
+from halfeven.serve.batching.cheapest_batch import BATCH_PLACES, cheapest_batch
 from halfeven.serve.batching.request_queue import Request, RequestQueue
 
 
