@@ -18,7 +18,7 @@ class Stays:
 
 
 def cost_of(bounds: list[int], rows: list[int], sizes: list[int], most: int) -> float:
-    """Of the batches between these bounds; infinite where one of several groups has too many rows."""
+    """The cost of the batches between these bounds; infinite where one of several groups has too many rows."""
     cost = 0.0
     for start, end in pairwise(bounds):
         together = sum(rows[start:end])
