@@ -60,11 +60,11 @@ class Lengths:
 
     @property
     def to_the_longest(self) -> "Lengths":
-        """These with the largest size of each axis alone."""
+        """The same lengths, of whose sizes each axis has the largest alone."""
         return replace(self, axes={name: (dim, sizes[-1:]) for name, (dim, sizes) in self.axes.items()})
 
     def kind(self, shapes: Shapes) -> tuple[Shapes, tuple[int, ...]]:
-        """What the shapes have apart from the sizes that may be filled up further, and these sizes, by name once."""
+        """The shapes with -1 for the sizes that may be filled up further, and these sizes, those of each name once."""
         sizes = dict[str, int]()
         rest = list[tuple[int, ...]]()
         for names, shape in zip(self.inputs, shapes, strict=True):

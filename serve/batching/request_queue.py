@@ -2,8 +2,8 @@
 
 Requests of one shape are one group: only they can be joined. Where lengths may be filled up
 (`models/spec/filled_lengths.py`) a group has those that go into one size, and neighbouring sizes share a batch where
-that costs less than another one (`neighbours.py`). Rows are counted, not requests. A request whose caller has gone, or
-whose time is up, is dropped when it would be run.
+that costs less than another one (`cheapest_batch.py`). Rows are counted, not requests. A request whose caller has gone,
+or whose time is up, is dropped when it would be run.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from math import prod
 import numpy as np
 
 from ...models.spec.filled_lengths import Lengths, Shapes
+from .cheapest_batch import cheapest_batch
 from .interface import Answer
-from .neighbours import cheapest_batch
 from .split_request import Part, SplitRequest
 
 # An urgent request is queued as if it had come so much earlier. So it overtakes only requests that came later than

@@ -274,7 +274,7 @@ def test_bf16_keeps_inputs_and_outputs(net: Path) -> None:
         made = drop_in.convert_to_mixed_precision(str(net), "bf16")
         assert ends(made) == [TensorProto.FLOAT] * 2
     assert "ignores keep_io_types=False for bf16" in str(warned[0].message)
-    assert all("no bf16 kernel in this ONNX Runtime (3 of 3)" in str(one.message) for one in warned[1:])
+    assert all("no bf16 kernel in this ONNX Runtime (3 of 3)" in str(one.message) for one in list(warned)[1:])
 
 
 def test_calibration_data_judges_and_excluded_nodes_stay_in_fp32(net: Path, tmp_path: Path) -> None:

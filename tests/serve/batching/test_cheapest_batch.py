@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from halfeven.models.spec.filled_lengths import Lengths, longest_of
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
-from halfeven.serve.batching.neighbours import BATCH_PLACES, cheapest_batch
+from halfeven.serve.batching.cheapest_batch import BATCH_PLACES, cheapest_batch
 from halfeven.serve.batching.request_queue import Request, RequestQueue
 
 
@@ -18,7 +18,7 @@ class Stays:
 
 
 def cost_of(bounds: list[int], rows: list[int], sizes: list[int], most: int) -> float:
-    """Of the batches between these bounds; infinite where one of several groups has too many rows."""
+    """The cost of the batches between these bounds; infinite where one of several groups has too many rows."""
     cost = 0.0
     for start, end in pairwise(bounds):
         together = sum(rows[start:end])
