@@ -34,7 +34,7 @@ def drawn(part: int, cases: Sequence[Case]) -> Sequence[Case]:
     return cases if EVERY_CASE else cases[_turn() % part :: part]
 
 
-def one_by_turns(cases: Sequence[Case], place: int) -> Sequence[Case]:
+def one_in_turn(cases: Sequence[Case], place: int) -> Sequence[Case]:
     """One of the cases, for the next place and for another seed another one; all where every case is asked for."""
     return cases if EVERY_CASE else [cases[(_turn() + place) % len(cases)]]
 

@@ -34,11 +34,11 @@ def test_by_turns_a_run_has_every_one_and_a_place_has_every_one_in_some_run(
     runs = list[str]()
     for seed in range(20):
         monkeypatch.setenv("HALFEVEN_TEST_CASES", str(seed))
-        runs.append("".join(one for place in range(3) for one in slow.one_by_turns("xyz", place)))
+        runs.append("".join(one for place in range(3) for one in slow.one_in_turn("xyz", place)))
     assert all(sorted(run) == list("xyz") for run in runs) and {run[0] for run in runs} == set("xyz")
 
 
 def test_where_every_case_is_asked_for_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow, "EVERY_CASE", True)
     assert of_a_run(monkeypatch, 0) == list("abcdefgh")
-    assert slow.drawn(4, "abc") == slow.one_by_turns("abc", 1) == "abc"
+    assert slow.drawn(4, "abc") == slow.one_in_turn("abc", 1) == "abc"

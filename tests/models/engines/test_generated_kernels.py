@@ -15,12 +15,12 @@ import torch
 
 from tests.corpus import CORPUS
 from tests.generated_kernels import ARCHITECTURES, BLOCKS
-from tests.slow import one_by_turns
+from tests.slow import one_in_turn
 
 ROOT = Path(__file__).resolve().parents[3]
 # "zoo switch" branches by value: Inductor generates its bodies apart.
 NETS = [*BLOCKS, *(name for name in CORPUS if name.startswith("zoo ") and name != "zoo switch")]
-ASKED = {name: one_by_turns(ARCHITECTURES, place) for place, name in enumerate(NETS)}
+ASKED = {name: one_in_turn(ARCHITECTURES, place) for place, name in enumerate(NETS)}
 
 pytestmark = [
     pytest.mark.slow,
