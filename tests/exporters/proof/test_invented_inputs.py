@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.gate.judged_apart import judge_apart
+from halfeven.exporters.gate.rejudge import judge_apart
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.plan.batched import Batch
 from halfeven.exporters.question import Invented, Question, answers_or_refusal

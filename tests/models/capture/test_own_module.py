@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,12 +156,16 @@ def test_a_module_that_raises_is_refused_with_its_error(tmp_path: Path) -> None:
         captured(nn.Linear(5, 3), tmp_path, drawn(6, 4))
 
 
+def doubled(module: nn.Module, given: Any, answer: torch.Tensor) -> torch.Tensor:
+    return answer * 2
+
+
 def test_hooks_of_the_module_see_what_its_own_forward_takes_and_gives(tmp_path: Path) -> None:
     """They were given the flat tuple of outputs: one that computes with the answer made two outputs of one."""
     net, inputs = nn.Linear(4, 3), drawn(8, 4)
     net.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
     net.register_forward_pre_hook(lambda _, given, named: (given, named), with_kwargs=True)
-    net.register_forward_hook(lambda _, given, answer: answer * 2)
+    net.register_forward_hook(doubled)
     net.register_forward_hook(lambda _, given, named, answer: None, with_kwargs=True)
     x = torch.from_numpy(inputs["x"])
     expected = net(x)
