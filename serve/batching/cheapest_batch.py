@@ -18,10 +18,8 @@ def cheapest_batch(
     most ``most`` rows. A batch has neighbouring groups and is as long as the last of them, in every axis; only a group
     alone may have more rows than fit. A batch costs `BATCH_PLACES` and the places of its rows, filled-up ones included.
     """
-    costs, firsts = (
-        [0.0],
-        list[int](),
-    )  # of the groups before each, and where the last batch among them begins
+    # Of the groups before each: what they cost, and where the last batch among them begins.
+    costs, firsts = [0.0], list[int]()
     for last, longest in enumerate(sizes):
         together, places, cheapest, first = 0, sum(longest), inf, last
         for start in range(last, -1, -1):
