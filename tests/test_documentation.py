@@ -23,7 +23,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), ROOT / "models
 NAVIGATION = re.findall(r"^ +- (?:[\w ]+: )?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
 GENERATED = "reference"  # the hook of the site adds these pages to the navigation
 MOST_WORDS = 120
-NO_NUMBERS = ("unstable", "overridden")  # fields of the limits that no share or size is
+NO_NUMBERS = ("unstable", "overridden", "min_recall")  # fields that are no number of the gate's table
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

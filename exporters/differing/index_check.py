@@ -24,6 +24,7 @@ from ..proof.subject import CPU
 
 BLOCK = 1 << 16  # vectors of the index that are compared at a time
 APART_U = 4.0  # u of the scores' spread, as rule 5 of the gate has it
+LEAST_RECALL = 0.99  # where neither the command nor the model says another
 METRICS = ("cosine", "dot")
 Relevance = Mapping[int, Mapping[int, float]]  # query → vector → how relevant
 

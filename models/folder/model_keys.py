@@ -108,6 +108,10 @@ PARITY: Keys = {
         str, "what becomes of a model whose FP32 answers cannot judge a half: FP32 serves, or a half is accepted under "
         "limits of twice the noise", _LIMITS.unstable, UNSTABLE, example='"accept"',
     ),
+    "min_recall": Key(
+        float, "the share of the nearest vectors that halfeven index-check must find in half too; no rule of the gate; "
+        "without it 0.99", least=0, most=1, example="0.95",
+    ),
 }  # fmt: skip
 BATCHING: Keys = {
     "max_queue_delay_us": Key(

@@ -222,7 +222,7 @@ class _Reader(TrainingReader):
             outputs=self.tensors(data, "outputs", batched=rows > 0),
             max_batch_size=rows,
             form=form,
-            parity=ParityLimits(**limits, overridden=tuple(sorted(limits))),
+            parity=ParityLimits(**limits, overridden=tuple(sorted(limits.keys() - {"min_recall"}))),
             batching=self.batching(data, rows),
         )
 

@@ -207,8 +207,8 @@ class ParityLimits:
     ``max_ties``: share of the pairs that are distinct in FP32; ``max_swaps``: of those further apart than the allowed
     error; ``min_top10_overlap``: share of the ten best (`exporters/gate/order.py`). ``unstable``: what becomes of a
     model whose FP32 answers are no reference (`exporters/proof/no_reference.py`): ``fp32`` serves it so, ``accept``
-    makes a half.
-    ``overridden`` names the limits that ``model.toml`` set: the report shows them as overrides.
+    makes a half. ``min_recall`` is no limit of the gate, but of ``halfeven index-check``; None: its own default.
+    ``overridden`` names the limits of the gate that ``model.toml`` set: the report shows them as overrides.
     """
 
     max_error_u: float = 4.0
@@ -220,7 +220,14 @@ class ParityLimits:
     max_swaps: float = 1e-5
     min_top10_overlap: float = 0.9
     unstable: str = "fp32"
+    min_recall: float | None = None
     overridden: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        found = asdict(self) | {"overridden": list(self.overridden)}
+        if self.min_recall is None:  # so that a spec says what it said before there was one
+            del found["min_recall"]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +378,7 @@ class ModelSpec:
             "outputs": [tensor.to_json() for tensor in self.outputs],
             "max_batch_size": self.max_batch_size,
             "form": self.form,
-            "parity": asdict(self.parity) | {"overridden": list(self.parity.overridden)},
+            "parity": self.parity.to_json(),
             "batching": self.batching.to_json(),
         }
 

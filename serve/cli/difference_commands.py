@@ -115,12 +115,17 @@ def index_check(
     ] = None,
     judgements: Annotated[Path | None, typer.Option(help="npz: query, vector, relevance; adds nDCG.")] = None,
     min_recall: Annotated[
-        float, typer.Option(min=0, max=1, help="The exit code is 3 where less is found.")
-    ] = 0.99,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="The exit code is 3 where less is found; default: min_recall of the model's [parity], or 0.99.",
+        ),
+    ] = None,
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
     """Search an index of FP32 vectors with the half's query vectors, and compare with what FP32 finds."""
-    from ...exporters.differing.index_check import METRICS, check_index, index_file
+    from ...exporters.differing.index_check import LEAST_RECALL, METRICS, check_index, index_file
     from ..versions.versions_in_store import store_at, version_called
 
     if metric not in METRICS:
@@ -130,14 +135,24 @@ def index_check(
     forms = check_index(
         version, vectors, queries, k=k, metric=metric, output=output, judgements=judgements, notify=notify
     )
-    holds = all(form["recall"] >= min_recall for form in forms.values())
+    said = version.spec().parity.min_recall if min_recall is None else min_recall
+    least = LEAST_RECALL if said is None else said
+    holds = all(form["recall"] >= least for form in forms.values())
     lines = [
         f"{name}: recall@{form['k']} {form['recall']:.4f} (worst query {form['worst_query']}: "
         f"{form['worst_recall']:.2f}), {form['swapped']} of {form['pairs']} pairs changed places"
         + (f", nDCG {form['ndcg'][0]:.4f} in FP32 and {form['ndcg'][1]:.4f} in half" if form["ndcg"] else "")
         for name, form in forms.items()
     ]
-    facts = {"model": version.name, "version": version.number, "holds": holds, "forms": forms}
+    if not holds:
+        lines.append(f"refused: a recall of at least {least:g} is asked")
+    facts = {
+        "model": version.name,
+        "version": version.number,
+        "holds": holds,
+        "min_recall": least,
+        "forms": forms,
+    }
     return facts, "\n".join(lines), 0 if holds else 3
 
 

@@ -78,13 +78,16 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [[-1], [-1, 1], [-1, 1, 1]])
 def test_a_score_is_one_number_a_row_and_its_order_has_limits(shape: list[int], tmp_path: Path) -> None:
-    parity = {"max_ties": 0.01, "max_swaps": 0, "min_top10_overlap": 1, "max_kl_nats": 0.5}
+    parity = {"max_ties": 0.01, "max_swaps": 0, "min_top10_overlap": 1, "max_kl_nats": 0.5, "min_recall": 1}
     outputs = [tensor("y", "FP32", shape, kind="score")]
     spec = read_folder(write_folder(tmp_path / "net", outputs=outputs, parity=parity)).spec
     limits = spec.parity
     assert spec.outputs[0].kind == "score"
     assert (limits.max_ties, limits.max_swaps, limits.min_top10_overlap) == (0.01, 0.0, 1.0)
-    assert limits.overridden == ("max_kl_nats", "max_swaps", "max_ties", "min_top10_overlap")
+    assert limits.min_recall == 1.0
+    assert limits.overridden == ("max_kl_nats", "max_swaps", "max_ties", "min_top10_overlap"), (
+        "the gate's alone"
+    )
     assert ModelSpec.from_json(spec.to_json()) == spec, "as the store keeps it, every limit"
 
 
@@ -197,6 +200,7 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"parity": {"max_ties": 1.5}}, ["[parity] max_ties = 1.5", "from 0 to 1"]),
         ({"parity": {"max_swaps": 2.0}}, ["[parity] max_swaps = 2.0", "from 0 to 1"]),
         ({"parity": {"min_top10_overlap": 9.0}}, ["min_top10_overlap = 9.0", "from 0 to 1"]),
+        ({"parity": {"min_recall": 1.5}}, ["[parity] min_recall = 1.5", "from 0 to 1"]),
         ({"outputs": [{**Y, "kind": "score"}]}, ["kind = 'score'", "one floating number a row", "[-1,3]"]),
         ({"outputs": [tensor("y", "FP32", [-1, -1], kind="score")]}, ["kind = 'score'", "[-1,-1]"]),
         ({"outputs": [tensor("y", "INT64", [-1], kind="score")]}, ["kind = 'score'", "INT64"]),

@@ -1,14 +1,15 @@
-"""``halfeven diff``: its answers and exit codes."""
+"""``halfeven diff`` and ``halfeven index-check``: their answers and exit codes."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.command_line import run
 from tests.exporters.half_files.onnx_net import samples, written
-from tests.model_folders import LINEAR, samples_of, write_folder
+from tests.model_folders import LINEAR, samples_of, tensor, write_folder
 
 pytestmark = pytest.mark.slow  # processes of their own
 
@@ -40,3 +41,26 @@ def test_a_program_is_compared_with_its_file_and_a_version_with_its_half(tmp_pat
     assert code == 0 and facts["tensors"] == 3, said
     code, _, said = run("diff", folder, "other", *rows)
     assert code == 2 and "'other' is neither a model folder nor a model of the store" in said
+
+
+def test_the_recall_that_an_index_check_asks_is_the_option_s_or_the_model_s(tmp_path: Path) -> None:
+    """So many vectors are on one circle that neighbours are nearer to each other than half can tell."""
+    folder = write_folder(
+        tmp_path / "net",
+        LINEAR,
+        samples=samples_of({"x": [4]}, 24, seed=1),
+        outputs=[tensor("y", "FP32", [-1, 3], kind="embedding")],
+        parity={"min_recall": 0},
+    )
+    store = ("--store", tmp_path / "store")
+    assert run("convert", folder, *store)[0] == 0
+    random = np.random.default_rng(1)
+    np.savez(tmp_path / "x.npz", x=random.normal(size=(30, 4)).astype(np.float32))
+    angles = random.uniform(0, 2 * np.pi, 50_000)
+    circle = np.stack([np.cos(angles), np.sin(angles), np.zeros_like(angles)], 1)
+    np.save(tmp_path / "index.npy", circle.astype(np.float32))
+    asked = ("index-check", "net", "--index", tmp_path / "index.npy", "--queries", tmp_path / "x.npz", *store)
+    code, facts, said = run(*asked)
+    assert code == 0 and facts["forms"]["torch"]["recall"] < 0.99, said
+    code, facts, said = run(*asked, "--min-recall", "1")
+    assert (code, facts["holds"], facts["min_recall"]) == (3, False, 1.0), said
