@@ -21,6 +21,7 @@ from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions import roster as roster_module
+from halfeven.serve.versions.loading import candidate_forms
 from halfeven.serve.versions.loading import ready as readying
 
 from tests.digits import digits_that_ask_for_torch
@@ -164,7 +165,7 @@ def unequal_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
         return Off(load_program(version.file("half.pt2")), "fp16", device)
 
     monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
-    monkeypatch.setattr(readying, "load_half", load)
+    monkeypatch.setattr(candidate_forms, "load_half", load)
 
 
 def test_a_proof_from_elsewhere_is_made_again_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
