@@ -52,7 +52,10 @@ def _driver() -> str:
 def _version(module: str) -> str:
     """The version of what Python imports under this name, without importing it. It is read from the module's own files:
     ONNX Runtime's packages have several names, and one that is installed later replaces the files of another."""
-    found = find_spec(module)
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:  # an import hook refuses it
+        return "none"
     if found is not None and found.origin:
         folder = Path(found.origin).parent
         for path in filter(Path.is_file, (folder / "version.py", folder / "__init__.py")):

@@ -18,7 +18,7 @@ def cheapest_batch(
     most ``most`` rows. A batch has neighbouring groups and is as long as the last of them, in every axis; only a group
     alone may have more rows than fit. A batch costs `BATCH_PLACES` and the places of its rows, filled-up ones included.
     """
-    # Of the groups before each: what they cost, and where the last batch among them begins.
+    # The cost of the groups before each, and the place where the last batch among them begins.
     costs, firsts = [0.0], list[int]()
     for last, longest in enumerate(sizes):
         together, places, cheapest, first = 0, sum(longest), inf, last

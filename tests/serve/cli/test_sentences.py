@@ -137,7 +137,7 @@ def test_an_import_that_a_package_refuses_by_itself_is_given_in_its_own_words(tm
 def test_other_slips_say_what_was_expected(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", LINEAR, outputs=[tensor("y", "FP32", [-1, 7])])
     slips = {
-        ("convert", tmp_path / "nothing"): 'docs/README.md, has one to copy under "A model folder"',
+        ("convert", tmp_path / "nothing"): "a model folder of this machine; nothing is downloaded",
         ("convert", folder / "model.py"): "expected a folder with a model.toml",
         ("convert", folder, "--form", "torch"): "the model gives FP32 [-1,3]: write that under [[outputs]]",
         ("promote", "net"): "expected NAME@VERSION",

@@ -405,7 +405,8 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
         raise fault
 
     served = SimpleNamespace(spec=SimpleNamespace(inputs=[]))
-    inference: Any = SimpleNamespace(find=lambda _: served, ask=ask)
+    threads = SimpleNamespace(run=None)
+    inference: Any = SimpleNamespace(find=lambda _: served, ask=ask, worker_threads=threads)
     process: Any = SimpleNamespace(preprocess=preprocess, postprocess=postprocess, forget=forgotten.append)
     add_endpoints(app, inference, {"m": process}, 2**20, 10.0)
 
