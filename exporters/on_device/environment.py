@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,13 +54,14 @@ def _driver() -> str:
 def _version(module: str) -> str:
     """The version of what Python imports under this name, without importing it. It is read from the module's own files:
     ONNX Runtime's packages have several names, and one that is installed later replaces the files of another."""
-    try:
+    found = None
+    with suppress(ModuleNotFoundError):  # an import hook may refuse it
         found = find_spec(module)
-    except ModuleNotFoundError:  # an import hook refuses it
-        return "none"
     if found is not None and found.origin:
         folder = Path(found.origin).parent
         for path in filter(Path.is_file, (folder / "version.py", folder / "__init__.py")):
             if said := re.search(r"""^__version__ = ['"](.+)['"]""", path.read_text("utf-8"), re.MULTILINE):
                 return said[1]
+    with suppress(PackageNotFoundError):
+        return version(module)
     return "none"
