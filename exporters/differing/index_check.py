@@ -24,7 +24,7 @@ from ..proof.subject import CPU
 
 BLOCK = 1 << 16  # vectors of the index that are compared at a time
 APART_U = 4.0  # u of the scores' spread, as rule 5 of the gate has it
-LEAST_RECALL = 0.99  # where neither the command nor the model says another
+_LEAST_RECALL = 0.99  # where neither the command nor the model says another
 METRICS = ("cosine", "dot")
 Relevance = Mapping[int, Mapping[int, float]]  # query → vector → how relevant
 
@@ -52,6 +52,12 @@ class IndexVerdict(JsonFields):
     pairs: int
     swapped: int
     ndcg: tuple[float, float] | None = None
+
+
+def least_recall(version: Version, asked: float | None) -> float:
+    """The share of the nearest vectors that the half must find: what the command asks, or the model's own limit."""
+    limits = (asked, version.spec().parity.min_recall, _LEAST_RECALL)
+    return next(limit for limit in limits if limit is not None)
 
 
 def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Nearest:

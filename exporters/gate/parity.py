@@ -73,7 +73,6 @@ def judge(
     adversarial, _ = matched(spec, dtype, adversarial)
     failures += other
     named = () if failures else spec.outputs
-    outputs = [(tensor.name, tensor, pairs_of(spec, tensor, real)) for tensor in named]
     judged, dropped = _with_finite_reference(adversarial)
     return ParityReport(
         dtype=dtype,
@@ -81,8 +80,10 @@ def judge(
         samples=len({sample for trial in real for sample in trial.samples}),
         batch_sizes=tuple(sorted(set(rows))),
         outputs=tuple(
-            judge_output(tensor, pairs, spec.parity, dtype, targets.get(name), noise.get(name))
-            for name, tensor, pairs in outputs
+            judge_output(
+                one, pairs_of(spec, one, real), spec.parity, dtype, targets.get(one.name), noise.get(one.name)
+            )
+            for one in named
         ),
         adversarial=tuple(
             _judge_adversarial(

@@ -1,4 +1,4 @@
-"""Dataclasses that are stored or sent as JSON: an object with their fields by name."""
+"""Turns dataclasses into JSON objects, which have the fields by name."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def as_json(value: Any) -> Any:
 
 
 class JsonFields:
-    """The base of such a dataclass. The fields stand in their order."""
+    """The base class of dataclasses that become JSON objects; `to_json` gives the fields in the order of the class."""
 
     __slots__ = ()
 

@@ -60,11 +60,12 @@ class Lengths:
 
     @property
     def to_the_longest(self) -> "Lengths":
-        """The same lengths, of whose sizes each axis has the largest alone."""
+        """These axes with a single size each, their largest: every row is filled up to it."""
         return replace(self, axes={name: (dim, sizes[-1:]) for name, (dim, sizes) in self.axes.items()})
 
     def kind(self, shapes: Shapes) -> tuple[Shapes, tuple[int, ...]]:
-        """The shapes with -1 for the sizes that may be filled up further, and these sizes, those of each name once."""
+        """The shapes that rows must have in common to share a batch, with -1 at each axis that may be filled up; and the
+        sizes of these axes, one for each name."""
         sizes = dict[str, int]()
         rest = list[tuple[int, ...]]()
         for names, shape in zip(self.inputs, shapes, strict=True):
@@ -115,7 +116,7 @@ class Lengths:
 
 
 def longest_of(several: Sequence[Shapes]) -> Shapes:
-    """The largest size that any of the shapes has, axis by axis."""
+    """The shapes of a batch that all these rows fit into: for each axis the largest size that a row has there."""
     return tuple(
         tuple(max(sizes) for sizes in zip(*same, strict=True)) for same in zip(*several, strict=True)
     )

@@ -1,4 +1,8 @@
-"""The choice of the lengths that share a batch: few batches cost less beside their places, many fill up fewer."""
+"""Chooses which of the lengths that wait share a batch. A place is one position of one row, for example a token.
+
+Each batch costs something by itself, so that few batches are cheaper. But a row is filled up to the longest row of its
+batch, so that many batches have fewer places.
+"""
 
 from collections.abc import Sequence
 from math import inf

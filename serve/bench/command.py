@@ -12,7 +12,7 @@ from typing import Any
 import uvloop
 
 from ...models.errors import BadSetting, HalfevenError
-from ..batching.core_wait import waited_for_core_s
+from ...models.machine.core_wait import waited_for_core_s
 from .benched_model import BenchedModel, bodies, find
 from .figures import Cpu, figures
 from .loadgen import ClosedLoop, Load, OpenLoop, Target

@@ -125,7 +125,7 @@ def index_check(
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
     """Search an index of FP32 vectors with the half's query vectors, and compare with what FP32 finds."""
-    from ...exporters.differing.index_check import LEAST_RECALL, METRICS, check_index, index_file
+    from ...exporters.differing.index_check import METRICS, check_index, index_file, least_recall
     from ..versions.versions_in_store import store_at, version_called
 
     if metric not in METRICS:
@@ -135,15 +135,9 @@ def index_check(
     forms = check_index(
         version, vectors, queries, k=k, metric=metric, output=output, judgements=judgements, notify=notify
     )
-    said = version.spec().parity.min_recall if min_recall is None else min_recall
-    least = LEAST_RECALL if said is None else said
+    least = least_recall(version, min_recall)
     holds = all(form["recall"] >= least for form in forms.values())
-    lines = [
-        f"{name}: recall@{form['k']} {form['recall']:.4f} (worst query {form['worst_query']}: "
-        f"{form['worst_recall']:.2f}), {form['swapped']} of {form['pairs']} pairs changed places"
-        + (f", nDCG {form['ndcg'][0]:.4f} in FP32 and {form['ndcg'][1]:.4f} in half" if form["ndcg"] else "")
-        for name, form in forms.items()
-    ]
+    lines = [_index_line(name, form) for name, form in forms.items()]
     if not holds:
         lines.append(f"refused: a recall of at least {least:g} is asked")
     facts = {
@@ -154,6 +148,15 @@ def index_check(
         "forms": forms,
     }
     return facts, "\n".join(lines), 0 if holds else 3
+
+
+def _index_line(name: str, form: Mapping[str, Any]) -> str:
+    ndcg = form["ndcg"]
+    return (
+        f"{name}: recall@{form['k']} {form['recall']:.4f} (worst query {form['worst_query']}: "
+        f"{form['worst_recall']:.2f}), {form['swapped']} of {form['pairs']} pairs changed places"
+        + (f", nDCG {ndcg[0]:.4f} in FP32 and {ndcg[1]:.4f} in half" if ndcg else "")
+    )
 
 
 @order

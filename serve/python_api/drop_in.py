@@ -244,10 +244,8 @@ def _converted(
         cast_at_the_boundary(model)
         judging = judging and _fed(model, judging)
     with TemporaryDirectory(prefix="halfeven-drop-in-") as place:
-        source, target = (
-            Path(place) / "original.onnx",
-            Path(place) / "half.onnx",
-        )  # "model" is called as its folder
+        # A file named "model" gets the name of its folder, which is by chance.
+        source, target = Path(place) / "original.onnx", Path(place) / "half.onnx"
         save(model, source)
         made = fp16(source, target, judging, keep=keep, dtype=dtype)
         if made.verdict == FP32:  # no products: all else may be half, as those converters have it

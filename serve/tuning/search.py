@@ -24,11 +24,11 @@ from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import HALF_MUST_GAIN, Engine
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadSetting, EngineFailed, HalfevenError
+from ...models.machine.core_wait import seconds_on_core, waited_for_core_s
 from ...models.machine.usable_cores import usable_cores
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Store, Version
 from ..batching.batcher import Batcher
-from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
 from ..batching.interface import PreparedVersion
 from ..batching.place import Place

@@ -1,6 +1,5 @@
 """Measures the settings that a job leaves open (``auto``: the precision, the learning rate) once, and writes them into
-the job's folder. A job that is
-started again reads them there, so its steps do not depend on the number of starts."""
+the job's folder. A job that is started again reads them there, so its steps do not depend on the number of starts."""
 
 import json
 import math

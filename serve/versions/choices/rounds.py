@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from ....models.engines.engine import Engine
-from ...batching.core_wait import Crowding
+from ....models.machine.core_wait import Crowding
 from ..loading.cpu_choice import CROWDED, Parts, TimedSetup
 from ..loading.tuned import Way
 from .budget import MeasuringBudget

@@ -16,8 +16,8 @@ from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
 from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
+from ....models.machine.core_wait import Crowding, waited_for_core_s
 from ....models.machine.usable_cores import usable_cores
-from ...batching.core_wait import Crowding, waited_for_core_s
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, VersionHere
@@ -265,7 +265,7 @@ class Sweep:
 
         Just after a batch callers, the event loop and threads that still spin need every core: a rival with more
         threads may seem 100 times as slow there. Such a run calls nobody hopeless, and tells nothing of batch sizes.
-        What gains little in the batches of live traffic must not lose much with one row: the next hour has others.
+        A rival that gains little in the batches of live traffic must not lose much with one row.
         """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)

@@ -17,11 +17,11 @@ from ....models.engines.engine import HALF_MUST_GAIN, Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.engines.load import load_half, load_original
 from ....models.errors import EngineFailed, NotReady
+from ....models.machine.core_wait import seconds_on_core
 from ....models.spec.buckets import buckets_of
 from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version
 from ...batching.ceiling import Ceiling
-from ...batching.core_wait import seconds_on_core
 from ...batching.place import Place
 from ...batching.warming import warm
 from .invariance import batch_invariance

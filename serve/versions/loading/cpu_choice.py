@@ -27,7 +27,7 @@ from ....models.engines.cpu.setup import (
     usable_cores,
 )
 from ....models.engines.engine import SHORT_SECONDS, Engine
-from ...batching.core_wait import Crowding, seconds_on_core
+from ....models.machine.core_wait import Crowding, seconds_on_core
 
 logger = logging.getLogger("halfeven.roster")
 Parts = Sequence[Sequence[np.ndarray]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ....models.engines.cpu.row_shares import FEWEST_SHARED
-from ...batching.core_wait import seconds_on_core
+from ....models.machine.core_wait import seconds_on_core
 
 BUDGET_S = 0.8  # of one model's measuring at load
 _RUNS, _ENOUGH_S = 3, 0.04

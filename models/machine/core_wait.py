@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from ...models.machine.control_groups import ROOT, groups_of
-from ...models.machine.usable_cores import processors_allowed
+from .control_groups import ROOT, groups_of
+from .usable_cores import processors_allowed
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from halfeven.serve.batching import core_wait
-from halfeven.serve.batching.core_wait import seconds_on_core, waited_for_core_s
+from halfeven.models.machine import core_wait
+from halfeven.models.machine.core_wait import seconds_on_core, waited_for_core_s
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
 from tests.patience import PATIENCE_S
