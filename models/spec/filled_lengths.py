@@ -64,8 +64,8 @@ class Lengths:
         return replace(self, axes={name: (dim, sizes[-1:]) for name, (dim, sizes) in self.axes.items()})
 
     def kind(self, shapes: Shapes) -> tuple[Shapes, tuple[int, ...]]:
-        """The shapes that rows must have in common to share a batch, with -1 at each axis that may be filled up; and the
-        sizes of these axes, one for each name."""
+        """The shapes that rows must have in common to share a batch, with -1 at each axis that may be filled up; and
+        the sizes of these axes, one for each name."""
         sizes = dict[str, int]()
         rest = list[tuple[int, ...]]()
         for names, shape in zip(self.inputs, shapes, strict=True):

@@ -56,6 +56,11 @@ class Clock:
 clock = Clock()
 
 
+def disturbed_by(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    for fact in ("share", "disturbance"):
+        monkeypatch.setattr(cpu_choice.Crowding, fact, lambda self: share)
+
+
 @pytest.fixture(autouse=True)
 def simulated_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds_on_core(run: Callable[[], object]) -> float:
@@ -64,7 +69,7 @@ def simulated_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         return clock.now - began
 
     monkeypatch.setattr(cpu_choice, "seconds_on_core", seconds_on_core)
-    monkeypatch.setattr(cpu_choice.Crowding, "share", lambda self: 0.0)
+    disturbed_by(monkeypatch, 0.0)
     monkeypatch.setattr(cpu_choice, "usable_cores", lambda: CORES)
     monkeypatch.setattr(Simulated, "live", 0)
 
@@ -137,7 +142,7 @@ def test_on_a_crowded_machine_a_long_batch_gets_every_core_and_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two threads on one core look slow for as long as the other program runs, and would be chosen for ever."""
-    monkeypatch.setattr(cpu_choice.Crowding, "share", lambda self: 0.5)
+    disturbed_by(monkeypatch, 0.5)
     choice = chosen(set(), lambda setup, rows: 1e-3 * rows)
     assert choice.setup.threads == CORES and choice.crowded
 
