@@ -367,7 +367,7 @@ def _settings_kept() -> Iterator[None]:
     """
     transformer = sys.modules["torch.nn.modules.transformer"]
     causal, fast = vars(transformer)["_detect_is_causal_mask"], torch.backends.mha.get_fastpath_enabled()
-    logs = [] if "TORCH_LOGS" in os.environ else logging.getLogger("torch").handlers
+    logs = [] if "TORCH_LOGS" in os.environ else _torch_s_handlers()
     levels, tracing = [handler.level for handler in logs], vars(sys.modules[_trace.__name__])
     try:
         for handler in logs:
@@ -378,7 +378,13 @@ def _settings_kept() -> Iterator[None]:
             yield
     finally:
         tracing.pop("print", None)
-        for handler, level in zip(logs, levels, strict=False):  # torch may have added one meanwhile
+        for handler, level in zip(logs, levels, strict=True):
             handler.setLevel(level)
         vars(transformer)["_detect_is_causal_mask"] = causal
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _torch_s_handlers() -> list[logging.Handler]:
+    """All that write torch's log lines: most of its loggers have one of their own."""
+    named = [one for name, one in logging.root.manager.loggerDict.items() if f"{name}.".startswith("torch.")]
+    return [handler for one in named if isinstance(one, logging.Logger) for handler in one.handlers]

@@ -150,7 +150,7 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
 def _no_route(request: Request) -> str:
     """The message for a path that is none of the server's: the nearest route, and where all are. What came is not said
     back: it may be anything."""
-    near = get_close_matches(request.url.path[:_QUOTED], request.app.openapi()["paths"], 1, 0.5)
+    near = get_close_matches(request.url.path[:_QUOTED], request.app.openapi()["paths"], 1, 0.6)
     meant = f"did you mean {near[0]}? " if near else ""
     return f"this server has no such route: {meant}GET /docs lists all routes"
 
