@@ -6,7 +6,7 @@ more than those that serve is loaded at a time, on the calling thread, and close
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +17,7 @@ from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSe
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.machine.core_wait import Crowding, waited_for_core_s
+from ....models.machine.processor import hardware
 from ....models.machine.usable_cores import usable_cores
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
@@ -66,7 +67,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The facts of this machine that measuring reads; tests give others. ``idle``: the device has nothing to do."""
+    """The facts of this machine that measuring reads; tests give others. ``idle``: the device has nothing to do.
+    ``units``: as `Processor.units`."""
 
     idle: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
@@ -77,6 +79,7 @@ class Machine:
     free_bytes: Callable[[], int] = free_bytes
     tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
     waited_for_core_s: Callable[[int | None], float] = waited_for_core_s
+    units: Callable[[], Collection[str]] = lambda: hardware().units()
 
 
 logger = logging.getLogger("halfeven.roster")
@@ -145,7 +148,7 @@ class Sweep:
         if may_be_few:
             changed |= yield from right_rows(self._now, self._watch, self._trial)
         others: list[ServableForm] = []
-        for form in sorted(self._now.prepared.forms, key=lambda one: one.precision == "fp32"):
+        for form in sorted(self._now.prepared.forms, key=self._promise):
             served = self._now.form
             if form == served or self._key(form) in self.decided.keys or not self._may_serve(form):
                 continue
@@ -194,6 +197,10 @@ class Sweep:
             if verdict.gain < _HOPELESS:
                 break
         return changed
+
+    def _promise(self, form: ServableForm) -> int:
+        """A half first that the processor multiplies itself; last one that it has to convert."""
+        return 0 if form.precision in self.machine.units() else 1 if form.precision == "fp32" else 2
 
     def _key(self, form: ServableForm) -> str:
         return f"{form.form} {form.precision}"

@@ -45,6 +45,10 @@ class Processor:
     row_s: float = 2e-3
     batch_s: float = 4e-3
 
+    def units(self) -> list[str]:
+        """The half types that it multiplies itself: those whose programs are faster than in FP32."""
+        return [kind for kind in ("bf16", "fp16") if self.factors.get(f"torch {kind}", 1.0) < 1.0]
+
     def seconds(self, way: Way, rows: int) -> float:
         product = (self.batch_s + self.row_s * rows) * self.factors.get(f"{way.form} {way.precision}", 1.0)
         for name in way.setup.passes:

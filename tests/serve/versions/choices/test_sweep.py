@@ -144,6 +144,7 @@ class Bench:
             self.world.clock,
             lambda: self.free_bytes,
             lambda exchanged: None,
+            units=self.world.processor.units,
         )
         given: Any = self.loaded
         place: Any = self.world
@@ -338,6 +339,20 @@ def test_on_a_processor_that_nobody_has_seen_a_choice_by_chance_is_replaced_with
     one.busy = True
     one.run_until(60.0)
     assert one.share_of_best() >= 0.8, (processor, way, one.loaded.way, one.rows)
+
+
+@pytest.mark.parametrize(
+    ("processor", "first"),
+    [(AVX512, ("torch", "fp32")), (AMX, ("torch", "bf16"))],
+    ids=lambda one: str(one)[:20],
+)
+def test_the_halves_that_a_processor_has_to_convert_are_tried_last(
+    processor: Processor, first: tuple[str, str], version: Version
+) -> None:
+    one = bench(version, processor, Way("onnx", "fp32", CpuSetup(4)))
+    one.settle()
+    others = [way for way, _, _ in one.world.runs if (way.form, way.precision) != ("onnx", "fp32")]
+    assert (others[0].form, others[0].precision) == first
 
 
 def test_beside_programs_that_come_and_go_the_best_is_served_a_minute_later(version: Version) -> None:
