@@ -147,7 +147,8 @@ class _Search:
 
     @property
     def state(self) -> str:
-        return f"{len(self.best)} of {len(self.suspects)} suspects kept, {self.runs} runs"
+        runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
+        return f"{len(self.best)} of {len(self.suspects)} suspects kept, {runs}"
 
     def known(self, kept: Sequence[str]) -> Score | None:
         return self.scores.get(frozenset(kept))

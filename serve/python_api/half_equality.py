@@ -29,8 +29,11 @@ def assert_half_equal(
     ``fp32``, ``fp16``: a module, a `Half`, or any callable that takes the samples as they are given (an array, a tuple
     in order, or arrays by name; the first axis counts the samples) and answers an array, a tuple or a dictionary. A
     module gets tensors, in its own datatype and on its own device. Both are asked all samples at once, and the first
-    64 in batches of 1, 2 and 3. ``kind``: of the outputs, as in model.toml; ``limits``: keys of its ``[parity]``.
+    64 in batches of 1, 2 and 3. ``kind``: of the outputs, as in model.toml; ``limits``: keys of its ``[parity]`` that
+    limit the gate.
     """
+    if "min_recall" in limits:
+        raise BadSetting("limits: min_recall limits `halfeven index-check`, and not what is compared here")
     if kind not in KINDS:
         raise BadSetting(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
     try:

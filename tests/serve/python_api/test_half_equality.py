@@ -59,7 +59,11 @@ def test_samples_are_given_in_order_or_by_name_and_answers_are_many(given: str) 
 
 def test_what_cannot_be_meant_is_refused() -> None:
     x = np.zeros((2, 3), np.float32)
-    for asked, words in (({"kind": "loggits"}, "expected one of"), ({"max_eror_u": 1}, "max_eror_u")):
+    for asked, words in (
+        ({"kind": "loggits"}, "expected one of"),
+        ({"max_eror_u": 1}, "max_eror_u"),
+        ({"min_recall": 1.0}, "index-check"),
+    ):
         with pytest.raises(BadSetting, match=words):
             he.assert_half_equal(abs, abs, samples=x, **asked)  # type: ignore[arg-type]
 
