@@ -4,6 +4,8 @@ Needs nothing but Python: the runner has no torch.
 """
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "facts.jsonl"
+HELD = "HALFEVEN_GPU_HELD"  # "phase:count": after so many facts the phase waits, so that a rehearsal can interrupt it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,9 @@ class Facts:
         with (self.out / NAME).open("ab", buffering=0) as file:
             file.write(f"{line}\n".encode())
         print(line, flush=True)
+        phase, _, count = os.environ.get(HELD, "").partition(":")
+        if phase == self.phase and sum(fact["phase"] == phase for fact in read(self.out)) == int(count):
+            signal.pause()
 
     def claim(self, what: str, holds: bool, **values: Any) -> None:
         """A fact that is right or wrong: one that is wrong makes the run end with 1."""

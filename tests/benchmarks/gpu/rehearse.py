@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.gpu.__main__ import GRACE_S, LIMITS, ROOT, WHEELS, environment_of
-from tests.benchmarks.gpu.facts import NAME, read
+from tests.benchmarks.gpu.facts import HELD, NAME, read
 from tests.benchmarks.gpu.packages import MOST_MB
 
 MOST_CARRIED_MIB = 64  # the checkout and the wheels
@@ -95,12 +95,11 @@ class Rehearsal:
         self.check(done == 0, f"{name}: exit code {done}")
 
     def interrupted(self, phase: str) -> None:
-        """SIGINT in the middle of a phase: the run ends, and what was known is in its files."""
+        """SIGINT in the middle of a phase, which waits for it: the run ends, and what was known is in its files."""
         out = self.out / f"interrupted-{phase}"
-        run = self._begun(out, "--device", "cpu", "--only", phase)
-        self._wait(run, lambda: any(fact["phase"] == phase for fact in read(out)))
-        if phase not in ("hazards", "selftest"):  # on a CPU these have one fact, or all of them at their end
-            self._wait(run, lambda: sum(fact["phase"] == phase for fact in read(out)) > 1)
+        count = 1 if phase == "hazards" else 2  # on a CPU it has one fact
+        run = self._begun(out, "--device", "cpu", "--only", phase, held=f"{phase}:{count}")
+        self._wait(run, lambda: sum(fact["phase"] == phase for fact in read(out)) == count)
         began = time.monotonic()
         run.send_signal(signal.SIGINT)
         code, took = run.wait(), time.monotonic() - began
@@ -114,12 +113,13 @@ class Rehearsal:
         ended = facts[-1]["what"] == "end" and states and states[0].startswith("interrupted")
         self.check(bool(ended and original and kept and code == 1 and took < SLOWER * GRACE_S), sentence)
 
-    def _begun(self, out: Path, *options: str) -> subprocess.Popen[bytes]:
+    def _begun(self, out: Path, *options: str, held: str = "") -> subprocess.Popen[bytes]:
         out.mkdir(parents=True)
         slow = ["--slower", str(SLOWER), "--seconds", str(SLOWER * sum(LIMITS.values()))]
         command = [sys.executable, "-m", "tests.benchmarks.gpu", str(out), "--tiny", *slow, *options]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment["OMP_NUM_THREADS"] = "1"  # threads of a tiny net only wait for each other
+        # Threads of a tiny net only wait for each other.
+        environment |= {"OMP_NUM_THREADS": "1", HELD: held}
         with (out / "printed.txt").open("wb") as printed:
             return subprocess.Popen(command, cwd=self.copy, env=environment, stdout=printed, stderr=printed)
 
