@@ -29,8 +29,9 @@ def folder_at(
 ) -> ModelFolder:
     """A model folder as its model.toml has it; a bare file or transformers folder as it is guessed to be.
 
-    ``samples``: real inputs, which a bare ONNX file or transformers model is run with. A model.toml beside a file that names that file
-    counts. ``name``: of the model, in place of the file's. ``changed``: what the caller knows better than the guess.
+    ``samples``: real inputs, which a bare ONNX file or transformers model is run with. A model.toml beside a file that
+    names that file counts. ``name``: of the model, in place of the file's. ``changed``: what the caller knows better
+    than the guess.
     Raises BadFolder where the path is neither, BadSetting for a ``name`` where a model.toml has one.
     """
     if name is not None and not NAME.fullmatch(name):
@@ -98,8 +99,8 @@ def _named(folder: ModelFolder, name: str | None) -> ModelFolder:
 def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Guess:
     """The guess for a file, a transformers folder, or ``file.py:function`` with example inputs (first axis = samples).
 
-    An ONNX file or transformers model is run with ``samples`` where they are given. Raises BadFolder for a path of another kind, BadSamples
-    for a function without samples.
+    An ONNX file or transformers model is run with ``samples`` where they are given. Raises BadFolder for a path of
+    another kind, BadSamples for a function without samples.
     """
     file, function = path, ""
     if ":" in path and not Path(path).exists():

@@ -96,7 +96,9 @@ def deviation_by_kind(samples: np.ndarray) -> np.ndarray | None:
     if samples.ndim < 2 or len(samples) < _FEWEST:
         return None
     columns = _deviation(samples, tuple(range(samples.ndim - 1)))
-    return columns if columns.max(initial=0.0) > _OF_KINDS * columns[columns > 0].min(initial=np.inf) else None
+    return (
+        columns if columns.max(initial=0.0) > _OF_KINDS * columns[columns > 0].min(initial=np.inf) else None
+    )
 
 
 def _deviation(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:

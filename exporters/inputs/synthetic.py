@@ -172,9 +172,7 @@ def _few_rows(spec: ModelSpec, samples: Samples) -> Arrays:
     return arrays
 
 
-def _rescaled(
-    spec: ModelSpec, samples: Samples, real: Arrays, largest: float
-) -> list[tuple[str, Arrays]]:
+def _rescaled(spec: ModelSpec, samples: Samples, real: Arrays, largest: float) -> list[tuple[str, Arrays]]:
     numbers = [tensor.name for tensor in spec.inputs if tensor.type.is_float and not is_mask(tensor)]
     changes: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
         "zeros": lambda array, _: np.zeros_like(array),

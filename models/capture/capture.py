@@ -77,6 +77,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
         state = {name: weights[stored] for name, stored in result["state"].items()}
         program = normalise(_loaded(out / "program.pt2", state, folder))
     spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
+    spec = _as_captured(program, spec) if folder.guessed is not None else spec
     _check_outputs(program, spec)
     spec = with_ranges(spec, runnable(program))
     return Captured(program, spec, tuple(result["notes"]))
@@ -289,16 +290,26 @@ def _exact_dim(
     return Dim(max(low, dim.minimum), high, taken.name or dim.name)
 
 
+def _outputs(program: ExportedProgram) -> list[torch.Tensor]:
+    nodes = {node.name: node for node in program.graph.nodes}
+    outputs = program.graph_signature.output_specs
+    return [nodes[output.arg.name].meta["val"] for output in outputs if output.kind.name == "USER_OUTPUT"]
+
+
+def _as_captured(program: ExportedProgram, spec: ModelSpec) -> ModelSpec:
+    """The spec whose outputs were guessed from two runs: sizes that these have in common are free where the program
+    says so (the number of rows that a mask selects)."""
+    outputs = []
+    for tensor, value in zip(spec.outputs, _outputs(program), strict=True):
+        sizes = zip(tensor.shape, value.shape, strict=False)
+        shape = tuple(dim if isinstance(size, int) or not dim.fixed else Dim() for dim, size in sizes)
+        outputs.append(replace(tensor, shape=shape))
+    return replace(spec, outputs=tuple(outputs))
+
+
 def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
     """The outputs are what model.toml says: datatype and fixed sizes. Raises BadFolder naming the output."""
-    nodes = {node.name: node for node in program.graph.nodes}
-    names = [
-        output.arg.name
-        for output in program.graph_signature.output_specs
-        if output.kind.name == "USER_OUTPUT"
-    ]
-    for tensor, name in zip(spec.outputs, names, strict=True):
-        value = nodes[name].meta["val"]
+    for tensor, value in zip(spec.outputs, _outputs(program), strict=True):
         fits = len(value.shape) == len(tensor.shape) and all(
             dim.admits(size) if isinstance(size, int) else not dim.fixed
             for dim, size in zip(tensor.shape, value.shape, strict=True)

@@ -27,6 +27,7 @@ from .batch_found import Call, Named
 Request = Mapping[str, Any]
 
 FREE = -1
+_GIVE = "give --samples FILE with an array for each input, first axis = samples, or write model.toml by hand"
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
 
@@ -136,10 +137,15 @@ def of_transformers(torch: ModuleType, module: Any, given: Named) -> tuple[dict[
         return seen(torch, module, given)
     try:
         return _by_config(torch, module, main, list(given))
-    except failures.PLAIN:
-        if not given:
-            raise
-        return seen(torch, module, given)  # a model that does not take every length
+    except failures.PLAIN as error:
+        if given:  # a model that does not take every length
+            return seen(torch, module, given)
+        kind: Any = error
+        kind.halfeven_inputs = (
+            f"{type(module).__name__} does not run with inputs guessed from its configuration: {_GIVE}",
+            error,
+        )
+        raise
 
 
 def _by_config(
@@ -158,8 +164,7 @@ def _by_config(
         return _result(torch, partial(_named, module), inputs, runs, 64, True, doubts), runs[0]
     if main != "input_ids":
         raise failures.Refused(
-            f"{type(module).__name__} takes '{main}', of which nothing is guessed: give --samples FILE with one array "
-            "for each input, first axis = samples, or write model.toml by hand"
+            f"{type(module).__name__} takes '{main}', of which nothing is guessed: {_GIVE}"
         )
     names = [name for name in ("input_ids", "attention_mask") if name in known]
     names += ["decoder_input_ids"] if getattr(config, "is_encoder_decoder", False) else []
@@ -297,8 +302,10 @@ def _named(module: "nn.Module", arrays: Named, left_out: dict[str, str] | None =
             if not (part is None or flat_answers.is_tensor(part))
         }
     if not parts:
-        raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")
-    if hasattr(answer, "keys"):
+        raise failures.Refused(
+            f"forward gave no tensor, but {type(answer).__name__}: let it give tensors, alone or in a tuple or dict"
+        )
+    if flat_answers.by_name(answer) is not None:
         return dict(parts)
     if len(parts) == 1:
         return {"output": parts[0][1]}

@@ -24,9 +24,7 @@ def init(
     ] = None,
     samples: Annotated[
         Path | None,
-        typer.Option(
-            help="Real inputs (safetensors, npz): a module needs them, an ONNX file runs with them."
-        ),
+        typer.Option(help="Real inputs (safetensors, npz): a module needs them, an ONNX or transformers model runs with them."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
 ) -> Ended:
