@@ -129,7 +129,7 @@ def of_transformers(torch: ModuleType, module: Any, given: Named) -> tuple[dict[
     decide what it takes; of a text alone, whose length stays free, they decide the names."""
     main = module.main_input_name
     given = {n: t.float() if t.dtype == torch.float64 else t for n, t in given.items()}  # as the weights are
-    first = next(iter(given.values()), None)
+    first = next(iter(given.values()), torch.empty(0))
     is_text = main == "input_ids" and all(
         t.ndim == 2 and t.shape == first.shape and not t.is_floating_point() for t in given.values()
     )

@@ -24,7 +24,9 @@ def init(
     ] = None,
     samples: Annotated[
         Path | None,
-        typer.Option(help="Real inputs (safetensors, npz): a module needs them, an ONNX or transformers model runs with them."),
+        typer.Option(
+            help="Real inputs (safetensors, npz): a module needs them, ONNX and transformers run with them."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
 ) -> Ended:
