@@ -48,6 +48,10 @@ class Question:
             yield Question((sample,), inputs, {}, self.name)
 
 
+class RowsDiffer(CannotConvert):
+    """A row is answered in another shape alone than among others: rows must not share a batch."""
+
+
 def answers_or_refusal(half: Answers, inputs: Arrays) -> Arrays | Exception:
     """The answers of a half, or the error that says why it does not run with these inputs.
 

@@ -33,6 +33,7 @@ from ..onnx.conversion import NotPlanned, read_foreign
 from ..onnx.forms import foreign_subject
 from ..proof.maker import Maker, Notify
 from ..proof.subject import CPU, Subject
+from ..question import RowsDiffer
 from ..report.evidence import SOURCE_SUFFIXES, files_of
 from ..report.version_facts import facts_of
 from .road import travel
@@ -113,16 +114,35 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
         _make_active_if_cut_off(converted, store, notify)
         return Conversion(converted, facts_of(converted), unchanged=True)
     asked, samples = _samples(_with_source_noted(asked, newest), options)
+    try:
+        version = _made(asked, options, samples, fingerprint, newest, known, store, notify)
+    except RowsDiffer as error:
+        note = f"max_batch_size is 1: {error}"
+        notify(note)
+        asked = replace(asked, spec=asked.spec.with_max_batch_size(1), notes=(*asked.notes, note))
+        version = _made(asked, options, samples, fingerprint, newest, known, store, notify)
+    return Conversion(version, facts_of(version))
+
+
+def _made(
+    asked: ModelFolder,
+    options: Options,
+    samples: Samples,
+    fingerprint: str,
+    newest: Version | None,
+    known: int,
+    store: Store,
+    notify: Notify,
+) -> Version:
+    """The version, by the way of its kind."""
     origin = _origin(asked, fingerprint)
     if asked.spec.form == "live":
         from ..live.forms import live_subject
 
         check_signature(asked.spec, newest, options.new_signature)
-        version = travel(*live_subject(asked, samples, origin, notify), store, notify, known)
-        return Conversion(version, facts_of(version))
+        return travel(*live_subject(asked, samples, origin, notify), store, notify, known)
     if asked.kind == "onnx":
-        version = _foreign(asked, options, samples, origin, newest, known, store, notify)
-        return Conversion(version, facts_of(version))
+        return _foreign(asked, options, samples, origin, newest, known, store, notify)
     if asked.kind == "program":
         check_program(asked.folder / asked.source)
     notify(f"capturing {asked.spec.name}")
@@ -130,8 +150,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
 
     subject, maker = captured_subject(asked, samples, origin, options.forms, options.search, options.device)
     check_signature(subject.spec, newest, options.new_signature)
-    version = travel(subject, maker, store, notify, known)
-    return Conversion(version, facts_of(version))
+    return travel(subject, maker, store, notify, known)
 
 
 def _make_active_if_cut_off(version: Version, store: Store, notify: Notify) -> None:
@@ -191,8 +210,8 @@ def _foreign(
 
     try:
         return made(None)
-    except OrderEnded:
-        raise  # how busy or small the machine is must not decide what serves
+    except (OrderEnded, RowsDiffer):
+        raise  # how busy or small the machine is must not decide what serves; rows that differ are taken alone
     except CannotConvert as error:  # a node that does not run alone, though the file runs
         return made(f"it cannot be planned: {error}")
 

@@ -29,8 +29,9 @@ def folder_at(
 ) -> ModelFolder:
     """A model folder as its model.toml has it; a bare file or transformers folder as it is guessed to be.
 
-    ``samples``: real inputs, which a bare ONNX file is run with. A model.toml beside a file that names that file
-    counts. ``name``: of the model, in place of the file's. ``changed``: what the caller knows better than the guess.
+    ``samples``: real inputs, which a bare ONNX file or transformers model is run with. A model.toml beside a file that
+    names that file counts. ``name``: of the model, in place of the file's. ``changed``: what the caller knows better
+    than the guess.
     Raises BadFolder where the path is neither, BadSetting for a ``name`` where a model.toml has one.
     """
     if name is not None and not NAME.fullmatch(name):
@@ -46,7 +47,7 @@ def folder_at(
     place = path.parent if is_file else path
     if is_file and (place / TOML).is_file() and (beside := read_folder(place)).source == path.name:
         return _named(beside, name)
-    runs = samples is not None and samples.is_file() and path.suffix == ".onnx"
+    runs = samples is not None and samples.is_file() and (not is_file or path.suffix == ".onnx")
     guess = guess_at(str(path), read_tensors(samples) if samples is not None and runs else None)
     guess = guess if name is None else replace(guess, spec=replace(guess.spec, name=name))
     return guessed_folder(changed(guess), place)
@@ -98,8 +99,8 @@ def _named(folder: ModelFolder, name: str | None) -> ModelFolder:
 def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Guess:
     """The guess for a file, a transformers folder, or ``file.py:function`` with example inputs (first axis = samples).
 
-    An ONNX file is run with ``samples`` where they are given. Raises BadFolder for a path of another kind, BadSamples
-    for a function without samples.
+    An ONNX file or transformers model is run with ``samples`` where they are given. Raises BadFolder for a path of
+    another kind, BadSamples for a function without samples.
     """
     file, function = path, ""
     if ":" in path and not Path(path).exists():
@@ -113,7 +114,7 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
         from .module_source import guess_module  # brings torch, which an ONNX file does not need
 
         folder, named = (where, where / "model") if source == _TRANSFORMERS else (where.parent, where)
-        return guess_module(folder, source, name_for(named), samples if function else None)
+        return guess_module(folder, source, name_for(named), samples if function or where.is_dir() else None)
     if not where.exists():
         raise BadFolder(
             f"{path} does not exist: expected a model file, a transformers folder or model.py:build"

@@ -32,7 +32,7 @@ def guess_module(
     module: nn.Module | None = None,
 ) -> Guess:
     """``source`` and ``weights`` as model.toml writes them; ``samples``: example inputs, which ``file.py:function``
-    needs. ``module``: as in `ModelFolder`.
+    needs and a transformers folder may have. ``module``: as in `ModelFolder`.
 
     Raises CaptureFailed where the code cannot be run, BadFolder for a dtype that is not served.
     """
@@ -53,7 +53,7 @@ def guess_module(
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
     for tensor, key, why in [*found["doubts"], *([["", "max_batch_size", fewer]] if fewer else [])]:
         doubts[tensor, key] = "; ".join(filter(None, (doubts.get((tensor, key)), why)))
-    given = None if samples is None else _as_samples(samples, spec, found["whole"])
+    given = None if samples is None else _as_samples(samples, spec, found.get("whole", False))
     notes = tuple(
         f"output '{output}' is left out: {kind} is no tensor; where callers need what is in it, let source build a "
         "module around the model that gives its tensors"

@@ -24,8 +24,8 @@ def write_folder(
 
     A file is copied into ``folder`` (without it: a new folder of the model's name in the working directory), with its
     external data; of a transformers folder and a module model.toml is written beside it. ``samples``: real inputs,
-    written into the folder; a module needs them, and an ONNX file is run with them. ``replace``: overwrite a
-    model.toml.
+    written into the folder; a module needs them, and an ONNX file or transformers model is run with them. ``replace``:
+    overwrite a model.toml.
 
     Raises Conflict where there is a model.toml, and what guessing raises.
     """

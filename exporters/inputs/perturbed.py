@@ -82,14 +82,23 @@ def _with_noise(array: np.ndarray, samples: np.ndarray, random: np.random.Genera
     takes.
     """
     spread = _deviation(array, tuple(range(1, array.ndim)) if array.ndim > 1 else None)
-    if array.ndim > 1 and len(samples) >= _FEWEST:
-        columns = _deviation(samples, tuple(range(array.ndim - 1)))
-        if columns.max(initial=0.0) > _OF_KINDS * columns[columns > 0].min(initial=np.inf):
-            spread = columns
+    if array.ndim > 1 and (columns := deviation_by_kind(samples)) is not None:
+        spread = columns
     changed = array + NOISE * spread * random.standard_normal(array.shape)
     others = tuple(range(max(samples.ndim - 1, 1)))
     whole = np.clip(np.rint(changed), samples.min(others), samples.max(others))
     return np.where((samples == np.rint(samples)).all(others), whole, changed).astype(array.dtype)
+
+
+def deviation_by_kind(samples: np.ndarray) -> np.ndarray | None:
+    """The standard deviation of each column of the last axis where the columns are of different kinds (an age, an
+    income); None where they are not, or where there are too few samples to tell."""
+    if samples.ndim < 2 or len(samples) < _FEWEST:
+        return None
+    columns = _deviation(samples, tuple(range(samples.ndim - 1)))
+    return (
+        columns if columns.max(initial=0.0) > _OF_KINDS * columns[columns > 0].min(initial=np.inf) else None
+    )
 
 
 def _deviation(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:

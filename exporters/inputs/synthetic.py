@@ -17,6 +17,7 @@ from ...models.errors import BadSamples, HalfevenError
 from ...models.pictures.pixels import Picture
 from ...models.spec.said_by_name import has_positions, has_types, is_mask
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
+from .perturbed import deviation_by_kind
 from .samples import MAX_BYTES, Samples
 
 LARGEST = 4.0  # times a real sample, which no half may answer with another infinity than the original
@@ -56,12 +57,13 @@ def generate(
 def adversarial(spec: ModelSpec, samples: Samples, largest: float = LARGEST) -> list[tuple[str, Arrays]]:
     """Small batches (at most 4 rows) that test the limits of half precision, each with its name.
 
-    Zeros, ones, rows that have their own largest value everywhere (a division by their deviation divides by its eps),
+    Zeros, ones, rows that have their own largest value everywhere (a division by their deviation divides by its eps; in
+    a column of another kind the nearest value that the column has),
     real samples × 0.01 and × ``largest``, masks and lengths that leave 1 element or a few, and the shortest and longest
     sizes of free dimensions. Other integers keep values seen in samples.
     """
     real = _few_rows(spec, samples)
-    return [*_rescaled(spec, real, largest), *_padded(spec, real), *_resized(spec, real)]
+    return [*_rescaled(spec, samples, real, largest), *_padded(spec, real), *_resized(spec, real)]
 
 
 def longest(dim: Dim, seen: int) -> int:
@@ -170,29 +172,32 @@ def _few_rows(spec: ModelSpec, samples: Samples) -> Arrays:
     return arrays
 
 
-def _rescaled(spec: ModelSpec, real: Arrays, largest: float) -> list[tuple[str, Arrays]]:
+def _rescaled(spec: ModelSpec, samples: Samples, real: Arrays, largest: float) -> list[tuple[str, Arrays]]:
     numbers = [tensor.name for tensor in spec.inputs if tensor.type.is_float and not is_mask(tensor)]
-    changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "zeros": np.zeros_like,
-        "ones": np.ones_like,
+    changes: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+        "zeros": lambda array, _: np.zeros_like(array),
+        "ones": lambda array, _: np.ones_like(array),
         "constant rows": partial(_constant, batched=spec.batched),
-        "real × 0.01": partial(_scaled, factor=0.01),
-        f"real × {largest:g}": partial(_scaled, factor=largest),
+        "real × 0.01": lambda array, _: _scaled(array, 0.01),
+        f"real × {largest:g}": lambda array, _: _scaled(array, largest),
     }
     return [
-        (name, {**real, **{number: np.asarray(change(real[number])) for number in numbers}})
+        (name, {**real, **{n: np.asarray(change(real[n], samples.arrays[n])) for n in numbers}})
         for name, change in changes.items()
         if numbers
     ]
 
 
-def _constant(array: np.ndarray, batched: bool) -> np.ndarray:
+def _constant(array: np.ndarray, samples: np.ndarray, batched: bool) -> np.ndarray:
     inner = tuple(range(1 if batched else 0, array.ndim))
     if array.size == 0:
         return array
     numbers = array.astype(np.float64)
     largest = np.where(np.isfinite(numbers), numbers, -np.inf).max(axis=inner, keepdims=True)
     largest = np.where(np.isneginf(largest), 0.0, largest)  # a row without any number
+    if deviation_by_kind(samples) is not None:
+        others = tuple(range(samples.ndim - 1))
+        largest = np.clip(largest, np.fmin.reduce(samples, others), np.fmax.reduce(samples, others))
     return np.broadcast_to(largest, array.shape).astype(array.dtype)
 
 

@@ -28,6 +28,7 @@ from ..question import (
     Arrays,
     Invented,
     Question,
+    RowsDiffer,
     TieTolerance,
     answers_or_refusal,
     is_refused,
@@ -336,6 +337,9 @@ def one_at_a_time(answers: Answers) -> Answers:
         alone = [
             answers({name: array[row : row + 1] for name, array in inputs.items()}) for row in range(rows)
         ]
+        for name in alone[0]:
+            if len(shapes := {one[name].shape[1:] for one in alone}) > 1:
+                raise RowsDiffer(f"output '{name}' has rows of the shapes {sorted(map(list, shapes))}")
         return {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
 
     return answer

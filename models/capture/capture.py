@@ -77,7 +77,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
         state = {name: weights[stored] for name, stored in result["state"].items()}
         program = normalise(_loaded(out / "program.pt2", state, folder))
     spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
-    _check_outputs(program, spec)
+    spec = _with_outputs(program, spec, folder.guessed is not None)
     spec = with_ranges(spec, runnable(program))
     return Captured(program, spec, tuple(result["notes"]))
 
@@ -289,9 +289,13 @@ def _exact_dim(
     return Dim(max(low, dim.minimum), high, taken.name or dim.name)
 
 
-def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
-    """The outputs are what model.toml says: datatype and fixed sizes. Raises BadFolder naming the output."""
-    nodes = {node.name: node for node in program.graph.nodes}
+def _with_outputs(program: ExportedProgram, spec: ModelSpec, guessed: bool) -> ModelSpec:
+    """The outputs are what model.toml says: datatype and fixed sizes. Raises BadFolder naming the output.
+
+    Of ``guessed`` ones, seen in two runs, a size that both had is free where the program says so (the number of rows
+    that a mask selects).
+    """
+    nodes, outputs = {node.name: node for node in program.graph.nodes}, list[TensorSpec]()
     names = [
         output.arg.name
         for output in program.graph_signature.output_specs
@@ -299,6 +303,11 @@ def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
     ]
     for tensor, name in zip(spec.outputs, names, strict=True):
         value = nodes[name].meta["val"]
+        if guessed:
+            sizes = zip(tensor.shape, value.shape, strict=False)
+            shape = tuple(dim if isinstance(size, int) or not dim.fixed else Dim() for dim, size in sizes)
+            tensor = replace(tensor, shape=shape)
+        outputs.append(tensor)
         fits = len(value.shape) == len(tensor.shape) and all(
             dim.admits(size) if isinstance(size, int) else not dim.fixed
             for dim, size in zip(tensor.shape, value.shape, strict=True)
@@ -312,6 +321,7 @@ def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
                 f"{tensor.as_called().describe_shape()}, the model gives {names.get(value.dtype, value.dtype)} "
                 f"[{sizes}]: write that under [[outputs]], or change what forward gives"
             )
+    return replace(spec, outputs=tuple(outputs))
 
 
 def result_here(is_captured: bool, request: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:

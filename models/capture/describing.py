@@ -27,6 +27,7 @@ from .batch_found import Call, Named
 Request = Mapping[str, Any]
 
 FREE = -1
+_GIVE = "give --samples FILE with an array for each input, first axis = samples, or write model.toml by hand"
 SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
 
@@ -49,9 +50,9 @@ def looked_at(torch: ModuleType, request: Request) -> dict[str, Any]:
         with original_in_fp32():  # as the capture sees it
             module, _ = child.loaded(torch, request, "sdpa")
             result, shown = (
-                of_transformers(torch, module)
+                of_transformers(torch, module, given_to(request))
                 if source.startswith("hf:")
-                else of_module(torch, module, request)
+                else seen(torch, module, given_to(request))
             )
             if not result["max_batch_size"]:
                 return result
@@ -120,15 +121,41 @@ def _filled(torch: ModuleType, values: Mapping[str, Any], offset: int) -> dict[s
     return filled
 
 
-# A transformers module names its main input; the configuration has the sizes.
+# A transformers module names its main input; the configuration has the sizes. Samples know more: what else it takes.
 
 
-def of_transformers(torch: ModuleType, module: Any) -> tuple[dict[str, Any], Named]:
-    """The dictionary of `_result`, and inputs by name that the module was run with."""
-    config, known = module.config, inspect.signature(module.forward).parameters
+def of_transformers(torch: ModuleType, module: Any, given: Named) -> tuple[dict[str, Any], Named]:
+    """The dictionary of `_result`, and inputs by name that the module was run with. ``given``: sample tensors, which
+    decide what it takes; of a text alone, whose length stays free, they decide the names."""
     main = module.main_input_name
+    given = {n: t.float() if t.dtype == torch.float64 else t for n, t in given.items()}  # as the weights are
+    first = next(iter(given.values()), torch.empty(0))
+    is_text = main == "input_ids" and all(
+        t.ndim == 2 and t.shape == first.shape and not t.is_floating_point() for t in given.values()
+    )
+    if given and not is_text:
+        return seen(torch, module, given)
+    try:
+        return _by_config(torch, module, main, list(given))
+    except failures.PLAIN as error:
+        if given:  # a model that does not take every length
+            return seen(torch, module, given)
+        kind: Any = error
+        kind.halfeven_inputs = (
+            f"{type(module).__name__} does not run with inputs guessed from its configuration: {_GIVE}",
+            error,
+        )
+        raise
+
+
+def _by_config(
+    torch: ModuleType, module: Any, main: str, given: Sequence[str]
+) -> tuple[dict[str, Any], Named]:
+    config, known = module.config, inspect.signature(module.forward).parameters
     if main == "pixel_values":
-        size = getattr(config, "image_size", 224)
+        size = getattr(config, "image_size", None) or getattr(
+            getattr(config, "vision_config", None), "image_size", 224
+        )
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         shape = [FREE, getattr(config, "num_channels", 3), height, width]
         inputs = [{"name": main, "dtype": "torch.float32", "shape": shape}]
@@ -137,16 +164,17 @@ def of_transformers(torch: ModuleType, module: Any) -> tuple[dict[str, Any], Nam
         return _result(torch, partial(_named, module), inputs, runs, 64, True, doubts), runs[0]
     if main != "input_ids":
         raise failures.Refused(
-            f"{type(module).__name__} takes '{main}', of which nothing is guessed: write model.toml by hand"
+            f"{type(module).__name__} takes '{main}', of which nothing is guessed: {_GIVE}"
         )
     names = [name for name in ("input_ids", "attention_mask") if name in known]
     names += ["decoder_input_ids"] if getattr(config, "is_encoder_decoder", False) else []
+    names = list(given) or names
     longest = getattr(config, "max_position_embeddings", None)
     axis = f"length=1..{longest}" if isinstance(longest, int) else "length"
     inputs = [{"name": name, "dtype": "torch.int64", "shape": [FREE, axis]} for name in names]
     runs = [{name: torch.ones(size, dtype=torch.int64) for name in names} for size in SIZES]
-    doubts = [["input_ids", "shape", "the longest is max_position_embeddings of config.json"]]
-    left = [name for name in ("token_type_ids", "position_ids") if name in known]
+    doubts = [[names[0], "shape", "the longest is max_position_embeddings of config.json"]]
+    left = [name for name in ("token_type_ids", "position_ids") if name in known and name not in names]
     doubts += (
         [["", "max_batch_size", f"further inputs of forward are left out: {', '.join(left)}"]] if left else []
     )
@@ -156,11 +184,12 @@ def of_transformers(torch: ModuleType, module: Any) -> tuple[dict[str, Any], Nam
 # Any other module is run with the inputs that the operator gives.
 
 
-def of_module(torch: ModuleType, module: "nn.Module", request: Request) -> tuple[dict[str, Any], Named]:
+def given_to(request: Request) -> Named:
+    """The operator's sample tensors by name, in forward's order; none where none were given."""
     from safetensors.torch import load_file
 
-    stored = load_file(request["samples"])
-    return seen(torch, module, {name: stored[name] for name in request["names"]})
+    stored = load_file(request["samples"]) if request["names"] else {}
+    return {name: stored[name] for name in request["names"]}
 
 
 def seen(torch: ModuleType, module: "nn.Module", given: Named) -> tuple[dict[str, Any], Named]:
@@ -273,8 +302,10 @@ def _named(module: "nn.Module", arrays: Named, left_out: dict[str, str] | None =
             if not (part is None or flat_answers.is_tensor(part))
         }
     if not parts:
-        raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")
-    if hasattr(answer, "keys"):
+        raise failures.Refused(
+            f"forward gave no tensor, but {type(answer).__name__}: let it give tensors, alone or in a tuple or dict"
+        )
+    if flat_answers.by_name(answer) is not None:
         return dict(parts)
     if len(parts) == 1:
         return {"output": parts[0][1]}

@@ -66,6 +66,7 @@ CAUSES = (
     (("true_fn", "false_fn"), *_BRANCHES),
     (("Cannot access data pointer",), "a kernel that torch.export cannot look into",
      "write it with torch's own functions"),
+    (("__obj_flatten__",), "packed weights of a quantised layer", "convert the module that was quantised"),
     (("ScriptModule",), "a TorchScript module", "build the nn.Module that it was made of"),
     (("does not support", "ScriptFunction"), "a TorchScript function", "call the Python function it was made of"),
 )  # fmt: skip

@@ -1,21 +1,32 @@
 """Takes the answer of a forward apart into tensors: nested tuples, lists and dicts are gone into, in order.
 
 A part of a dict has its key as its name, a part of a tuple or list its place; names of nested parts are joined with
-dots: ``{"logits": a, "hidden": (b, c)}`` has the parts ``logits``, ``hidden.0`` and ``hidden.1``.
+dots: ``{"logits": a, "hidden": (b, c)}`` has the parts ``logits``, ``hidden.0`` and ``hidden.1``. A dataclass is taken
+for the dict of its fields.
 
 Runs in the child, the trainer and the live form.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .failures import Refused
 
 
+def by_name(answer: Any) -> Mapping[str, Any] | None:
+    """The parts of a dict or dataclass; None for anything else."""
+    if hasattr(answer, "keys"):
+        return {key: answer[key] for key in list(answer.keys())}
+    if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
+        return {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+    return None
+
+
 def parts_of(answer: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(name, value) of every part that is no tuple, list or dict."""
-    if hasattr(answer, "keys"):
-        inside = [(key, answer[key]) for key in list(answer.keys())]
+    if (named := by_name(answer)) is not None:
+        inside = named.items()
     elif isinstance(answer, (tuple, list)):
         inside = enumerate(answer)
     else:
@@ -35,7 +46,7 @@ def in_order(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
     Raises Refused where a name is missing, the number is another one, or a part is no tensor.
     """
     named = list(parts_of(answer))
-    if hasattr(answer, "keys"):
+    if by_name(answer) is not None:
         found = dict(named)
         if missing := [name for name in names if name not in found]:
             raise Refused(f"forward gave outputs {sorted(found)}, but model.toml names {missing}")

@@ -25,7 +25,7 @@ def init(
     samples: Annotated[
         Path | None,
         typer.Option(
-            help="Real inputs (safetensors, npz): a module needs them, an ONNX file runs with them."
+            help="Real inputs (safetensors, npz): a module needs them, ONNX and transformers run with them."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,

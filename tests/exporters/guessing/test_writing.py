@@ -131,6 +131,20 @@ def test_a_transformers_folder_is_written_into(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_transformers_folder_takes_the_inputs_that_its_samples_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(Path(hf_bert.__file__).parent / name, tmp_path / name)
+    ids = np.random.default_rng().integers(0, 30, (16, 9))
+    np.savez(tmp_path / "inputs.npz", input_ids=ids, token_type_ids=ids % 2)
+    words = ("--samples", tmp_path / "inputs.npz", "--store", tmp_path / "store", "--form", "torch")
+    code, facts, said = run("convert", tmp_path, *words)
+    assert code == 0 and facts["forms"]["torch"]["half_nodes"], said
+    spec = Store(tmp_path / "store").version(facts["model"], facts["version"]).spec()
+    assert [tensor.name for tensor in spec.inputs] == ["input_ids", "token_type_ids"]
+
+
+@pytest.mark.slow
 def test_a_module_is_seen_from_example_inputs(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LINEAR)
     code, _, said = run("init", f"{tmp_path}/model.py:build")

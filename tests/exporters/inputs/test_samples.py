@@ -312,6 +312,13 @@ def test_a_constant_row_holds_its_own_largest_value_everywhere(random, rows):
     assert np.isin(made, x).all()
 
 
+def test_a_constant_row_leaves_no_column_of_another_kind(random):
+    spec = ModelSpec("m", (tensor("x", "FP32", -1, 3),), (tensor("y", "FP32", -1),))
+    x = (random.random((12, 3)) * [1.0, 90.0, 4e5]).astype(np.float32)  # a share, an age, an income
+    made = named(spec, Samples({"x": x}))["constant rows"]["x"]
+    assert np.array_equal(made, np.minimum(x[:4].max(1, keepdims=True), x.max(0)))
+
+
 def test_free_dimensions_reach_their_bounds_or_twice_what_was_seen(random):
     made = named(ENCODER, Samples(encoder_arrays(random, 3)))
     assert made["shortest"]["ids"].shape[1] == 2 and made["longest"]["ids"].shape[1] == 12

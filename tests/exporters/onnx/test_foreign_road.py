@@ -233,3 +233,24 @@ def test_classes_that_tie_in_half_are_no_reason_to_refuse(tmp_path: Path) -> Non
     (folder / "model.toml").write_text(text)
     facts, _ = converted(folder, tmp_path / "store")
     assert facts["forms"]["onnx"]["passed"] and facts["forms"]["onnx"]["kept"] == []
+
+
+def test_a_file_whose_rows_together_have_another_width_takes_one_row_at_a_time(tmp_path: Path) -> None:
+    """The rows that are compared first are alike; a later one, alone, takes the other branch."""
+    random = np.random.default_rng(3)
+    text = """g (float[n,8] x) => (float[n,m] y) {
+        s = ReduceSum<keepdims=0>(x) c = Greater(s, zero)
+        y = If (c) <then_branch = t () => (t) { t = MatMul(x, narrow) }, else_branch = e () => (e) { e = MatMul(x, wide) }>
+    }"""
+    onnx.save(
+        parsed(text, {"zero": f32(0), "narrow": normal(random, 8, 4), "wide": normal(random, 8, 6)}),
+        tmp_path / "net.onnx",
+    )
+    x = np.abs(normal(random, 24, 8))
+    x[6:] *= -1
+    np.savez(tmp_path / "s.npz", x=x[np.r_[0:3, 6:24, 3:6]])
+    facts, version = converted(tmp_path / "net.onnx", tmp_path / "store", "--samples", tmp_path / "s.npz")
+    assert version.spec().max_batch_size == 1 and facts["forms"]["onnx"]["half_nodes"]
+    assert any(
+        "max_batch_size is 1: output 'y' has rows of the shapes [[4], [6]]" in note for note in facts["notes"]
+    )

@@ -1,7 +1,7 @@
 """A module that is alive in this process is captured here, and is afterwards as it was."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +172,33 @@ def test_hooks_of_the_module_see_what_its_own_forward_takes_and_gives(tmp_path: 
     (answer,) = runnable(captured(net, tmp_path, inputs).program)(x)
     assert torch.allclose(answer, expected, atol=1e-6)
     assert torch.equal(net(x), expected), "the module has its hooks as before"
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+    loss: torch.Tensor | None = None
+
+
+class Answering(nn.Linear):
+    def forward(self, input: torch.Tensor) -> Any:
+        found = super().forward(input)
+        return Answer(found, (input * 2.0,))
+
+
+def test_the_fields_of_a_dataclass_are_outputs(tmp_path: Path) -> None:
+    made = captured(Answering(4, 3), tmp_path, drawn(8, 4))
+    assert [tensor.name for tensor in made.spec.outputs] == ["logits", "hidden.0"]
+
+
+class Selecting(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input)[input[:, 0] > 0]
+
+
+def test_a_number_of_rows_that_two_runs_have_in_common_by_chance_is_free(tmp_path: Path) -> None:
+    samples = drawn(8, 4)
+    samples["x"][:, 0] = [1, -1, -1, -1, 1, -1, 1, 1]
+    output = captured(Selecting(4, 3), tmp_path, samples).spec.outputs[0]
+    assert [dim.fixed for dim in output.shape] == [False, True]
