@@ -160,7 +160,8 @@ def asked_for() -> argparse.Namespace:
 def main() -> int:
     asked = asked_for()
     ends, facts = time.monotonic() + asked.seconds, Facts(asked.out.resolve(), "run", time.time())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job ignores the first
+        signal.signal(number, signal.default_int_handler)
     asked.out.mkdir(parents=True, exist_ok=True)
     with environment_of(ROOT) as (scratch, environment), (asked.out / "log.txt").open("ab") as log:
         options = [f"--{name}" for name in ("tiny", "simulated") if getattr(asked, name)]

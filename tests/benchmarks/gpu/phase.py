@@ -7,6 +7,7 @@ import argparse
 import gc
 import importlib
 import random
+import signal
 import statistics
 import sys
 import time
@@ -134,6 +135,7 @@ def _simulated() -> Iterator[None]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the process that started this one
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     for option, kind in (
