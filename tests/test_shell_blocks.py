@@ -24,6 +24,7 @@ from tests.exporters.importing.server_files import archive, triton_model
 from tests.serve.access.authority import Pair
 from tests.server_process import settle
 from tests.shell_blocks import PAGES, ROOT, RUN, Block, blocks, free_port, run, script, write_commands
+from tests.slow import drawn
 
 ELSEWHERE = [
     "docker",
@@ -69,10 +70,12 @@ def name_of(page: Path) -> str:
 
 
 def sittings() -> list[list[Path]]:
-    """Pages that are run one after another in one folder: those of one server, every other page alone."""
+    """Pages that are run one after another in one folder: those of one server, every other page alone. Of those a run
+    has the first page of all, and every second other one."""
     run_here = [page for page in PAGES if any(block.kind == RUN for block in blocks(page))]
     assert set(WITH_ONE_SERVER) <= set(run_here)
-    return [WITH_ONE_SERVER, *([page] for page in run_here if page not in WITH_ONE_SERVER)]
+    first, *others = [page for page in run_here if page not in WITH_ONE_SERVER]
+    return [WITH_ONE_SERVER, [first], *([page] for page in drawn(2, others))]
 
 
 def net() -> onnx.ModelProto:
