@@ -1,7 +1,7 @@
-"""The unseen samples on which a conversion tries its plan: all 4,096 where a claim is about plans, few elsewhere.
+"""The unseen samples on which a conversion tries its plan: all of them where a claim is about plans, few elsewhere.
 
-They are four fifths of a small model's conversion, and of one with a loop nearly all of it. The tests of plans, of the
-gate, of back ends and of the corpus ask all of them, and so does whatever a test starts in a process of its own.
+They are two fifths of a small model's conversion, and of one with a loop nearly all of it. The tests of plans, of the
+gate, of back ends and of the corpus ask all of them, and so does every fresh interpreter that a test starts.
 """
 
 from collections.abc import Iterator
@@ -11,37 +11,34 @@ from pathlib import Path
 import pytest
 from halfeven.exporters.plan import rehearsal
 
-FEW = 128
-MARK = "few_unseen"
+from tests.preloaded import FEW_UNSEEN
+
 FOLDERS = (
     "chaos", "conformance", "models", "serve",
     *(f"exporters/{name}" for name in ("differing", "exported", "guessing", "half_files", "importing", "report")),
 )  # fmt: skip
-_NAMES = ("UNSEEN", "UNSEEN_ALONE")
-_ALL = {name: getattr(rehearsal, name) for name in _NAMES}
+_ALL = rehearsal.UNSEEN, rehearsal.UNSEEN_ALONE
+_FEW = FEW_UNSEEN, FEW_UNSEEN
 _TESTS = Path(__file__).parent
 
 
 def asks_few(item: pytest.Item) -> bool:
     """True for the tests of `FOLDERS`, and for those with the mark ``few_unseen``."""
-    return item.get_closest_marker(MARK) is not None or any(
-        item.path.is_relative_to(_TESTS / folder) for folder in FOLDERS
-    )
+    marked = item.get_closest_marker("few_unseen") is not None
+    return marked or any(item.path.is_relative_to(_TESTS / folder) for folder in FOLDERS)
 
 
 def set_unseen(few: bool) -> None:
     """Conversions of this process ask few unseen samples from now on, or all."""
-    for name in _NAMES:
-        setattr(rehearsal, name, FEW if few else _ALL[name])
+    rehearsal.UNSEEN, rehearsal.UNSEEN_ALONE = _FEW if few else _ALL
 
 
 @contextmanager
 def unseen_samples(few: bool) -> Iterator[None]:
     """Conversions inside the block ask few, or all, whatever test it is in: what it makes is for several tests."""
-    before = {name: getattr(rehearsal, name) for name in _NAMES}
+    before = rehearsal.UNSEEN, rehearsal.UNSEEN_ALONE
     set_unseen(few)
     try:
         yield
     finally:
-        for name, count in before.items():
-            setattr(rehearsal, name, count)
+        rehearsal.UNSEEN, rehearsal.UNSEEN_ALONE = before
