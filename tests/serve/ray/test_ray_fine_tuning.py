@@ -30,6 +30,7 @@ from safetensors.numpy import save_file
 from tests.patience import PATIENCE_S
 from tests.serve.ray.handle import Handle
 from tests.serve.ray.nodes import two_nodes, until
+from tests.server_process import server_environment
 
 pytestmark = [
     pytest.mark.slow(seconds=10),
@@ -217,11 +218,24 @@ def test_replicas_take_up_what_a_job_on_the_cluster_made(source: Store, tmp_path
     (source.root / NAME_IN_STORE).unlink()
     learn, judge = rows_in(tmp_path)
     with two_nodes(options, tmp_path / "log") as cluster:
-        command = [sys.executable, "-m", "halfeven.serve.cli.main", "finetune", "net", "--data", str(learn)]
+        command = [
+            sys.executable,
+            "-PB",
+            "-m",
+            "halfeven.serve.cli.main",
+            "finetune",
+            "net",
+            "--data",
+            str(learn),
+        ]
         command += ["--validation", str(judge), "--seed", "7", "--ray", "default", "--json"]
         for name, value in SETTINGS.items():
             command += ["--set", f"{name}={value}"]
-        environment = {**os.environ, "RAY_ADDRESS": cluster.do("address"), "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {
+            **server_environment(),
+            "RAY_ADDRESS": cluster.do("address"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr[-4000:]
         facts = json.loads(done.stdout.splitlines()[-1])
