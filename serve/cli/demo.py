@@ -106,7 +106,7 @@ def _first_half(
     with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
         time.sleep(STEADY_SECONDS)
     notify("3. converting again under level O3 (everything in half), while requests come in")
-    with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS, PAUSE_S) as traffic:
+    with BenchTraffic(port, MODEL, samples.arrays, 2, PAUSE_S) as traffic:
         second = convert(folder, store, Options(level="O3"), _indented(notify))
         await_version(port, second.version.number, notify)
         notify("4. rolling back, while requests come in")
