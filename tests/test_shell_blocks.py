@@ -63,7 +63,7 @@ WITH_ONE_SERVER = [
         *("howto/serve", "howto/prometheus"),
     )
 ]
-# Those among them whose blocks no other page needs.
+# No other page needs the blocks of these.
 NEEDED_BY_NONE = [
     ROOT / f"docs/{name}.md" for name in ("export", "protocol", "bench", "comparison", "howto/prometheus")
 ]

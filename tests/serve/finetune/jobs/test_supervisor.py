@@ -201,7 +201,7 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
 @of_one_server
 @pytest.mark.slow(seconds=30)
 def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(turned: Turned) -> None:
-    """Both jobs start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing
+    """Two jobs start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing
     of what the first one learnt: only that one's held-out rows, among the judging samples of version 2, show it."""
     undone = ended(turned.client, turned.flipped)
     assert (undone.status, undone.error and undone.error.code) == ("failed", "METRIC_REGRESSED")
