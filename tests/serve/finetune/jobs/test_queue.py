@@ -13,7 +13,7 @@ from tests.serve.finetune.jobs.hard_job import HARD, create, store_of
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
 REFUSED = "METRIC_REGRESSED"  # also a judgement: worse than the version that is active then
-QUICK = {"n_epochs": 4, "precision": "fp32", "checkpoint_every": 20}
+QUICK = {"n_epochs": 20, "precision": "fp32", "checkpoint_every": 20}
 
 
 def judged(status: str, promotion: Any, error: Any) -> bool:
