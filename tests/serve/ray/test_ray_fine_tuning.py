@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,6 @@ from safetensors.numpy import save_file
 from tests.patience import PATIENCE_S
 from tests.serve.ray.handle import Handle
 from tests.serve.ray.nodes import two_nodes, until
-from tests.server_process import server_environment
 
 pytestmark = [
     pytest.mark.slow(seconds=10),
@@ -41,29 +39,23 @@ SETTINGS = {"n_epochs": 20, "batch_size": 16, "learning_rate": 0.02, "precision"
 X = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 
 
-of_one_server = pytest.mark.together("a server that trains for Ray")
-
-
-def source_in(converted: Path, folder: Path) -> Store:
+@pytest.fixture
+def source(converted: Path, tmp_path: Path) -> Store:
     """Version 1 is active, version 2 is not, and there is a key."""
-    store = Store(shutil.copytree(converted, folder / "store"))
+    store = Store(shutil.copytree(converted, tmp_path / "store"))
     KeyFile(store.root / NAME_IN_STORE).add("first", ["infer"])
     return store
 
 
-def rows_in(folder: Path) -> tuple[Path, Path]:
+@pytest.fixture
+def rows(tmp_path: Path) -> tuple[Path, Path]:
     """Rows to learn from, and others to judge by."""
     draw = np.random.default_rng()
-    paths = folder / "learn.safetensors", folder / "judge.safetensors"
+    paths = tmp_path / "learn.safetensors", tmp_path / "judge.safetensors"
     for path, count in zip(paths, (256, 64), strict=True):
         x = draw.standard_normal((count, 4)).astype(np.float32)
         save_file({"x": x, "target:y": np.ascontiguousarray(x[:, :3] * 2 + 1)}, path)
     return paths
-
-
-@pytest.fixture
-def source(converted: Path, tmp_path: Path) -> Store:
-    return source_in(converted, tmp_path)
 
 
 @contextmanager
@@ -91,70 +83,44 @@ def trained(server: Any, rows: tuple[Path, Path], model: str = "net", judged: bo
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Published:
-    """Two jobs of one server: ``unjudged`` had no rows to be judged by. What ``judged`` made was published while
-    another version was active (``meanwhile``), and once more when its parent was so again (``last``)."""
-
-    source: Store
-    before: list[int]
-    unjudged: dict[str, Any]
-    judged: dict[str, Any]
-    meanwhile: dict[str, Any]
-    live_meanwhile: int | None
-    last: dict[str, Any]
-    key_afterwards: str | None
-
-
-@pytest.fixture(scope="module")
-def published(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Published:
-    folder = tmp_path_factory.mktemp("jobs")
-    source, rows = source_in(converted, folder), rows_in(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, "of somebody")
-        with server_for(source, "net@1") as server:
-            unjudged = trained(server, rows, "net@1", judged=False)
-            before = source.numbers("net")
-            shutil.copytree(source.root / "models/net/2", source.root / "models/net/3")  # the number is taken
-            unjudged = server.published(unjudged)
-            judged = trained(server, rows)
-            source.promote(source.version("net", 2))
-            meanwhile, live = server.published(judged), source.live_number("net")
-            source.promote(source.version("net", 1))
-            last = server.published(judged)
-        return Published(source, before, unjudged, judged, meanwhile, live, last, os.environ.get(VARIABLE))
-
-
-@of_one_server
-def test_what_a_job_makes_is_published_and_made_active_by_the_one_writer(published: Published) -> None:
-    facts, source = published.last, published.source
-    assert published.before == [1, 2], "nothing is in the application's store before it is published"
-    assert facts["fine_tuned_model"] == "net@6" and exit_code(facts) == 0
-    assert sentence_of(facts).startswith("net@6 is active; on the held-out rows ")
-    version = source.version("net", 6)
+def test_what_a_job_makes_is_published_and_made_active_by_the_one_writer(
+    source: Store, rows: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "of somebody")
+    with server_for(source) as server:
+        facts = trained(server, rows)
+        assert source.numbers("net") == [1, 2], "nothing is in the application's store before it is published"
+        shutil.copytree(source.root / "models/net/2", source.root / "models/net/3")  # the number is taken
+        facts = server.published(facts)
+    assert facts["fine_tuned_model"] == "net@4" and exit_code(facts) == 0
+    assert sentence_of(facts).startswith("net@4 is active; on the held-out rows ")
+    version = source.version("net", 4)
     assert all(version.opened(file).close() is None for file in version.manifest["files"])
     assert version.manifest["lineage"]["job"] == facts["job"] and version.manifest["parent"] == 1
-    assert source.live_number("net") == 6
-    assert source.promotions("net")[6]["last"]["by"] == FINE_TUNING
-    assert published.key_afterwards == "of somebody"
+    assert source.live_number("net") == 4
+    assert source.promotions("net")[4]["last"]["by"] == FINE_TUNING
+    assert os.environ[VARIABLE] == "of somebody"
     assert KeyFile(source.root / NAME_IN_STORE).read() is not None, "the keys are the application's"
 
 
-@of_one_server
 def test_where_another_version_became_active_meanwhile_the_job_s_own_is_published_only(
-    published: Published,
+    source: Store, rows: tuple[Path, Path]
 ) -> None:
-    facts = published.meanwhile
-    assert published.source.version("net", 5).manifest["lineage"]["job"] == facts["job"]
-    assert published.live_meanwhile == 2
+    with server_for(source) as server:
+        facts = trained(server, rows)
+        source.promote(source.version("net", 2))
+        facts = server.published(facts)
+    assert source.numbers("net") == [1, 2, 3] and source.live_number("net") == 2
     assert exit_code(facts) == 3 and facts["error"]["code"] == "STALE_PARENT"
-    assert "net@5 was to take the place of version 1, but version 2 is active" in sentence_of(facts)
+    assert "net@3 was to take the place of version 1, but version 2 is active" in sentence_of(facts)
 
 
-@of_one_server
-def test_what_no_set_judged_is_published_and_held(published: Published) -> None:
-    facts = published.unjudged
-    assert published.source.version("net", 4).manifest["lineage"]["job"] == facts["job"]
+def test_what_no_set_judged_is_published_and_held(source: Store, rows: tuple[Path, Path]) -> None:
+    with server_for(source, "net@1") as server:
+        facts = trained(server, rows, "net@1", judged=False)
+        shutil.copytree(source.root / "models/net/2", source.root / "models/net/3")
+        facts = server.published(facts)
+    assert source.numbers("net") == [1, 2, 3, 4] and source.live_number("net") == 1
     assert exit_code(facts) == 3 and facts["promotion"]["state"] == "held"
     words = sentence_of(facts)
     assert words.startswith("net@4 is published and held") and "`halfeven promote net@4`" in words
@@ -208,7 +174,9 @@ def test_a_store_that_is_no_folder_and_a_command_outside_of_a_cluster_are_refuse
         pass
 
 
-def test_replicas_take_up_what_a_job_on_the_cluster_made(source: Store, tmp_path: Path) -> None:
+def test_replicas_take_up_what_a_job_on_the_cluster_made(
+    source: Store, rows: tuple[Path, Path], tmp_path: Path
+) -> None:
     """The command as `ray job submit` starts it: a process on a node, with the address of the cluster."""
     options = {"store": str(source.root), "cache": str(tmp_path / "copy")}
     options |= {
@@ -216,26 +184,13 @@ def test_replicas_take_up_what_a_job_on_the_cluster_made(source: Store, tmp_path
         "deployment": {"ray_actor_options": {"num_cpus": 0.5}},
     }
     (source.root / NAME_IN_STORE).unlink()
-    learn, judge = rows_in(tmp_path)
+    learn, judge = rows
     with two_nodes(options, tmp_path / "log") as cluster:
-        command = [
-            sys.executable,
-            "-PB",
-            "-m",
-            "halfeven.serve.cli.main",
-            "finetune",
-            "net",
-            "--data",
-            str(learn),
-        ]
+        command = [sys.executable, "-m", "halfeven.serve.cli.main", "finetune", "net", "--data", str(learn)]
         command += ["--validation", str(judge), "--seed", "7", "--ray", "default", "--json"]
         for name, value in SETTINGS.items():
             command += ["--set", f"{name}={value}"]
-        environment = {
-            **server_environment(),
-            "RAY_ADDRESS": cluster.do("address"),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
+        environment = {**os.environ, "RAY_ADDRESS": cluster.do("address"), "RAY_USAGE_STATS_ENABLED": "0"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr[-4000:]
         facts = json.loads(done.stdout.splitlines()[-1])
