@@ -19,6 +19,7 @@ import torch
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests import preloaded
+from tests.few_unseen import asks_few, set_unseen
 from tests.patience import PATIENCE_S
 
 pytest_plugins = ["tests.forked_workers"]
@@ -96,6 +97,7 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _draws.begin(item.nodeid)
+    set_unseen(few=asks_few(item))
 
 
 @pytest.hookimpl(wrapper=True)

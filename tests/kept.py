@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
+from tests.few_unseen import unseen_samples
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".pytest_cache" / "kept"
 CAPTURE = ("models/**/*", "tests/corpus/*.py", "tests/nets.py", "tests/programs.py")
@@ -74,7 +76,7 @@ def _write(program: ExportedProgram, file: Path) -> None:
 
 def kept_store(file: str, make: Callable[[Path], None]) -> Path:
     """A folder as ``make``, a function of this test file, wrote it: to be copied, never written to. Workers wait for
-    the one that makes it."""
+    the one that makes it. Conversions in ``make`` try their plan on few unseen samples."""
     path = str(Path(file).relative_to(ROOT))
     folder = _place(f"{path} {make.__name__} on {PROCESSOR}", (*CONVERSION, path))
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -84,6 +86,7 @@ def kept_store(file: str, make: Callable[[Path], None]) -> Path:
             _drop_older(folder)
             written = folder.with_suffix(".new")
             shutil.rmtree(written, ignore_errors=True)
-            make(written)
+            with unseen_samples(few=True):
+                make(written)
             written.rename(folder)
     return folder

@@ -51,6 +51,7 @@ ORDINARY = {  # of `subprocess.Popen`: an order has nothing else
     "executable": None, "preexec_fn": None, "close_fds": True, "pass_fds": (), "shell": False, "restore_signals": True,
     "gid": None, "gids": None, "uid": None, "umask": -1,
 }  # fmt: skip
+FEW_UNSEEN = 128  # rows on which a conversion that is forked tries its plan (`few_unseen.py`)
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of Linux
 MOST = 2**20  # bytes of an order
 _ROOM = " " * 4096  # an argument: the memory in which a child writes its own command line
@@ -192,6 +193,8 @@ def _serve(link: socket.socket) -> None:
             importlib.import_module(name)
             if name == SERVER:  # it imports this when its command is known
                 importlib.import_module("halfeven.serve.server")
+        if plans := sys.modules.get("halfeven.exporters.plan.rehearsal"):
+            plans.UNSEEN = plans.UNSEEN_ALONE = FEW_UNSEEN  # type: ignore[attr-defined]
         gc.freeze()  # a child looks at none of it: it would copy each page that it looks at
         if _fork(link, order):
             return _become(order, descriptors)

@@ -10,6 +10,8 @@ from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store.store import Store
 from halfeven.serve.versions.loading.kept_setups import keep_setup
 
+CONFIRMED = 20  # rounds: the next one is due after hours
+
 
 def serve_command(store: Path) -> list[str]:
     """``halfeven serve`` on a free port of this machine, forked instead of started anew (`preloaded.py`)."""
@@ -31,10 +33,10 @@ def server_environment(**settings: object) -> dict[str, str]:
 
 
 def settle(store: Store) -> None:
-    """Every version of the store runs on one thread without optional passes: what measures that is tested elsewhere,
-    and takes seconds of each server that loads one."""
+    """Every version of the store runs on one thread without optional passes, and so do those that are trained from it:
+    what measures that, at a load and for 15 processor seconds while serving, is tested elsewhere."""
     device, setup = torch.device("cpu"), CpuSetup(threads=1)
     for name in store.names():
         for number in store.numbers(name):
             for form, precision in itertools.product(("torch", "onnx"), ("fp32", "fp16", "bf16")):
-                keep_setup(store.version(name, number), form, precision, device, setup, ())
+                keep_setup(store.version(name, number), form, precision, device, setup, (), rounds=CONFIRMED)

@@ -14,7 +14,7 @@ EVERY_CASE = bool(os.environ.get("HALFEVEN_EVERY_CASE"))
 # So many random deaths of each process; 20 take a quarter of an hour or more.
 KILLS = int(os.environ.get("HALFEVEN_KILLS", "0"))
 # So many mutated inputs of all readers together; 1,000,000 take minutes.
-FUZZED = int(os.environ.get("HALFEVEN_FUZZ", "6000"))
+FUZZED = int(os.environ.get("HALFEVEN_FUZZ", "3000"))
 FAULTS = int(os.environ.get("HALFEVEN_FAULTS", "0"))  # injected faults; 200 take a quarter of an hour or more
 
 

@@ -72,7 +72,7 @@ def write_training_file(path: Path) -> Path:
 PROGRAM = "halfeven"
 STEADY_SECONDS = 1.5
 CONNECTIONS = 8
-PAUSE_S = 0.01  # of the callers beside the training, which yields to serving
+PAUSE_S = 0.01  # of callers beside work that would wait for them: a conversion, a training
 BATCH = 40
 TRAINING = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": EMULATED}
 
@@ -106,7 +106,7 @@ def _first_half(
     with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
         time.sleep(STEADY_SECONDS)
     notify("3. converting again under level O3 (everything in half), while requests come in")
-    with BenchTraffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
+    with BenchTraffic(port, MODEL, samples.arrays, 2, PAUSE_S) as traffic:
         second = convert(folder, store, Options(level="O3"), _indented(notify))
         await_version(port, second.version.number, notify)
         notify("4. rolling back, while requests come in")

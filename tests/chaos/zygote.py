@@ -20,11 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import halfeven.serve.server  # imported before the fork, with torch
+import halfeven.exporters.conversion.convert  # imported before the fork, with torch
+import halfeven.serve.server
 from halfeven.models.store.store import Store
 from halfeven.serve.cli import main
 
 from tests.chaos.publishing import publish_again
+from tests.few_unseen import set_unseen
 
 
 def run(asked: dict[str, Any]) -> None:
@@ -70,7 +72,8 @@ def convert(asked: dict[str, Any]) -> None:
 
 
 def wait() -> None:
-    assert halfeven.serve.server
+    assert halfeven.serve.server and halfeven.exporters.conversion.convert
+    set_unseen(few=True)
     for line in sys.stdin:
         asked = json.loads(line)
         if "wait" in asked:

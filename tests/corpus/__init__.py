@@ -30,17 +30,17 @@ EVERY_RUN = {
 }  # fmt: skip
 
 
-def of_a_run(part: int) -> Sequence[str]:
-    """One model in ``part``, as the run's seed draws them: of 4, those are among the ones of 2."""
-    return drawn(part, sorted(CORPUS, key=EVERY_RUN.__contains__))
+def of_a_run() -> Sequence[str]:
+    """One model in four, as the run's seed draws them."""
+    return drawn(4, sorted(CORPUS, key=EVERY_RUN.__contains__))
 
 
 def cases(names: Iterable[str], fast: Collection[str] = frozenset(EVERY_RUN)) -> list[Any]:
     """The names for ``pytest.mark.parametrize``: all but `EVERY_RUN`, or ``fast``, are slow.
 
-    A run has one in two of the others, and all sweeps have the same ones: what a model needs is made once for all.
+    A run has one in four of the others, and all sweeps have the same ones: what a model needs is made once for all.
     """
-    some = {*EVERY_RUN, *of_a_run(2)}
+    some = {*EVERY_RUN, *of_a_run()}
     return slow_but(fast, [name for name in names if name in some])
 
 

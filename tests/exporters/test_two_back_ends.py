@@ -97,7 +97,7 @@ ALWAYS = [(name, level, search) for name in FEW for level, search in ASKED]
 EACH = [
     (name, level, search)
     for place, name in enumerate(CORPUS)
-    if name in {*FEW, *of_a_run(4)}
+    if name in {*FEW, *of_a_run()}
     for level, search in (
         ASKED if EVERY_CASE or name in FEW else [ASKED[1 if name in HEAVY else place % len(ASKED)]]
     )

@@ -14,9 +14,10 @@ from ..data.files import Files
 from .choices.declared_steps import check_settings
 from .choices.hyperparameters import asked_hyperparameters, is_setting, read_hyperparameters, resolve
 from .concluding import ends_stale
-from .job_rows import TRAINING, VALIDATION, Asked, check
+from .job_rows import Asked, check
 from .records.job_store import JobStore
 from .records.job_types import FileRecord, JobRequest
+from .records.row_files import TRAINING, VALIDATION
 from .training_request import NEEDED
 
 _KEYS = (

@@ -21,18 +21,11 @@ from ....models.store.store import Version
 from ..data.files import Files
 from .records.job_store import JobStore
 from .records.job_types import JobTerms
+from .records.row_files import HELD_OUT, TRAINING, VALIDATION, BadTrainingFile
 from .worker_process import Child, Priority
 
 READER = "halfeven.serve.finetune.jobs.row_reader"
-TRAINING, VALIDATION = "training_file", "validation_file"
-HELD_OUT, SEEN, ROWS = "held_out.safetensors", "seen.safetensors", "rows.json"
 Line = Mapping[str, Any]
-
-
-class BadTrainingFile(BadSamples):
-    """A training file does not fit the model. ``param`` says which of the job's files, the message which rows."""
-
-    code = "bad_training_file"
 
 
 class ReaderLost(BadSamples):

@@ -11,7 +11,8 @@ from ....models.store.manifest import sha256_of
 from ....models.store.store import Store, Version
 from ..data.files import UPLOADS
 from .choices.hyperparameter_table import AUTO
-from .job_rows import TRAINING, VALIDATION, Asked, divide, lines_until
+from .job_rows import Asked, divide, lines_until
+from .records.row_files import TRAINING, VALIDATION
 from .training_request import TRAINER, TrainingPlace, training_request
 from .worker_process import Child, JobFailed, result_of
 

@@ -38,7 +38,7 @@ from .choices.hyperparameter_table import QUARANTINE
 from .choices.hyperparameters import held_out_share
 from .choices.loss_choice import check_targets, losses_by_output
 from .choices.trainable import trainable_of
-from .job_rows import HELD_OUT, ROWS, SEEN, TRAINING, VALIDATION, BadTrainingFile
+from .records.row_files import HELD_OUT, ROWS, SEEN, TRAINING, VALIDATION, BadTrainingFile
 
 Line = dict[str, Any]
 Request = Mapping[str, Any]

@@ -16,7 +16,8 @@ from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
 from .choices.hyperparameter_table import QUARANTINE
 from .choices.loss_choice import losses_by_output
 from .choices.trainable import trainable_of
-from .job_rows import HELD_OUT, ROWS, JobRows
+from .job_rows import JobRows
+from .records.row_files import HELD_OUT, ROWS
 from .worker_process import Priority
 
 NEEDED = ("weights.safetensors", "original.pt2")  # files of a version that can be trained

@@ -16,9 +16,10 @@ from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS,
 from . import training_request as asked
 from .choices.declared_steps import declared_steps
 from .choices.hyperparameter_table import AUTO
-from .job_rows import HELD_OUT, JobRows, asked_of, divide, lines_until
+from .job_rows import JobRows, asked_of, divide, lines_until
 from .records.job_store import JobStore
 from .records.job_types import SUCCEEDED, JobRequest
+from .records.row_files import HELD_OUT
 from .training_request import TRAINER
 from .training_watch import SLOW_PRECISION
 from .worker_process import Child, JobFailed, Priority, result_of

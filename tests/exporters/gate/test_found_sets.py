@@ -180,6 +180,7 @@ FINDER = """g (float[1,8] x) => (float[k,4] found, float[k] scores, int64[k] lab
     scores = GatherND(all, at) labels = Identity(kind) }"""
 
 
+@pytest.mark.few_unseen
 @pytest.mark.slow
 def test_a_file_that_ends_in_a_suppression_is_half_where_its_outputs_are_detections(tmp_path: Path) -> None:
     """Some of 256 scores change places in half. As other kinds of output they would be refused for that

@@ -30,7 +30,7 @@ LEVELS = [(name, ("O1", "O3")[place % 2]) for place, name in enumerate(MODELS)]
 
 
 @pytest.mark.parametrize(
-    ("name", "level"), slow_part_but(2, [case for case in LEVELS if case[0] in EVERY_RUN], LEVELS)
+    ("name", "level"), slow_part_but(4, [case for case in LEVELS if case[0] in EVERY_RUN], LEVELS)
 )
 def test_the_half_answers_as_before_bit_for_bit(name: str, level: str, tmp_path: Path, monkeypatch) -> None:
     # The places of the casts are asked of one plan, whatever unseen samples make of it.

@@ -100,6 +100,7 @@ def onnx_width(text: str, weights: Mapping[str, np.ndarray], x: np.ndarray) -> i
     return np.asarray(session.run(None, {"x": x})[0]).shape[1]
 
 
+@pytest.mark.few_unseen
 @pytest.mark.parametrize("number", range(NETS))
 def test_a_file_that_runs_with_the_user_s_samples_is_converted(number: int, tmp_path: Path) -> None:
     random = np.random.default_rng()
@@ -167,6 +168,7 @@ def build():
 """
 
 
+@pytest.mark.few_unseen
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O3"])
 def test_a_captured_program_that_reads_tables_is_converted(level: str, tmp_path: Path) -> None:

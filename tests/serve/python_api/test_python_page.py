@@ -18,6 +18,7 @@ from torch import nn
 
 from tests.patience import PATIENCE_S
 from tests.serve.python_api.page_blocks import BLOCKS
+from tests.slow import one_in_turn
 
 BY_A_SERVER = "he.prove("
 pytestmark = pytest.mark.usefixtures("plain_setup")
@@ -90,7 +91,9 @@ def transformers_folder(folder: Path) -> Task:
 
 
 @pytest.mark.slow(seconds=10)
-@pytest.mark.parametrize("make", [live_module, onnx_file, exported_program, transformers_folder])
+@pytest.mark.parametrize(
+    "make", [onnx_file, *one_in_turn([live_module, exported_program, transformers_folder], 0)]
+)
 def test_the_block_runs_word_for_word(
     make: Callable[[Path], Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

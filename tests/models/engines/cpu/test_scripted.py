@@ -60,7 +60,7 @@ def test_a_net_answers_the_same_bits(name: str, rows: int) -> None:
     assert_same_bits(module, list(net.inputs(rows).values()))
 
 
-@pytest.mark.parametrize("name", slow_but((), of_a_run(4)))
+@pytest.mark.parametrize("name", slow_but((), of_a_run()))
 def test_a_model_of_the_corpus_answers_the_same_bits_and_only_control_flow_stays_in_python(name: str) -> None:
     module = as_served(captured(name))
     has_bodies = any(isinstance(node.target, torch._ops.HigherOrderOperator) for _, node in walk(module))

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,16 @@ from halfeven.models.store.store import Store, Version
 from halfeven.serve.finetune.jobs import job_rows, row_reader
 from halfeven.serve.finetune.jobs.job_rows import (
     Asked,
-    BadTrainingFile,
     JobRows,
     ReaderLost,
     check,
     divide,
     lines_until,
 )
+from halfeven.serve.finetune.jobs.records.row_files import BadTrainingFile
 from safetensors.numpy import load_file, save_file
+
+from tests.patience import PATIENCE_S
 
 SPEC = ModelSpec(
     "net",
@@ -102,7 +106,7 @@ def test_what_is_wrong_with_a_file_is_said_as_its_caller_names_it(parent: Versio
 
 
 def test_however_long_what_is_said_of_a_file_would_be_it_is_said(parent: Version, tmp_path: Path) -> None:
-    names = {f"layer.{number}.of.another.model": np.zeros(1, np.float32) for number in range(40_000)}
+    names = {f"layer.{number}.of.another.model": np.zeros(1, np.float32) for number in range(8_000)}
     save_file(names, file := tmp_path / "names")
     with pytest.raises(BadTrainingFile, match=r"expected the tensors \['x'\]") as refused:
         admitted(asked(parent, file), tmp_path)
@@ -172,3 +176,9 @@ def test_a_server_that_leaves_does_not_wait_for_a_reader(parent: Version, tmp_pa
 def test_a_file_beyond_the_memory_of_the_reader_is_refused_with_the_limit() -> None:
     line = row_reader.refusal(MemoryError(), {"max_bytes": 1 << 30})
     assert (line["code"], "more than 6.0 GiB" in line["message"]) == (BadSamples.code, True)
+
+
+def test_the_reader_imports_no_server_and_no_torch() -> None:
+    asked = f"import sys, {job_rows.READER}; print(sorted({{'torch', 'fastapi', 'onnx'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.strip() == "[]", done.stderr

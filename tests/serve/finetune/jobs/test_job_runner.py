@@ -15,9 +15,10 @@ from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs import job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import ends_stale
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState
-from halfeven.serve.finetune.jobs.job_rows import TRAINING, ReaderLost
+from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.records.job_types import JobRequest
+from halfeven.serve.finetune.jobs.records.row_files import TRAINING
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from halfeven.serve.finetune.jobs.worker_process import JobFailed, Paused, StaleParent, WorkerLost

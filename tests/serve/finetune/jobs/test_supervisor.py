@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from halfeven.exporters.conversion.convert import Options, convert
-from halfeven.models.store.store import Store
+from halfeven.models.engines.load import load_original
+from halfeven.models.store.store import Store, Version
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
 from halfeven.serve.cli.demo import shifted, write_training_file
@@ -28,6 +32,7 @@ from tests.serve.finetune.jobs.job_server import ended, processes, served_to_cli
 from tests.serve.finetune.jobs.runner_stage import Loading, Runner, always, supervisor_of
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
+of_one_server = pytest.mark.together("jobs from one parent")
 LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}
 
 
@@ -81,6 +86,11 @@ def training(client: openai.OpenAI, id: str) -> bool:
     return (client.fine_tuning.jobs.retrieve(id).to_dict()["halfeven"]["progress"] or {}).get("step", 0) > 0  # type: ignore[index,union-attr,call-overload]
 
 
+def right_of_original(version: Version, images: np.ndarray, labels: np.ndarray) -> float:
+    (logits,) = load_original(version, "torch", torch.device("cpu")).run([[images]])
+    return float((logits.argmax(-1) == labels).mean())
+
+
 def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, str]:
     caller = Caller(port, "digits")
     right, version = 0, ""
@@ -92,43 +102,88 @@ def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, 
     return right / len(images), version
 
 
+@dataclass(frozen=True)
+class Turned:
+    """A server whose client asked for five jobs while version 1 was active. ``first`` learns turned digits, and
+    becomes version 2; ``long`` is to be cancelled; ``late`` has the same data and names version 1; ``flipped`` names
+    it too, and is judged against what came meanwhile; ``following`` names no version."""
+
+    store: Store
+    port: int
+    client: openai.OpenAI
+    first: str
+    long: str
+    late: str
+    flipped: str
+    following: str
+
+
+def flipped_and_old(new_data: Path, file: Path) -> Path:
+    """Upside-down digits and the old ones; row 3 and row 700 are bad."""
+    data = load_file(new_data)
+    old, classes = data["image"][-360:], data["target:logits"][-360:]
+    both = {
+        "image": np.concatenate([old, old[:, :, ::-1]]),
+        "target:logits": np.concatenate([classes, classes]),
+    }
+    both["image"][3], both["image"][700] = np.nan, 1e30
+    save_file({name: np.ascontiguousarray(array) for name, array in both.items()}, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def turned(converted: Path, new_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Turned]:
+    folder = tmp_path_factory.mktemp("turned")
+    flipped = flipped_and_old(new_data, folder / "flipped.safetensors")
+    store = Store(Path(shutil.copytree(converted, folder / "store")))
+    with served_to_client(store) as (_, port, client):
+        asked = (
+            (new_data, QUICK, "digits", "turned"),
+            (new_data, LONG, "digits", None),
+            (new_data, QUICK, "digits@1", "the same data from the same parent"),
+            (flipped, {**QUICK, "n_epochs": 10, "stale_parent": "rejudge", "bad_rows": "quarantine"}, "digits@1", None),
+            (new_data, {**QUICK, "n_epochs": 1}, "digits", None),
+        )  # fmt: skip
+        jobs = [
+            start(client, file, words, model, **({"suffix": suffix} if suffix else {}))
+            for file, words, model, suffix in asked
+        ]
+        yield Turned(store, port, client, *(job.id for job in jobs))
+
+
+@of_one_server
 @pytest.mark.slow(seconds=30)
-def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_nothing(
-    store: Store, new_data: Path
-) -> None:
+def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_nothing(turned: Turned) -> None:
     held_out = load_file(zoo_folder("digits") / "samples.safetensors")
     images, labels = held_out["image"], held_out["target:logits"]
-    with served_to_client(store) as (_, port, client):
-        assert accuracy(port, shifted(images), labels)[0] < 0.3
-        job = start(client, new_data, QUICK, suffix="turned")
-        other = start(client, new_data, LONG)
-        late = start(client, new_data, QUICK, "digits@1", suffix="the same data from the same parent")
-        following = start(client, new_data, {**QUICK, "n_epochs": 1})
-        assert client.fine_tuning.jobs.cancel(other.id).status in ("cancelled", "running", "queued")
-        done = ended(client, job.id)
-        assert done.status == "succeeded", done.error
-        assert done.fine_tuned_model == "digits@2"
-        assert ended(client, other.id).status == "cancelled"
-        assert client.fine_tuning.jobs.cancel(job.id).status == "succeeded", "its state, not an error"
-        messages = [event.message for event in client.fine_tuning.jobs.list_events(job.id, limit=50)]
-        assert any("active" in message for message in messages)
-        after, version = accuracy(port, shifted(images), labels)
-        assert (after >= 0.9, version) == (True, "2")
-        assert accuracy(port, images, labels)[0] >= 0.97
-        stale = ended(client, late.id)
-        assert (stale.status, stale.error.code) == ("failed", "STALE_PARENT")
-        for words in ("digits@3", "digits@1", "digits@2", "halfeven promote digits@3"):
-            assert words in stale.error.message
-        assert (promotion(stale)["state"], stale.to_dict()["halfeven"]["version"]) == ("refused", 3)
-        assert served_version(port, "digits") == "2" and store.live_number("digits") == 2
-        judged = ended(client, following.id)
-        assert (judged.status, promotion(judged)["code"]) == ("succeeded", "NOTHING_LEARNT"), judged.error
-        assert judged.to_dict()["halfeven"]["parent_version"] == 2
-        assert store.version("digits", 4).manifest["parent"] == 2, "it named no version, and waited"
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=PATIENCE_S) as http:
-            assert http.post("/promote", json={"version": 3}).status_code == 200, "an operator may"
-            (by_hand,) = http.get("/versions/3/lineage").json()["promotions"]
-        assert (by_hand["by"], by_hand["over"], by_hand["stale_parent"]) == ("operator", 2, 1)
+    store, port, client = turned.store, turned.port, turned.client
+    version_1 = store.version("digits", 1)
+    assert right_of_original(version_1, shifted(images), labels) < 0.3
+    assert client.fine_tuning.jobs.cancel(turned.long).status in ("cancelled", "running", "queued")
+    done = ended(client, turned.first)
+    assert done.status == "succeeded", done.error
+    assert done.fine_tuned_model == "digits@2"
+    assert ended(client, turned.long).status == "cancelled"
+    assert client.fine_tuning.jobs.cancel(done.id).status == "succeeded", "its state, not an error"
+    messages = [event.message for event in client.fine_tuning.jobs.list_events(done.id, limit=50)]
+    assert any("active" in message for message in messages)
+    after, version = accuracy(port, shifted(images), labels)
+    assert (after >= 0.9, version) == (True, "2")
+    assert accuracy(port, images, labels)[0] >= 0.97
+    stale = ended(client, turned.late)
+    assert (stale.status, stale.error.code) == ("failed", "STALE_PARENT")
+    for words in ("digits@3", "digits@1", "digits@2", "halfeven promote digits@3"):
+        assert words in stale.error.message
+    assert (promotion(stale)["state"], stale.to_dict()["halfeven"]["version"]) == ("refused", 3)
+    assert served_version(port, "digits") == "2" and store.live_number("digits") == 2
+    judged = ended(client, turned.following)
+    assert (judged.status, promotion(judged)["code"]) == ("succeeded", "NOTHING_LEARNT"), judged.error
+    assert judged.to_dict()["halfeven"]["parent_version"] == 2
+    assert store.version("digits", 5).manifest["parent"] == 2, "it named no version, and waited"
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=PATIENCE_S) as http:
+        assert http.post("/promote", json={"version": 3}).status_code == 200, "an operator may"
+        (by_hand,) = http.get("/versions/3/lineage").json()["promotions"]
+    assert (by_hand["by"], by_hand["over"], by_hand["stale_parent"]) == ("operator", 2, 1)
     version_2 = store.version("digits", 2)
     scored = version_2.manifest["gate"]["forms"]
     assert set(scored) == {"torch", "original"}, "what auto could make active is scored"
@@ -137,56 +192,25 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
         assert found["value"] == found["metrics"]["f1"] >= 0.9
     assert version_2.manifest["parent"] == 1
     lineage = version_2.manifest["lineage"]
-    assert (lineage["job"], lineage["seed"]) == (job.id, 7)
+    assert (lineage["job"], lineage["seed"]) == (done.id, 7)
     assert lineage["scaler"]["steps"] > 0
     assert version_2.manifest["gate"]["passed"] is True
-    assert store.version("digits", 1).manifest["files"]["original.pt2"], "the parent stays"
+    assert version_1.manifest["files"]["original.pt2"], "the parent stays"
 
 
+@of_one_server
 @pytest.mark.slow(seconds=30)
-def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
-    store: Store, new_data: Path, tmp_path: Path
-) -> None:
-    """The two jobs start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing
-    of what the first one learnt: only that one's held-out rows, among the judging samples of version 2, show it.
-    Trained again from version 2 it would know."""
-    held_out = load_file(zoo_folder("digits") / "samples.safetensors")
-    images, labels = held_out["image"], held_out["target:logits"]
-    data = load_file(new_data)
-    old, classes = data["image"][-360:], data["target:logits"][-360:]
-    both = {
-        "image": np.concatenate([old, old[:, :, ::-1]]),
-        "target:logits": np.concatenate([classes, classes]),
-    }
-    both["image"][3], both["image"][700] = np.nan, 1e30
-    save_file(
-        {name: np.ascontiguousarray(array) for name, array in both.items()}, tmp_path / "flipped.safetensors"
-    )
-    with served_to_client(store) as (_, port, client):
-        first = start(client, new_data, QUICK)
-        words = {"stale_parent": "rejudge", "bad_rows": "quarantine"}
-        second = start(
-            client, tmp_path / "flipped.safetensors", {**QUICK, "n_epochs": 10, **words}, "digits@1"
-        )
-        again = start(client, new_data, {**QUICK, "n_epochs": 1, "stale_parent": "retrain"})
-        assert ended(client, first.id).fine_tuned_model == "digits@2"
-        undone = ended(client, second.id)
-        assert (undone.status, undone.error and undone.error.code) == ("failed", "METRIC_REGRESSED")
-        assert undone.to_dict()["halfeven"]["summary"]["quarantined"] == [3, 700]
-        gate = undone.to_dict()["halfeven"]["gate"]
-        assert gate["against"] == 2 and not gate["forms"]["torch"]["judging"]["logits"]["comparison"]["holds"]
-        assert gate["forms"]["torch"]["held_out"]["logits"]["comparison"]["better"], (
-            "it did learn its own data"
-        )
-        assert accuracy(port, shifted(images), labels)[0] >= 0.9
-        done = ended(client, again.id)
-        assert (done.status, promotion(done)["code"]) == ("succeeded", "NOTHING_LEARNT"), done.error
-        assert served_version(port, "digits") == "2"
-    made = store.version("digits", 2)
-    assert made.manifest["lineage"]["samples_joined"] is True
-    assert store.version("digits", 4).manifest["parent"] == 2, (
-        "the third was trained from the first's version"
-    )
+def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(turned: Turned) -> None:
+    """Two jobs start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing
+    of what the first one learnt: only that one's held-out rows, among the judging samples of version 2, show it."""
+    undone = ended(turned.client, turned.flipped)
+    assert (undone.status, undone.error and undone.error.code) == ("failed", "METRIC_REGRESSED")
+    assert undone.to_dict()["halfeven"]["summary"]["quarantined"] == [3, 700]
+    gate = undone.to_dict()["halfeven"]["gate"]
+    assert gate["against"] == 2 and not gate["forms"]["torch"]["judging"]["logits"]["comparison"]["holds"]
+    assert gate["forms"]["torch"]["held_out"]["logits"]["comparison"]["better"], "it did learn its own data"
+    assert turned.store.version("digits", 2).manifest["lineage"]["samples_joined"] is True
+    assert turned.store.version("digits", 4).status == "refused"
 
 
 @pytest.mark.slow(seconds=30)
