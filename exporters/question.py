@@ -49,7 +49,9 @@ class Question:
 
 
 class RowsDiffer(CannotConvert):
-    """A row is answered in another shape alone than among others: rows must not share a batch."""
+    """Rows are answered in different shapes: they must not share a batch."""
+
+    code = "rows_differ"
 
 
 def answers_or_refusal(half: Answers, inputs: Arrays) -> Arrays | Exception:

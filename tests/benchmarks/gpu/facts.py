@@ -32,7 +32,11 @@ class Facts:
             file.write(f"{line}\n".encode())
         print(line, flush=True)
         phase, _, count = os.environ.get(HELD, "").partition(":")
-        if phase == self.phase and sum(fact["phase"] == phase for fact in read(self.out)) == int(count):
+        if (
+            phase
+            and phase == self.phase
+            and sum(fact["phase"] == phase for fact in read(self.out)) == int(count)
+        ):
             signal.pause()
 
     def claim(self, what: str, holds: bool, **values: Any) -> None:

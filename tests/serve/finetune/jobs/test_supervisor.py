@@ -106,7 +106,8 @@ def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, 
 class Turned:
     """A server whose client asked for five jobs while version 1 was active. ``first`` learns turned digits, and
     becomes version 2; ``long`` is to be cancelled; ``late`` has the same data and names version 1; ``flipped`` names
-    it too, and is judged against what came meanwhile; ``following`` names no version."""
+    it too, and is judged against what came meanwhile; ``following`` names no version, and is trained from the one that
+    is active then."""
 
     store: Store
     port: int
@@ -142,7 +143,7 @@ def turned(converted: Path, new_data: Path, tmp_path_factory: pytest.TempPathFac
             (new_data, LONG, "digits", None),
             (new_data, QUICK, "digits@1", "the same data from the same parent"),
             (flipped, {**QUICK, "n_epochs": 10, "stale_parent": "rejudge", "bad_rows": "quarantine"}, "digits@1", None),
-            (new_data, {**QUICK, "n_epochs": 1}, "digits", None),
+            (new_data, {**QUICK, "n_epochs": 1, "stale_parent": "retrain"}, "digits", None),
         )  # fmt: skip
         jobs = [
             start(client, file, words, model, **({"suffix": suffix} if suffix else {}))
