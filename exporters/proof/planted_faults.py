@@ -66,9 +66,6 @@ SCALES = (1 / 2, 1 / 4, 1 / 16, 1 / 64)
 NOTHING, SILENT, LOUD = 1e-4, 1 / 32, 1 / 2
 LARGER = (4, 16, 64, 256)  # times the fine fault, up to the largest magnitude of the node's result
 IN_PROPORTION = 4.0  # the answers' error grows so many times as fast as the fault, or as slowly, at most
-FAR_LARGER = tuple(
-    4.0**power for power in range(5, 16)
-)  # times the fine fault, beyond all that the node gives
 
 
 @np.errstate(all="ignore")  # what is planted may overflow
@@ -228,8 +225,7 @@ class _Node:
         if response < SILENT and any(self._when_smaller(fine, scale) >= loud for scale in SCALES):
             return SATURATED
         if not (response > NOTHING or {SIGN, EXPONENT} <= noticed):
-            alike = self.outputs & self.planting.alike
-            return DEAD if alike else DAMPED if self._is_scaled_down(fine) else BYPASSED
+            return DEAD if self.outputs & self.planting.alike else BYPASSED
         if self.outputs <= self.planting.alike:
             return DEAD
         if response <= LOUD and (response <= NOTHING or growth > IN_PROPORTION):
@@ -237,17 +233,6 @@ class _Node:
         if growth < 1 / IN_PROPORTION or response >= 1:
             return UNEXPLAINED
         return DAMPED if response <= LOUD else NEAR
-
-    def _is_scaled_down(self, fine: np.ndarray) -> bool:
-        """True if a constant makes the node's result so small that it is lost (a LayerScale), for other samples too:
-        faults beyond all that the node gives show in proportion. Those that first have to wake a unit, which these
-        samples switch off, show more than in proportion at first."""
-        fault = fine - self.result
-        errors = (
-            self._error(self.question.reference, self.result + fault * times)[0] for times in FAR_LARGER
-        )
-        shown = next(((one, other) for one, other in pairwise(errors) if one >= SILENT), (1.0, 0.0))
-        return abs(shown[1] / shown[0] - 4.0) < 0.2
 
     def _when_smaller(self, fine: np.ndarray, scale: float) -> float:
         held = np.abs(self.result) < SENTINEL

@@ -100,27 +100,6 @@ def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
     assert {one.why for one in power.planted} <= EXPLAINED, power.to_json()
 
 
-class Branch(nn.Module):
-    def __init__(self, scale: float, bias: float) -> None:
-        super().__init__()
-        self.stream, self.inner, self.outer = linear(16, 32), linear(16, 32), linear(32, 32)
-        self.scale, self.bias = scale, bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = torch.relu(self.inner(x) + self.bias)
-        return self.stream(x) + self.outer(inner * 0.5) * self.scale
-
-
-@pytest.mark.parametrize(("scale", "bias", "why"), [(1e-9, 0.0, DAMPED), (1.0, -100.0, BYPASSED)])
-def test_a_constant_makes_a_branch_harmless_and_a_unit_that_is_off_hides_it(
-    scale: float, bias: float, why: str
-) -> None:
-    """Other samples may switch the unit on; a LayerScale is as small for all of them."""
-    power = power_of(subject_of(Branch(scale, bias), lambda rows: torch.randn(rows, 16)))
-    inner = next(one for one in power.planted if one.node == "linear")
-    assert inner.why == why and inner.is_blind == (why == BYPASSED), power.to_json()
-
-
 def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
