@@ -49,7 +49,8 @@ class Question:
 
 
 class RowsDiffer(CannotConvert):
-    """Rows are answered in different shapes: they must not share a batch."""
+    """The answers to single rows differ in shape, so that such rows cannot share a batch: a conversion takes each row
+    alone then."""
 
     code = "rows_differ"
 

@@ -148,7 +148,7 @@ class Sweep:
         if may_be_few:
             changed |= yield from right_rows(self._now, self._watch, self._trial)
         others: list[ServableForm] = []
-        for form in sorted(self._now.prepared.forms, key=self._promise):
+        for form in sorted(self._now.prepared.forms, key=self._turn):
             served = self._now.form
             if form == served or self._key(form) in self.decided.keys or not self._may_serve(form):
                 continue
@@ -198,8 +198,9 @@ class Sweep:
                 break
         return changed
 
-    def _promise(self, form: ServableForm) -> int:
-        """A half first that the processor multiplies itself; last one that it has to convert."""
+    def _turn(self, form: ServableForm) -> int:
+        """The place of a form in the order of trials: first the halves that the processor multiplies itself, then FP32,
+        last the halves that it has to convert."""
         return 0 if form.precision in self.machine.units() else 1 if form.precision == "fp32" else 2
 
     def _key(self, form: ServableForm) -> str:

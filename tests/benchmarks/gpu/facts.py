@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "facts.jsonl"
-HELD = "HALFEVEN_GPU_HELD"  # "phase:count": after so many facts the phase waits, so that a rehearsal can interrupt it
+HELD = "HALFEVEN_GPU_HELD"  # "phase:count": the phase waits after so many facts, so that a rehearsal can interrupt it
 
 
 @dataclass(frozen=True, slots=True)
