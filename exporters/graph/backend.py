@@ -31,11 +31,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A node of a graph. ``inputs``: the nodes whose results it reads, those of the graph around a body included."""
+    """A node of a graph. ``inputs``: the nodes whose results it reads, those of the graph around a body included.
+    ``reads_input``: true if it is an input of the model, or reads one."""
 
     name: str
     op: str
     inputs: tuple[str, ...]
+    reads_input: bool = False
 
 
 def computed_from(

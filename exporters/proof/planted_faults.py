@@ -26,6 +26,7 @@ from ..graph.original_graph import OriginalGraph, Rest
 from ..inputs.draws import raw_draws
 from ..policy.classes import Trait, has
 from ..question import Arrays, Question, answers_or_refusal
+from .constant_factors import constant_factors
 from .power import (
     BYPASSED,
     DAMPED,
@@ -101,6 +102,7 @@ class _Planting:
     dtype: str
     fine_alone: bool
     alike: frozenset[str] = field(init=False)
+    factors: Mapping[str, float] = field(init=False)  # by node, of constants behind it
     outputs: Mapping[str, frozenset[str]] = field(init=False)  # that are computed from each node
     output_of: Mapping[str, str] = field(init=False)
 
@@ -109,6 +111,8 @@ class _Planting:
         self.output_of = {part: output for part, (output, _) in parts.items()}
         self.alike = frozenset(part for part, output in self.output_of.items() if output in alike)
         self.outputs = _parts_by_node(self.original, parts)
+        some = next(_first(self.run.bulk, self.rows(ROWS), self.run.spec.batched))
+        self.factors = constant_factors(self.original, some.inputs)
 
     def rows(self, most: int) -> int:
         """The number of judged samples that are asked: fewer of a large model."""
@@ -172,8 +176,9 @@ class _Visit:
     def see(self, name: str, result: np.ndarray, rest: Rest) -> None:
         if name in self.ops and name not in self.seen and _size(result):
             self.seen.add(name)  # a node may have several results
-            outputs = self.planting.outputs[name]
-            one = _Node(self.planting, self.question, result, rest, outputs).planted(name, self.ops[name])
+            outputs, factor = self.planting.outputs[name], self.planting.factors[name]
+            node = _Node(self.planting, self.question, result, rest, outputs, factor)
+            one = node.planted(name, self.ops[name])
             self.found[name] = self.found[name].joined(one) if name in self.found else one
 
 
@@ -186,6 +191,7 @@ class _Node:
     result: np.ndarray
     rest: Rest
     outputs: frozenset[str]
+    factor: float
 
     def planted(self, name: str, op: str) -> Planted:
         answers, u = self.question.reference, UNIT_ROUNDOFF[self.planting.dtype]
@@ -225,7 +231,8 @@ class _Node:
         if response < SILENT and any(self._when_smaller(fine, scale) >= loud for scale in SCALES):
             return SATURATED
         if not (response > NOTHING or {SIGN, EXPONENT} <= noticed):
-            return DEAD if self.outputs & self.planting.alike else BYPASSED
+            alike = self.outputs & self.planting.alike
+            return DEAD if alike else DAMPED if self._is_scaled_down(fine) else BYPASSED
         if self.outputs <= self.planting.alike:
             return DEAD
         if response <= LOUD and (response <= NOTHING or growth > IN_PROPORTION):
@@ -233,6 +240,13 @@ class _Node:
         if growth < 1 / IN_PROPORTION or response >= 1:
             return UNEXPLAINED
         return DAMPED if response <= LOUD else NEAR
+
+    def _is_scaled_down(self, fine: np.ndarray) -> bool:
+        """True if constants alone make the fault as small as it is: a fault so many times larger shows."""
+        if self.factor == 0:
+            return True
+        larger = self.result + (fine - self.result) / self.factor
+        return self.factor <= NOTHING / SILENT and self._error(self.question.reference, larger)[0] >= SILENT
 
     def _when_smaller(self, fine: np.ndarray, scale: float) -> float:
         held = np.abs(self.result) < SENTINEL

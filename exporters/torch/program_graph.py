@@ -263,7 +263,8 @@ def _nodes(module: GraphModule, prefix: str, given: tuple[str, ...]) -> Iterator
             operands = {prefix + source.name for user in node.users for source in user.all_input_nodes}
             yield from _nodes(body, f"{prefix}{node.target}.", tuple(sorted(operands)))
         inputs = tuple(prefix + source.name for source in node.all_input_nodes)
-        yield GraphNode(prefix + node.name, _op(node), given if node.op == "placeholder" else inputs)
+        is_input = node.op == "placeholder"
+        yield GraphNode(prefix + node.name, _op(node), given if is_input else inputs, is_input and not prefix)
 
 
 def _op(node: Node) -> str:

@@ -169,8 +169,14 @@ class FileGraph:
 
 def nodes_of(program: ForeignProgram) -> list[GraphNode]:
     makers = {output: node.name for node in program.nodes for output in node.output}
+    given = {value.name for value in program.model.graph.input} - program.weights.keys()
     return [
-        GraphNode(node.name, node.op_type, tuple(makers[n] for n in sorted(read_by(node)) if n in makers))
+        GraphNode(
+            node.name,
+            node.op_type,
+            tuple(makers[name] for name in sorted(read_by(node)) if name in makers),
+            not given.isdisjoint(read_by(node)),
+        )
         for node in program.nodes
     ]
 

@@ -28,7 +28,7 @@ from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from .budget import MeasuringBudget
-from .live_trial import LiveTrial
+from .live_trial import CLEAR, LiveTrial, Window
 from .rivals import CHANGES, everything, setup_rivals, wins
 from .rounds import SHORT_S, BatchToTime, Side, Steps, Stopwatch, Verdict, contest, round_gains
 from .rows_per_batch import right_rows, useful_rows_of
@@ -285,14 +285,13 @@ class Sweep:
         before = yield from self._trial.window()
         if before.is_enough:
             crowding = self.machine.crowding(True)
-            if what in (FORM, SETUP) and self._now.limit and not crowded:  # in batches of its own size
-                new.useful_rows = yield from useful_rows_of(rival, self._now, self._watch)
-            self._warm(rival, new)
+            may_tell = what in (FORM, SETUP) and self._now.limit and not crowded
+            own_rows = (yield from useful_rows_of(rival, self._now, self._watch)) if may_tell else 0
 
             def speaks_for_it(gain: float) -> bool:
                 return wins(active.way, rival.way, [gain], crowding.disturbance() > CROWDED)
 
-            verdict = yield from self._trial.verdict(before, partial(self._now.lend, new), speaks_for_it)
+            verdict = yield from self._live_verdict(rival, new, own_rows, before, speaks_for_it)
             if verdict is not None:
                 verdict.crowded |= crowded or crowding.disturbance() > CROWDED
                 alone = 1.0 if rival.way.threads > active.way.threads else gain
@@ -304,6 +303,23 @@ class Sweep:
         if gain < _HOPELESS:
             return Verdict(rounds=1, gain=gain, crowded=True), new
         return (yield from contest(active, rival, sizes, self._watch, mean)), new
+
+    def _live_verdict(
+        self, rival: Side, new: PreparedVersion, own_rows: int, before: Window, wins: Callable[[float], bool]
+    ) -> Steps[Verdict | None]:
+        """The verdict of live traffic on ``new``, in batches that are no smaller than those of what serves; where that
+        is not clear also in batches of ``own_rows``, which one short run found best (0: not known).
+
+        Small batches that are as fast by themselves are slower beside the event loop and the callers' programs.
+        """
+        verdict, sizes = None, (max(own_rows, self._now.limit), own_rows) if own_rows else (0,)
+        for rows in dict.fromkeys(sizes):
+            new.useful_rows = rows or new.useful_rows
+            self._warm(rival, new)
+            verdict = yield from self._trial.verdict(before, partial(self._now.lend, new), wins)
+            if verdict is None or verdict.wins or verdict.gain * CLEAR < 1.0:
+                break
+        return verdict
 
     def _with_all_rows(self, active: Side, rival: Side, verdict: Verdict) -> Steps[None]:
         """Take the verdict back where live batches were small and the rival is clearly slower with the largest that is

@@ -81,11 +81,15 @@ def test_the_threads_that_the_caller_has_do_not_matter(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_large_model_has_more_threads_by_its_size_alone() -> None:
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (64, MANY)])
+def test_a_large_model_has_more_threads_but_no_more_than_there_are_cores(
+    cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halfeven.exporters.proof.threads.usable_cores", lambda: cores)
     with fixed_threads(LARGE_ROW - 1):
         assert torch.get_num_threads() == FEW
     with fixed_threads(LARGE_ROW):
-        assert torch.get_num_threads() == MANY
+        assert torch.get_num_threads() == threads
 
 
 def test_a_time_limit_ends_a_conversion_and_decides_nothing(

@@ -100,6 +100,49 @@ def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
     assert {one.why for one in power.planted} <= EXPLAINED, power.to_json()
 
 
+class Branch(nn.Module):
+    """``times`` scales the branch: a constant, or a gate that is as small on all usual inputs."""
+
+    def __init__(self, times: float | str, bias: float = 0.0) -> None:
+        super().__init__()
+        self.stream, self.inner, self.outer = linear(16, 32), linear(16, 32), linear(32, 32)
+        self.times, self.bias = times, bias
+        self.gamma = nn.Parameter(torch.full((32,), 1e-9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.relu(self.inner(x) + self.bias)
+        branch = self.outer(inner * 0.5)
+        if self.times == "gate":
+            branch = branch * torch.sigmoid(x.abs().sum(-1, keepdim=True) - 40)
+        elif self.times == "constant and gate":
+            branch = branch * self.gamma * torch.sigmoid(x.abs().sum(-1, keepdim=True) - 40)
+        elif self.times == "LayerScale":
+            branch = branch * self.gamma.reshape(1, 32)
+        else:
+            branch = branch * float(self.times)
+        return self.stream(x) + branch
+
+
+@pytest.mark.parametrize(
+    ("times", "bias", "why"),
+    [
+        (1e-9, 0.0, DAMPED), (0.0, 0.0, DAMPED), ("LayerScale", 0.0, DAMPED), (1.0, -100.0, BYPASSED),
+        ("gate", 0.0, BYPASSED), ("constant and gate", 0.0, BYPASSED),
+    ],
+)  # fmt: skip
+def test_a_constant_makes_a_branch_harmless_and_a_gate_or_a_unit_that_is_off_hides_it(
+    times: float | str, bias: float, why: str, tmp_path: Path
+) -> None:
+    """Other samples may open the gate, or switch the unit on; a constant is as small for all of them."""
+    subject = subject_of(Branch(times, bias), lambda rows: torch.randn(rows, 16))
+    for power, name in ((power_of(subject), "linear"), (power_of(*as_file(subject, tmp_path)), "MatMul")):
+        inner = [one for one in power.planted if name.lower() in one.node.lower() or one.op == "Gemm"]
+        found = {one.node: (one.why, one.is_blind) for one in inner}
+        assert (why, why == BYPASSED) in found.values(), power.to_json()
+        other = DAMPED if why == BYPASSED else BYPASSED
+        assert other not in {cause for cause, _ in found.values()}, power.to_json()
+
+
 def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -409,6 +409,27 @@ def test_a_form_is_tried_in_batches_of_its_own_size(version: Version) -> None:
     assert one.loaded.way.precision == "bf16" and one.loaded.prepared.useful_rows == 32
 
 
+@pytest.mark.parametrize("gains", [lambda rows: rows >= 24, lambda rows: rows <= 16], ids=["large", "small"])
+def test_a_form_is_tried_in_batches_no_smaller_than_those_that_serve_and_in_its_own(
+    gains: Callable[[int], bool], version: Version
+) -> None:
+    """Alone the rival is as fast in batches of 16 rows as in larger ones; beside callers one of the two gains."""
+
+    class Sizes(Processor):
+        def seconds(self, way: Way, rows: int) -> float:
+            return rows * (6e-3 if way.precision == "fp32" else 5e-3)
+
+    def beside(way: Way) -> float:
+        return 1.0 if way.precision == "fp32" or gains(one.rows) else 1.15
+
+    one: Bench
+    forms = [("torch", "fp32"), ("torch", "bf16")]
+    one = bench(version, Sizes("alone", {}, cores=1), PLAIN_ONE, forms=forms, rows=32)
+    one.busy, one.beside = True, beside
+    one.settle()
+    assert one.loaded.way.precision == "bf16"
+
+
 class SlowerAlone(Processor):
     """A half that is slower with one row, and three times as fast with many."""
 
