@@ -272,8 +272,9 @@ class Sweep:
         else by runs between live batches.
 
         Just after a batch callers, the event loop and threads that still spin need every core: a rival with more
-        threads may seem 100 times as slow there. Such a run calls nobody hopeless, and tells nothing of batch sizes.
-        A rival that gains little in the batches of live traffic must not lose much with one row.
+        threads may seem 100 times as slow there. A disturbed run decides nothing: it calls nobody hopeless, and tells
+        nothing of batch sizes or of one row. A rival that gains little in the batches of live traffic must not lose
+        much with one row in an undisturbed run.
         """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
@@ -294,7 +295,7 @@ class Sweep:
             verdict = yield from self._live_verdict(rival, new, own_rows, before, speaks_for_it)
             if verdict is not None:
                 verdict.crowded |= crowded or crowding.disturbance() > CROWDED
-                alone = 1.0 if rival.way.threads > active.way.threads else gain
+                alone = 1.0 if crowded or rival.way.threads > active.way.threads else gain
                 if verdict.wins and alone * verdict.gain < _CLEARLY_SLOWER:
                     verdict.wins, verdict.gain = False, alone
                 if verdict.wins and verdict.live_rows * 2 <= self._now.limit:

@@ -484,6 +484,27 @@ def test_beside_other_programs_a_run_that_seems_hopeless_leaves_it_to_live_traff
     assert one.loaded.way.threads == 2
 
 
+@pytest.mark.parametrize("crowded", [0.5, 0.0])
+def test_a_disturbed_run_of_one_row_takes_no_win_of_live_traffic_back(
+    crowded: float, version: Version
+) -> None:
+    """Between live batches the rival's one row met threads of the other engine that still span, and took three times
+    as long; callers were answered 1.6 times as fast. Undisturbed, a rival that is so slow alone is not taken."""
+
+    class Beside(Processor):
+        def seconds(self, way: Way, rows: int) -> float:
+            rival = way.form == "torch"
+            return rows * (1.0 if not rival else 3.0 if one.loaded.way != way else 0.6) * 5e-3
+
+    one: Bench
+    start = Way("onnx", "fp32", CpuSetup(1))
+    forms = [("torch", "fp32"), ("onnx", "fp32")]
+    one = bench(version, Beside("beside", {}, cores=1), start, forms=forms, rows=16)
+    one.busy, one.world.crowded = True, crowded
+    one.run()
+    assert one.loaded.way.form == ("torch" if crowded else "onnx")
+
+
 def test_a_lone_caller_does_not_hide_that_more_rows_in_a_batch_gain(version: Version) -> None:
     one = bench(version, ENCODER, Way("torch", "fp32", CpuSetup(2)), rows=1, forms=[("torch", "fp32")])
     one.busy, one.callers = True, 1
