@@ -18,7 +18,7 @@ _MANY, _LONGEST = 10, 3
 _BUSY = 0.7  # of a window: callers always wait
 # The traffic has changed in a round where the active way's two speeds differ by more than this ratio.
 STEADY = 1.5
-CLEAR = 1.25  # a rival has lost after one round where not even a gain so many times as large would win
+CLEAR = 1.25  # a rival that won no round has lost where not even a gain so many times as large would win
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class LiveTrial:
         self, before: Window, let_serve: Callable[[bool], None], wins: Callable[[float], bool]
     ) -> Steps[Verdict | None]:
         """Let the rival and the active way serve in turns until two rounds in a row agree, or the rival has clearly
-        lost one; None where there is too little traffic. The active way serves at the end. A round in which the active
-        way's own speed changed tells of the traffic, not of the rival: it speaks for nobody.
+        lost one and won none; None where there is too little traffic. The active way serves at the end. A round in
+        which the active way's own speed changed tells of the traffic, not of the rival: it speaks for nobody.
 
         ``before``: the active way's window just now. ``let_serve(True)`` lets the rival serve. ``wins``: whether a gain
         speaks for the rival.
@@ -104,7 +104,8 @@ class LiveTrial:
                 continue
             best = max(live_gain(one, rival) for one in (before, after))
             verdict.outcomes.append(wins(verdict.gain))
-            if not wins(best * CLEAR) or verdict.outcomes[-2:] in ([True, True], [False, False]):
+            is_lost = not (any(verdict.outcomes) or wins(best * CLEAR))
+            if is_lost or verdict.outcomes[-2:] in ([True, True], [False, False]):
                 verdict.wins = verdict.outcomes[-1]
                 break
             before = after

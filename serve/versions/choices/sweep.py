@@ -86,6 +86,7 @@ logger = logging.getLogger("halfeven.roster")
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
 _HOPELESS = 0.5  # times as fast with one row between live batches: callers do not try it
+_HOPELESS_AFTER_ONNX = 0.1  # the same where ONNX Runtime's threads still spin
 
 
 @dataclass(slots=True, eq=False)
@@ -272,16 +273,16 @@ class Sweep:
         else by runs between live batches.
 
         Just after a batch callers, the event loop and threads that still spin need every core: a rival with more
-        threads may seem 100 times as slow there. A disturbed run decides nothing: it calls nobody hopeless, and tells
-        nothing of batch sizes or of one row. A rival that gains little in the batches of live traffic must not lose
-        much with one row in an undisturbed run.
+        threads may seem 100 times as slow there, and one with several was 4 times as slow after ONNX Runtime, and the
+        fastest under load. So one row decides little of such a rival, and a disturbed run decides nothing. Any other
+        that gains little in the batches of live traffic must not lose much with one row.
         """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
         self._watch.anew()
         gain = mean((yield from round_gains(active, rival, sizes[:1], self._watch, is_first=True)))
-        crowded = self._watch.was_disturbed()
-        if gain < _HOPELESS and not crowded:
+        crowded, after_onnx = self._watch.was_disturbed(), active.way.form == "onnx" and rival.way.threads > 1
+        if gain < (_HOPELESS_AFTER_ONNX if after_onnx else _HOPELESS) and not crowded:
             return Verdict(rounds=1, gain=gain), new
         before = yield from self._trial.window()
         if before.is_enough:
@@ -295,14 +296,15 @@ class Sweep:
             verdict = yield from self._live_verdict(rival, new, own_rows, before, speaks_for_it)
             if verdict is not None:
                 verdict.crowded |= crowded or crowding.disturbance() > CROWDED
-                alone = 1.0 if crowded or rival.way.threads > active.way.threads else gain
+                tells = not (crowded or after_onnx or rival.way.threads > active.way.threads)
+                alone = gain if tells else 1.0
                 if verdict.wins and alone * verdict.gain < _CLEARLY_SLOWER:
                     verdict.wins, verdict.gain = False, alone
                 if verdict.wins and verdict.live_rows * 2 <= self._now.limit:
                     yield from self._with_all_rows(active, rival, verdict)
                 return verdict, new
         if gain < _HOPELESS:
-            return Verdict(rounds=1, gain=gain, crowded=True), new
+            return Verdict(rounds=1, gain=gain, crowded=crowded), new
         return (yield from contest(active, rival, sizes, self._watch, mean)), new
 
     def _live_verdict(
