@@ -1,5 +1,5 @@
-"""What constants make of a node's result on its way to the answers. A LayerScale of 1e-8 makes a branch harmless for
-every sample; a gate that is as small on these samples may be open on others."""
+"""Finds how small multiplications with constants make a node's result on its way to the answers. A LayerScale of 1e-8
+makes a branch harmless for every sample; a gate that is as small on these samples may be open on others."""
 
 from collections.abc import Mapping
 
@@ -18,9 +18,8 @@ def constant_factors(original: OriginalGraph, inputs: Arrays) -> dict[str, float
     found = dict.fromkeys((node.name for node in nodes), 0.0)
     read = {name for node in nodes for name in node.inputs}
     for node in reversed(nodes):
-        if (
-            node.name in ends or node.name not in read
-        ):  # what nobody reads is written into another, or ends a body
+        # A result that nobody reads is written into another, or ends a body.
+        if node.name in ends or node.name not in read:
             found[node.name] = 1.0
         for name in node.inputs:
             found[name] = max(found[name], found[node.name] * shown.get(node.name, 1.0))
@@ -36,7 +35,9 @@ def _shown_factors(original: OriginalGraph, inputs: Arrays) -> dict[str, float]:
         if name in sources:
             held.setdefault(name, result)
         source = held.get(scaled.get(name, ""))
-        if source is not None and source.shape == result.shape and np.any(source):
+        if source is None or source.shape != result.shape or np.array_equal(result, source * source):
+            return  # a square is no multiplication with a constant
+        if np.any(source):
             ratios = np.divide(np.abs(result), np.abs(source), where=source != 0, out=np.zeros_like(source))
             found[name] = min(float(ratios.max()), 1.0)
 

@@ -242,11 +242,15 @@ class _Node:
         return DAMPED if response <= LOUD else NEAR
 
     def _is_scaled_down(self, fine: np.ndarray) -> bool:
-        """True if constants alone make the fault as small as it is: a fault so many times larger shows."""
-        if self.factor == 0:
-            return True
-        larger = self.result + (fine - self.result) / self.factor
-        return self.factor <= NOTHING / SILENT and self._error(self.question.reference, larger)[0] >= SILENT
+        """True if constants alone make the fault as small as it is: one that is so many times larger shows, and a still
+        larger one in proportion."""
+        if not 0 < self.factor <= NOTHING / SILENT:
+            return self.factor == 0
+        fault = (fine - self.result) / self.factor
+        shown, more = (
+            self._error(self.question.reference, self.result + times * fault)[0] for times in (1, 4)
+        )
+        return shown >= SILENT and 2 < more / shown < 8
 
     def _when_smaller(self, fine: np.ndarray, scale: float) -> float:
         held = np.abs(self.result) < SENTINEL

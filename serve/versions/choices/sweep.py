@@ -287,8 +287,8 @@ class Sweep:
         before = yield from self._trial.window()
         if before.is_enough:
             crowding = self.machine.crowding(True)
-            may_tell = what in (FORM, SETUP) and self._now.limit and not crowded
-            own_rows = (yield from useful_rows_of(rival, self._now, self._watch)) if may_tell else 0
+            sizes_differ = what in (FORM, SETUP) and self._now.limit and not crowded
+            own_rows = (yield from useful_rows_of(rival, self._now, self._watch)) if sizes_differ else 0
 
             def speaks_for_it(gain: float) -> bool:
                 return wins(active.way, rival.way, [gain], crowding.disturbance() > CROWDED)
@@ -296,8 +296,8 @@ class Sweep:
             verdict = yield from self._live_verdict(rival, new, own_rows, before, speaks_for_it)
             if verdict is not None:
                 verdict.crowded |= crowded or crowding.disturbance() > CROWDED
-                tells = not (crowded or after_onnx or rival.way.threads > active.way.threads)
-                alone = gain if tells else 1.0
+                one_row_counts = not (crowded or after_onnx or rival.way.threads > active.way.threads)
+                alone = gain if one_row_counts else 1.0
                 if verdict.wins and alone * verdict.gain < _CLEARLY_SLOWER:
                     verdict.wins, verdict.gain = False, alone
                 if verdict.wins and verdict.live_rows * 2 <= self._now.limit:

@@ -116,6 +116,9 @@ class Branch(nn.Module):
             branch = branch * torch.sigmoid(x.abs().sum(-1, keepdim=True) - 40)
         elif self.times == "constant and gate":
             branch = branch * self.gamma * torch.sigmoid(x.abs().sum(-1, keepdim=True) - 40)
+        elif self.times == "square":
+            small = branch * 1e-4
+            branch = small * small
         elif self.times == "LayerScale":
             branch = branch * self.gamma.reshape(1, 32)
         else:
@@ -128,6 +131,7 @@ class Branch(nn.Module):
     [
         (1e-9, 0.0, DAMPED), (0.0, 0.0, DAMPED), ("LayerScale", 0.0, DAMPED), (1.0, -100.0, BYPASSED),
         ("gate", 0.0, BYPASSED), ("constant and gate", 0.0, BYPASSED),
+        ("square", 0.0, BYPASSED),
     ],
 )  # fmt: skip
 def test_a_constant_makes_a_branch_harmless_and_a_gate_or_a_unit_that_is_off_hides_it(
