@@ -303,7 +303,9 @@ def test_adversarial_inputs_fit_the_spec_and_keep_integers_that_were_seen(random
 @pytest.mark.parametrize("rows", [8, 0])
 def test_a_constant_row_holds_its_own_largest_value_everywhere(random, rows):
     spec = ModelSpec("m", (tensor("x", "FP32", -1, 3),), (tensor("y", "FP32", -1),), max_batch_size=rows)
-    x = random.standard_normal((5, 3) if rows else (5, 2, 3)).astype(np.float32)
+    values = np.linspace(-2, 2, 5, dtype=np.float32)  # in every column: all are of one kind
+    x = random.permuted(np.broadcast_to(values[:, None], (5, 3)), axis=0)
+    x = x if rows else np.stack([x, x], 1)
     x[0, 0] = np.inf
     made = named(spec, Samples({"x": x}))["constant rows"]["x"]
     real = np.where(np.isfinite(x), x, -np.inf)
