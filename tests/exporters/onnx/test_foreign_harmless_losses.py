@@ -49,11 +49,10 @@ def x(rows: int = 16) -> dict[str, np.ndarray]:
 
 
 def test_a_gain_that_nobody_misses_is_in_fp32_by_rule_at_o1_and_in_half_at_o3(tmp_path: Path) -> None:
-    ruled, searched = (made(tmp_path / level, GAIN, x(), level, tiny=f32(1e-9)) for level in ("O1", "O3"))
-    assert ruled.half is not None and searched.half is not None and ruled.kept == ()
-    assert {kept.op for kept in searched.kept} <= {"MatMul"}, "with some weights the products err too much"
+    ruled, searched = (made(tmp_path / level, GAIN, x(256), level, tiny=f32(1e-9)) for level in ("O1", "O3"))
+    assert ruled.half is not None and searched.half is not None and ruled.kept == searched.kept == ()
     types = [set(element_types(half).values()) for half in (ruled.half, searched.half)]
-    assert TensorProto.FLOAT in types[0] and (searched.kept or types[1] == {TensorProto.FLOAT16})
+    assert TensorProto.FLOAT in types[0] and types[1] == {TensorProto.FLOAT16}
     assert errors_u(searched, x())["y"] <= 4.0
 
 
