@@ -71,6 +71,22 @@ def find_tied(module: GraphModule, outputs: Sequence[str]) -> list[Tied]:
     return [tied for tied in found if tied is not None]
 
 
+def compared_by(node: Node) -> Node | None:
+    """The operation that chose the indices that this node gives; None where it gives something else."""
+    if node.target in _CHOOSERS:
+        return node if _CHOOSERS[node.target][1] is None else None
+    if not _takes_one(node) or not isinstance(chooser := node.args[0], Node):
+        return None
+    return chooser if chooser.target in _CHOOSERS and _CHOOSERS[chooser.target][1] == node.args[1] else None
+
+
+def compared(run: Interpreter, chooser: Node) -> tuple[Tensor, int]:
+    """The values that the operation compares in this run, and the axis along which it does."""
+    args, kwargs = run.fetch_args_kwargs_from_env(chooser)
+    dim = _dim(chooser, args, kwargs)
+    return (args[0].reshape(-1), 0) if dim is None else (args[0], dim)
+
+
 def _traced(output: str, value: Any) -> Tied | None:
     path: list[Node] = []
     node = value

@@ -1,6 +1,6 @@
 """The steps of a captured program (`steps.py`), and its runs that show them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
 from typing import Any
 
@@ -12,23 +12,31 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...models.engines.arrays import to_numpy, to_torch
 from ...models.program import writes_into_inputs
 from ..question import Arrays
-from .steps import Made, See, steps_behind
+from .choosers import compared, compared_by
+from .steps import CHOOSES, Made, See, steps_behind
 
 _READ = 3  # operands of a step, at most
 
 
-def find_stepped(module: GraphModule, outputs: Sequence[str]) -> dict[str, dict[Node, str]]:
-    """The steps of each output (by name, in the graph's order) that has some."""
+def find_stepped(
+    module: GraphModule, outputs: Sequence[str], tied: Set[str] = frozenset()
+) -> dict[str, dict[Node, str]]:
+    """The steps of each output (by name, in the graph's order) that has some, but for those in ``tied``, which are
+    judged by their scores."""
     (result,) = module.graph.find_nodes(op="output")
     values = zip(outputs, result.args[0], strict=True)
-    found = {name: steps_behind(value, _made) for name, value in values if isinstance(value, Node)}
+    asked = {name: value for name, value in values if isinstance(value, Node) and name not in tied}
+    found = {name: steps_behind(value, _made) for name, value in asked.items()}
     return {name: steps for name, steps in found.items() if steps}
 
 
 def _made(node: Node) -> Made[Node]:
     schema = getattr(node.target, "_schema", None)
+    chooser = compared_by(node)
     op = schema.name.removeprefix("aten::") if schema else getattr(node.target, "__name__", "")
-    inputs = (each for each in node.all_input_nodes if each.op != "get_attr" and _is_tensor(each))
+    op = CHOOSES if chooser else op
+    read = (chooser or node).all_input_nodes
+    inputs = (each for each in read if each.op != "get_attr" and _is_tensor(each))
     value = node.meta.get("val")
     is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
     return Made(op if node.op == "call_function" else "", tuple(inputs), is_whole)
@@ -56,7 +64,8 @@ def run_with_steps(
             answers = rest_of_run(module, run, given(), node, to_torch(changed))
             return {name: to_numpy(answer) for name, answer in zip(names[1], answers, strict=True)}
 
-        args, _ = run.fetch_args_kwargs_from_env(node)
+        chooser = compared_by(node)
+        args = compared(run, chooser) if chooser else run.fetch_args_kwargs_from_env(node)[0]
         read = [np.asarray(each) for each in args[:_READ] if isinstance(each, Tensor | float | int)]
         see(node, read, to_numpy(result), rest)
 
@@ -64,15 +73,15 @@ def run_with_steps(
         return [to_torch(inputs[name].copy()) for name in names[0]]
 
     with torch.inference_mode():
-        Watched(module, seen).run(*given())
+        Watched(module, seen, any(map(compared_by, steps))).run(*given())
 
 
 class Watched(Interpreter):
     """``seen``: is told of every result of the graph's own nodes that another node reads, but for those that are
-    written into an input."""
+    written into an input. ``keeps``: every result stays, such as the scores of a choice whose index is taken later."""
 
-    def __init__(self, module: GraphModule, seen: Any) -> None:
-        super().__init__(module)
+    def __init__(self, module: GraphModule, seen: Any, keeps: bool = False) -> None:
+        super().__init__(module, garbage_collect_values=not keeps)
         self._seen = seen
 
     def run_node(self, n: Node) -> Any:

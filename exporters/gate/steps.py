@@ -1,9 +1,11 @@
-"""Whole numbers and booleans that come from a step: a rounding, a cast to integers, a comparison, a quantisation.
+"""Whole numbers and booleans that come from a step: a rounding, a cast to integers, a comparison, a quantisation, or a
+choice (argmax, topk) whose index is computed with further.
 
 Where the original's own value lies within 4u·S of the step, another precision may land on its other side: a near tie,
-as of argmax (`ties.py`). S is the largest magnitude of the values before the step, over all real judged samples. What
-the original then answers is asked of it: the results of the step are changed where they are near, and the rest of the
-graph runs. A half may answer that, or what lies between. Such elements are counted, and their share has a limit
+as of an index that is given out as it is (`ties.py`). S is the largest magnitude of the values before the step, over
+all real judged samples. What the original then answers is asked of it: the results of the step are changed where they
+are near, and the rest of the graph runs. A half may answer that, or what lies between; behind a choice, whose next
+index may stand for any other number, nothing between. Such elements are counted, and their share has a limit
 (``max_flips``).
 """
 
@@ -17,7 +19,7 @@ from ...models.errors import ExportFailed
 from ..policy.classes import Trait, has
 from ..question import Arrays, answers_or_refusal
 from .divergence import SENTINEL
-from .ties import MARGIN_U, Ties
+from .ties import MARGIN_U, Ties, lines_along
 
 V = TypeVar("V")  # a value of an ONNX file, by its name, or a node of a captured program
 # Another result of a step → the answers of the run that goes on with it.
@@ -25,11 +27,13 @@ Rest = Callable[[np.ndarray], Arrays]
 # A step, what it reads, its result, and the rest of the run behind it.
 See = Callable[[V, Sequence[np.ndarray], np.ndarray, Rest], None]
 
+CHOOSES = "choose"  # an operation whose result is the index that a comparison chose, in any kind of graph
+_NEXT = (1, -1, 2, -2)  # the other indices of a near choice, by their place in the order of the values
 _ROUNDS = {"round": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "quantize": np.rint}
 _CASTS = ("Cast", "to", "_to_copy", "type_as")
-_KINDS = {"QuantizeLinear": "quantize", **dict.fromkeys(_CASTS, "trunc")}
+_KINDS = {CHOOSES: CHOOSES, "QuantizeLinear": "quantize", **dict.fromkeys(_CASTS, "trunc")}
 # Beside what moves or selects numbers. Of whole numbers these give whole numbers, or multiples of one.
-_WHOLE_STAYS_WHOLE = (*_CASTS, "Mul", "mul", "Sign", "sign", "ReduceSum", "sum", "getitem", "Identity")
+_STAYS_WHOLE = (*_CASTS, "Mul", "mul", "Sign", "sign", "ReduceSum", "sum", "getitem", "Identity", "OneHot")
 _SELECTS = (Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS, Trait.DIVIDES)
 
 
@@ -47,7 +51,7 @@ def steps_behind(
     output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V, str]] | None = None
 ) -> dict[V, str]:
     """The steps (value → kind) that decide the whole numbers of an output. None where it has other numbers, and none
-    behind what chooses among several (argmax, NonMaxSuppression). ``known``: those of other values, found so far."""
+    behind what chooses among several boxes (NonMaxSuppression). ``known``: those of other values, found so far."""
     known = {} if known is None else known
     if output not in known:
         known[output] = _steps_behind(output, made, known)
@@ -68,7 +72,7 @@ def _steps_behind(output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V
             found[value] = kind
         elif one.is_whole and one.op not in _KINDS and not has(one.op, Trait.COMPARES):
             left += [each for each in one.inputs if made(each).is_whole]
-        elif one.is_whole or has(one.op, *_SELECTS) or one.op in _WHOLE_STAYS_WHOLE:
+        elif one.is_whole or has(one.op, *_SELECTS) or one.op in _STAYS_WHOLE:
             left += one.inputs
         else:
             return {}
@@ -110,29 +114,26 @@ class Steps(Generic[V]):
             sides = self._sides(inputs, {name: reference[name] for name in odd})
         except ExportFailed:  # ONNX Runtime does not run a node of the file alone
             return {}
-        return {
-            name: _between(sides[name], candidate[name], self._slack(reference[name]), reference[name])
-            for name in odd
-        }
+        return {name: sides[name].hold(candidate[name], self._slack(reference[name])) for name in odd}
 
     def _measure(self, step: V, values: Sequence[np.ndarray], result: np.ndarray, rest: Rest) -> None:
         largest = max(map(_largest, values[:2] if self._kind(step) == "compare" else values[:1]))
         self.scales[step] = max(self.scales.get(step, 0.0), largest)
 
-    def _sides(self, inputs: Arrays, odd: Arrays) -> dict[str, list[np.ndarray]]:
+    def _sides(self, inputs: Arrays, odd: Arrays) -> dict[str, "_Sides"]:
         """The possible answers of the original for each output, by the sides of the steps on which its values land."""
-        sides = {name: [array] for name, array in odd.items()}
+        sides = {name: _Sides(array) for name, array in odd.items()}
 
         def see(step: V, values: Sequence[np.ndarray], result: np.ndarray, rest: Rest) -> None:
             asked = [name for name in odd if step in self.outputs[name]]
-            margin = MARGIN_U * self.u * self.scales.get(step, 0.0)
-            for changed in other_sides(self._kind(step), values, result, margin) if asked else ():
+            kind, margin = self._kind(step), MARGIN_U * self.u * self.scales.get(step, 0.0)
+            for changed in other_sides(kind, values, result, margin) if asked else ():
                 came = answers_or_refusal(lambda _, one=changed: dict(rest(one)), {})
                 if isinstance(came, Exception):
                     continue
                 for name in asked:
                     if came[name].shape == odd[name].shape:
-                        sides[name].append(came[name])
+                        sides[name].add(kind, came[name])
 
         self.run(inputs, see)
         return sides
@@ -179,13 +180,16 @@ def other_sides(
 ) -> Iterator[np.ndarray]:
     """The result of a step where values nearer than ``margin`` land above it, and where they land below it.
 
-    Nothing where no value is near, or where it reads whole numbers."""
+    ``values``: what the step reads; of a choice the scores and their axis. Nothing where no value is near, or where the
+    step reads whole numbers."""
     if values[0].dtype.kind != "f" or (kind == "quantize" and values[1].size != 1):
         return
     with np.errstate(invalid="ignore", over="ignore"):
         if kind == "compare":
             near = np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)) < margin
             sides = [np.where(near, other, result) for other in (np.True_, np.False_)]
+        elif kind == CHOOSES:
+            sides = _next_indices(values[0], int(values[1]), result, margin)
         elif result.dtype.kind == "b":  # a cast: every number but zero is true
             sides = [np.where(np.abs(values[0]) < margin, ~result, result)]
         else:
@@ -215,13 +219,55 @@ def _moved(kind: str, values: Sequence[np.ndarray], result: np.ndarray, by: floa
     return side
 
 
-def _between(
-    sides: Sequence[np.ndarray], candidate: np.ndarray, slack: float, reference: np.ndarray
-) -> np.ndarray:
-    low, high = np.minimum.reduce(sides), np.maximum.reduce(sides)
-    if reference.dtype.kind == "f":
-        low, high = low.astype(np.float64) - slack, high.astype(np.float64) + slack
-    return (high - low > 2 * slack if slack else low != high) & (low <= candidate) & (candidate <= high)
+def _next_indices(scores: np.ndarray, axis: int, chosen: np.ndarray, margin: float) -> list[np.ndarray]:
+    """The indices of the values that come next in order, above and below, where they are near those of ``chosen``."""
+    rows, lines = lines_along(scores, chosen, axis)
+    order = np.argsort(rows, axis=1, kind="stable")
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.arange(rows.shape[1])[None], axis=1)
+    lines, own, last = lines.reshape(-1), chosen.reshape(-1).astype(np.int64), rows.shape[1] - 1
+    sides = []
+    for away in _NEXT:
+        place = places[lines, own] + away
+        other = order[lines, np.clip(place, 0, last)]
+        distance = np.abs(rows[lines, own].astype(np.float64) - rows[lines, other])
+        near = (place >= 0) & (place <= last) & (distance < margin)
+        sides.append(np.where(near, other, own).reshape(chosen.shape).astype(chosen.dtype))
+    return sides
+
+
+class _Sides:
+    """The answers that the original may give for one output: ``reference``, what lies between the results of steps, and
+    what choices lead to."""
+
+    def __init__(self, reference: np.ndarray) -> None:
+        self._reference = reference
+        self._low = self._high = reference
+        self._chosen: list[np.ndarray] = []
+
+    def add(self, kind: str, answer: np.ndarray) -> None:
+        if kind == CHOOSES:
+            self._chosen.append(answer)
+        else:
+            self._low, self._high = np.minimum(self._low, answer), np.maximum(self._high, answer)
+
+    def hold(self, candidate: np.ndarray, slack: float) -> np.ndarray:
+        """The elements in which the original may answer otherwise, and in which the candidate is one of these answers.
+        Numbers count as equal within ``slack``."""
+        low, high, mine = self._low, self._high, self._reference
+        if mine.dtype.kind == "f":
+            low, high = low.astype(np.float64) - slack, high.astype(np.float64) + slack
+        held = (high - low > 2 * slack if slack else low != high) & (low <= candidate) & (candidate <= high)
+        for other in self._chosen:
+            if mine.dtype.kind == "f":
+                held |= (_distance(other, mine) > slack) & (_distance(other, candidate) <= slack)
+            else:
+                held |= (other != mine) & (other == candidate)
+        return held
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.abs(one.astype(np.float64) - other)
 
 
 def _largest(values: np.ndarray | Sequence[np.ndarray]) -> float:

@@ -89,6 +89,17 @@ def tolerated(choice: Choice, reference: np.ndarray, candidate: np.ndarray, marg
     return (tie & ~_repeated(lines * width + safe, mine + lines * width)).reshape(reference.shape)
 
 
+def lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """The values as [lines, choices], and for every index along ``axis`` the line that it points into."""
+    values = values if values.ndim else values.reshape(1)
+    moved = np.moveaxis(values, axis, -1)
+    numbers = np.arange(moved[..., 0].size, dtype=np.int64).reshape(moved.shape[:-1])
+    if indices.ndim == values.ndim:
+        numbers = np.expand_dims(numbers, axis)
+    rows = moved.reshape(-1, moved.shape[-1])
+    return rows, np.ascontiguousarray(np.broadcast_to(numbers, indices.shape))
+
+
 def _repeated(candidate: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Elements whose (line, index) comes more often in the candidate than any does in the reference."""
     _, where, often = np.unique(candidate, return_inverse=True, return_counts=True)

@@ -40,7 +40,8 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
     def of(arrays: Arrays) -> list[np.ndarray]:
         return [arrays[name] for name in inputs]
 
-    tied, stepped, u = find_tied(module, outputs), find_stepped(module, outputs), UNIT_ROUNDOFF[dtype]
+    tied, u = find_tied(module, outputs), UNIT_ROUNDOFF[dtype]
+    stepped = find_stepped(module, outputs, {one.output for one in tied})
 
     def with_steps(given: Arrays, see: See[Node]) -> None:
         run_with_steps(module, (inputs, outputs), stepped, given, see)

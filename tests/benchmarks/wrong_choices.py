@@ -1,28 +1,33 @@
 """A check that a server with wrong choices finds the right ones while it serves: all ratios in one pass.
 
-    python -m tests.benchmarks.wrong_choices [--store DIR] [--starts 10] [--seconds 60] [--callers 32]
+    python -m tests.benchmarks.wrong_choices [--store DIR] [--starts 10] [--callers 32]
 
-The encoder of `workloads.py`, whose level lets bf16 be chosen. First two calm starts with nothing kept; the faster one
-counts. Then one start for each planted wrong choice: one thread and no passes for every form; a form that is not the
-fastest, and batches of one row, both as a tuning's winner. Then ``starts`` starts beside busy processes that come and
-go by chance, which end after 15 s of traffic. Each is asked by closed loops of 5 s until it keeps up with the calm
-start (0.97 of it, twice in a row), for 60 s at most; then the better of its last two pairs of loops counts. Run it on a
-calm machine: what others take is missing from a ratio.
+The encoder of `workloads.py`, whose level lets bf16 be chosen. First two calm starts with nothing kept, each over a
+copy of the store, asked for 40 s and then in turns; the faster one stays as the reference. Then one start for each
+planted wrong choice: one thread and no passes for every form; a form that is not the fastest, and batches of one row,
+both as a tuning's winner. Then ``starts`` starts beside busy processes that come and go by chance, which end after 15
+s of traffic. Each start is asked by closed loops of 5 s: for 40 s, then in three turns with the reference. While one
+server is asked, the other is stopped (SIGSTOP). A start's ratio is the median of its turns: the machine's own speed,
+which may double from minute to minute, is not in it. Run it on a calm machine.
 
-Printed for each start: the rate at first and at the end, what was replaced, and how many requests failed. The last line
-is JSON with ``worst_planted`` (of the calm rate; at least 0.9), ``worst_beside_noise`` (of the best of those starts; at
-least 0.85) and ``failed`` (0).
+Printed for each start: its rates, the ratio, what was replaced, how many requests failed, and how many were refused
+with 503, since they would have waited longer than ``batching.max_queue_ms``: beside three busy processes that
+happens, and these callers ask again at once. The last line is JSON with ``worst_planted`` (at least 0.9),
+``worst_beside_noise`` (of the best of those starts; at least 0.85), ``failed`` (0) and ``refused``.
 """
 
 import argparse
 import json
 import random
 import shutil
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,7 +39,7 @@ from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli import demo
-from halfeven.serve.cli.demo import server
+from halfeven.serve.cli.demo import await_port, await_version
 from halfeven.serve.versions.loading.kept_setups import keep_setup
 from halfeven.serve.versions.loading.tuned import Winner, save_tuned
 from halfeven.serve.versions.orders import events
@@ -42,7 +47,7 @@ from halfeven.serve.versions.orders import events
 from tests.benchmarks.workloads import write_folder
 
 MODEL, CPU = "encoder", torch.device("cpu")
-LOOP_S, KEEPS_UP, NOISE_S = 5.0, 0.97, 15.0
+LOOP_S, ALONE_S, NOISE_S, PAIRS = 5.0, 40.0, 15.0, 3
 BUSY = """
 import random, sys, time
 chance = random.Random(int(sys.argv[1]))
@@ -68,62 +73,116 @@ def made(root: Path, level: str) -> Store:
     return store
 
 
+class Server:
+    """A server process over a store, which computes only while it is asked."""
+
+    def __init__(self, store: Store, stack: ExitStack) -> None:
+        command = [sys.executable, "-P", "-m", "halfeven.serve.cli.main", "serve", "--store", str(store.root)]
+        log = store.root / "server.log"
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [*command, "--port", "0", "--drain-seconds", "0"], stdout=file, stderr=file, cwd=store.root
+            )
+        stack.callback(self._end)
+        self.port = await_port(self._process, log)
+        await_version(self.port, None, quiet, MODEL)
+        self.others: Counter[str] = Counter()
+
+    def asked(self, callers: int, seconds: float = LOOP_S) -> float:
+        """Requests per second. Other answers than 200 are counted by their status in ``others``."""
+        self._process.send_signal(signal.SIGCONT)
+        plan = Plan(concurrency=(callers,), seconds=seconds, warmup_s=0.5)
+        (stage,) = bench(f"http://127.0.0.1:{self.port}", MODEL, plan, quiet)["stages"]
+        self.others.update({status: count for status, count in stage["statuses"].items() if status != "200"})
+        return stage["per_second"]
+
+    def rest(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def serves(self) -> Winner:
+        self._process.send_signal(signal.SIGCONT)
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/models", timeout=30) as answer:
+            (model,) = [one for one in json.load(answer)["models"] if one["name"] == MODEL]
+        self.rest()
+        cpu = model["cpu"]
+        return Winner(model["form"], model["precision"], cpu["threads"], 0, 0, 1.0, tuple(cpu["passes"]))
+
+    def _end(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def alternating(one: Server, other: Server, callers: int) -> list[tuple[float, float]]:
+    """The rates of both, asked in turns; both rest at the end."""
+    pairs = []
+    for _ in range(PAIRS):
+        other.rest()
+        rate = one.asked(callers)
+        one.rest()
+        pairs.append((rate, other.asked(callers)))
+    other.rest()
+    return pairs
+
+
+def ratio_of(pairs: list[tuple[float, float]]) -> float:
+    return statistics.median(rate / reference for rate, reference in pairs)
+
+
+def calm_start(root: Path, store: Store, callers: int, stack: ExitStack) -> Server:
+    shutil.copytree(store.root, root)
+    started = Server(Store(root), stack)
+    started.asked(callers, ALONE_S)
+    started.rest()
+    return started
+
+
 class Starts:
-    """Starts of a server over one store; each begins with what ``plant`` wrote, and nothing else kept."""
+    """Starts of a server over one store, beside a reference; each begins with what ``plant`` wrote."""
 
-    def __init__(self, store: Store, seconds: float, callers: int) -> None:
-        self.store, self.seconds, self.callers = store, seconds, callers
-        live = store.live(MODEL)
-        assert live is not None
-        self.version: Version = live
+    def __init__(self, store: Store, reference: Server, callers: int) -> None:
+        self.store, self.reference, self.callers = store, reference, callers
 
-    def asked(self, port: int, seconds: float = LOOP_S) -> tuple[float, int]:
-        """Requests per second, and how many failed."""
-        plan = Plan(concurrency=(self.callers,), seconds=seconds, warmup_s=0.5)
-        (stage,) = bench(f"http://127.0.0.1:{port}", MODEL, plan, quiet)["stages"]
-        failed = sum(count for status, count in stage["statuses"].items() if status != "200")
-        return stage["per_second"], failed
-
-    def forget(self) -> None:
-        shutil.rmtree(self.version.folder.parent / "tuned", ignore_errors=True)
-
-    def start(
-        self, name: str, wanted: float = 0.0, plant: Callable[[], object] = quiet, seed: int | None = None
-    ) -> Figures:
-        """``wanted``: the rate at which it may end. ``seed``: of the busy processes beside it; None: none."""
-        self.forget()
+    def start(self, name: str, plant: Callable[[], object] = quiet, seed: int | None = None) -> Figures:
+        """``seed``: of the busy processes beside it; None: none."""
+        forget(self.store)
         plant()
         known = len(events(self.store, MODEL, 10_000))
         with ExitStack() as stack:
             noise = stack.enter_context(ExitStack())
             if seed is not None:
                 noise.enter_context(busy(seed))
-            port = stack.enter_context(server(self.store, quiet, MODEL))
-            rates, failed, began = [], 0, time.monotonic()
-            while time.monotonic() - began < self.seconds:
-                rate, lost = self.asked(port)
-                rates, failed = [*rates, rate], failed + lost
+            started, rates, began = Server(self.store, stack), [], time.monotonic()
+            while len(rates) * LOOP_S < ALONE_S:
+                rates.append(started.asked(self.callers))
                 if time.monotonic() - began >= NOISE_S:
                     noise.close()
-                if (
-                    len(rates) > 1
-                    and min(rates[-2:]) >= KEEPS_UP * wanted > 0
-                    and (seed is None or len(rates) > 5)
-                ):
-                    break
+            pairs = alternating(started, self.reference, self.callers)
+            others = started.others
         done = events(self.store, MODEL, 10_000)
         replaced = [one["message"] for one in done[: len(done) - known] if one["kind"] == "choice_replaced"]
-        end = max(min(pair) for pair in zip(rates[-3:], rates[-2:], strict=False))
         found = {
             "start": name,
-            "first": round(rates[0], 1),
-            "end": round(end, 1),
-            "seconds": round(len(rates) * LOOP_S),
-            "failed": failed,
+            "ratio": round(ratio_of(pairs), 3),
+            "first": round(rates[0] / statistics.median(reference for _, reference in pairs), 3),
+            "rates": [round(rate, 1) for rate in rates],
+            "alternating": [(round(rate, 1), round(reference, 1)) for rate, reference in pairs],
+            "failed": others.total() - others["503"],
+            "refused": others["503"],
             "replaced": replaced[::-1],
         }
         print(json.dumps(found), flush=True)
         return found
+
+
+def forget(store: Store) -> None:
+    live = store.live(MODEL)
+    assert live is not None
+    shutil.rmtree(live.folder.parent / "tuned", ignore_errors=True)
 
 
 @contextmanager
@@ -160,54 +219,46 @@ def planted(version: Version, calm: Winner) -> dict[str, Callable[[], object]]:
     }
 
 
-def served_now(store: Store, port: int) -> Winner:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=30) as answer:
-        (model,) = [one for one in json.load(answer)["models"] if one["name"] == MODEL]
-    cpu = model["cpu"]
-    return Winner(model["form"], model["precision"], cpu["threads"], 0, 0, 1.0, tuple(cpu["passes"]))
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--store", type=Path, help="kept, and used again where it has the model")
     options.add_argument("--starts", type=int, default=10)
-    options.add_argument("--seconds", type=float, default=60.0, help="of traffic for each start at most")
     options.add_argument("--callers", type=int, default=32)
     options.add_argument("--level", default="mixed_bfloat16")
     options.add_argument("--seed", type=int, default=1)
     asked = options.parse_args()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         store = made(asked.store or Path(place) / "store", asked.level)
-        starts = Starts(store, asked.seconds, asked.callers)
-        calm_rate, calm = 0.0, None
-        for _ in range(2):
-            starts.forget()
-            with server(store, quiet, MODEL) as port:
-                rate, winner = starts.asked(port, 2 * LOOP_S)[0], served_now(store, port)
-            print(json.dumps({"start": "calm", "rate": round(rate, 1), "chosen": str(winner)}), flush=True)
-            if rate > calm_rate:
-                calm_rate, calm = rate, winner
-        assert calm is not None
-        wrong = [
-            starts.start(name, calm_rate, plant) for name, plant in planted(starts.version, calm).items()
-        ]
+        forget(store)
+        calm = [calm_start(Path(place) / f"calm{number}", store, asked.callers, stack) for number in range(2)]
+        pairs = alternating(calm[0], calm[1], asked.callers)
+        reference = calm[0 if ratio_of(pairs) > 1 else 1]
+        print(
+            json.dumps({"start": "calm", "alternating": pairs, "first_to_second": ratio_of(pairs)}),
+            flush=True,
+        )
+        winner = reference.serves()
+        print(json.dumps({"reference": str(winner)}), flush=True)
+        starts = Starts(store, reference, asked.callers)
+        live = store.live(MODEL)
+        assert live is not None
+        wrong = [starts.start(name, plant) for name, plant in planted(live, winner).items()]
         noisy = [
-            starts.start(f"beside noise {number}", calm_rate, seed=asked.seed * 1000 + number)
+            starts.start(f"beside noise {number}", seed=asked.seed * 1000 + number)
             for number in range(asked.starts)
         ]
-        ratios = {one["start"]: round(one["end"] / calm_rate, 3) for one in wrong}
-        best = max((one["end"] for one in noisy), default=0.0)
-        beside = [round(one["end"] / best, 3) for one in noisy]
+        best = max((one["ratio"] for one in noisy), default=0.0)
+        beside = [round(one["ratio"] / best, 3) for one in noisy]
         print(
             json.dumps(
                 {
-                    "calm": round(calm_rate, 1),
-                    "planted": ratios,
-                    "planted_at_first": {one["start"]: round(one["first"] / calm_rate, 3) for one in wrong},
-                    "worst_planted": min(ratios.values()),
-                    "beside_noise": beside,
+                    "planted": {one["start"]: one["ratio"] for one in wrong},
+                    "planted_at_first": {one["start"]: one["first"] for one in wrong},
+                    "worst_planted": min(one["ratio"] for one in wrong),
+                    "beside_noise": [one["ratio"] for one in noisy],
                     "worst_beside_noise": min(beside, default=None),
                     "failed": sum(one["failed"] for one in [*wrong, *noisy]),
+                    "refused": sum(one["refused"] for one in [*wrong, *noisy]),
                 }
             )
         )

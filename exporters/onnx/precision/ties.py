@@ -2,10 +2,10 @@
 
 An index that comes out of TopK, ArgMax or ArgMin, through shape and type ops alone, may be another one where the
 original's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.
-Outputs may also come from a step (`gate/steps.py`).
+Outputs may also come from a step (`gate/steps.py`), or be computed from such an index.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from ....models.spec.spec import ModelSpec
 from ...gate.parity import UNIT_ROUNDOFF
-from ...gate.steps import Made, Rest, See, Steps, near_ties, steps_behind
-from ...gate.ties import Choice, Ties
+from ...gate.steps import CHOOSES, Made, Rest, See, Steps, near_ties, steps_behind
+from ...gate.ties import Choice, Ties, lines_along
 from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
 from ...proof.prove import SEEN_AT_ONCE
@@ -85,27 +85,14 @@ class FileChoices:
         return {tied.output: self._choice(tied, found) for tied in self._tied}
 
     def _choice(self, tied: Tied, found: Arrays) -> Choice:
-        which, axis = _CHOOSERS[tied.chooser.op_type]
-        said = attribute(tied.chooser, "axis", axis)
-        assert isinstance(said, int)
+        which, _ = _CHOOSERS[tied.chooser.op_type]
         values, indices = found[tied.chooser.input[0]], found[tied.chooser.output[which]]
-        rows, lines = _lines_along(values, indices, said)
+        rows, lines = lines_along(values, indices, _axis(tied.chooser))
         for node, slot in tied.path:
             if node.op_type != "Cast":
                 indices, lines = (self._run.moved(node, part, found, slot) for part in (indices, lines))
         integral = values.dtype.kind != "f"
         return Choice(rows.astype(np.float64), lines.reshape(-1), indices.reshape(-1), integral)
-
-
-def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """The values as [lines, choices], and for every index the line that it points into."""
-    values = values if values.ndim else values.reshape(1)
-    moved = np.moveaxis(values, axis, -1)
-    numbers = np.arange(moved[..., 0].size, dtype=np.int64).reshape(moved.shape[:-1])
-    if indices.ndim == values.ndim:
-        numbers = np.expand_dims(numbers, axis)
-    rows = moved.reshape(-1, moved.shape[-1])
-    return rows, np.ascontiguousarray(np.broadcast_to(numbers, indices.shape))
 
 
 def ties_of(
@@ -117,7 +104,8 @@ def ties_of(
     def asked() -> Iterator[Arrays]:
         return (arrays for _, arrays in judging.batches(rows))
 
-    tied, steps = find_tied(model), FileSteps(model, weights)
+    tied = find_tied(model)
+    steps = FileSteps(model, weights, {one.output for one in tied})
     compared = FileChoices(assembled(model, weights), tied) if tied else None
     return near_ties(
         Ties([one.output for one in tied], compared, u, asked) if compared else None,
@@ -130,13 +118,14 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 
 class FileSteps:
     """Finds the steps of a file, whose constants are ``weights``, and runs it (`gate.steps.Steps`). ``outputs``: the
-    steps of each output that has some."""
+    steps of each output that has some, but for those in ``tied``, which are judged by their scores."""
 
-    def __init__(self, model: ModelProto, weights: Arrays) -> None:
+    def __init__(self, model: ModelProto, weights: Arrays, tied: Set[str]) -> None:
         self._model, self._weights = model, weights
         self._makers = {name: node for node in self._model.graph.node for name in node.output if name}
         self._types = value_types(self._model, self._weights)
-        found = {value.name: steps_behind(value.name, self._made) for value in self._model.graph.output}
+        outputs = [value.name for value in self._model.graph.output if value.name not in tied]
+        found = {name: steps_behind(name, self._made) for name in outputs}
         self.outputs = {name: steps for name, steps in found.items() if steps}
         self._steps = {step for steps in self.outputs.values() for step in steps}
         self._oracle: Oracle | None = None
@@ -147,6 +136,8 @@ class FileSteps:
             return Made("", (), is_whole)
         inputs = (each for each in sorted(read_by(node)) if each not in self._weights)
         op = node.op_type if node.domain in ONNX else f"{node.domain}.{node.op_type}"
+        if op in _CHOOSERS and name == node.output[_CHOOSERS[op][0]]:
+            op = CHOOSES
         return Made(op, tuple(inputs), is_whole)
 
     def run(self, inputs: Arrays, see: See[str]) -> None:
@@ -159,6 +150,17 @@ class FileSteps:
             if name in read:
                 known[name] = value
             if name in self._steps:
-                see(name, [known[each] for each in self._makers[name].input if each], value, rest)
+                see(name, self._operands(self._makers[name], known), value, rest)
 
         self._oracle.run(inputs, visit)
+
+    def _operands(self, step: NodeProto, known: Arrays) -> list[np.ndarray]:
+        if step.op_type in _CHOOSERS:
+            return [known[step.input[0]], np.array(_axis(step))]
+        return [known[each] for each in step.input if each]
+
+
+def _axis(chooser: NodeProto) -> int:
+    axis = attribute(chooser, "axis", _CHOOSERS[chooser.op_type][1])
+    assert isinstance(axis, int)
+    return axis

@@ -17,13 +17,14 @@ from ....models.engines.engine import HALF_MUST_GAIN, Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.engines.load import load_half, load_original
 from ....models.errors import EngineFailed, NotReady
-from ....models.machine.core_wait import seconds_on_core
+from ....models.machine.core_wait import Crowding, seconds_on_core
 from ....models.spec.buckets import buckets_of
 from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.place import Place
 from ...batching.warming import warm
+from .cpu_choice import CROWDED
 from .invariance import batch_invariance
 from .release import free_bytes, give_back, give_back_tried
 from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
@@ -208,12 +209,13 @@ class ModelHere:
             self.place.call(candidate.engine.close)
 
     def useful_rows_of(self, chosen: CandidateForm) -> int:
-        """`PreparedVersion.useful_rows`, measured in less than a second. 0, not measured, after an error: only speed
-        depends on it."""
-        engine = chosen.engine
+        """`PreparedVersion.useful_rows`, measured in less than a second. 0, not measured, after an error, as only speed
+        depends on it, and beside other programs: they may take a core from every batch but the smallest."""
+        engine, crowding = chosen.engine, Crowding()
         worth = AHEAD if engine.device == "cpu" and engine.in_flight > 1 else ONE_BY_ONE
         try:
-            return measure_useful_rows(partial(self._seconds, engine), chosen.most_rows, worth=worth)
+            rows = measure_useful_rows(partial(self._seconds, engine), chosen.most_rows, worth=worth)
+            return 0 if crowding.share() > CROWDED else rows
         except Exception:
             logger.exception("the useful batch of '%s' could not be measured", self.spec.name)
             return 0

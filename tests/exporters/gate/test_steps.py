@@ -208,6 +208,102 @@ def test_a_half_may_answer_what_lies_on_the_other_side_of_a_near_step_alone(name
         assert found[other != reference].all() == all_near, moved
 
 
+# name → ONNX type, the file's end behind the scores 'a' [n,12], the same of a program
+CHOICES: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "labels of a table": (
+        "int64",
+        "i = ArgMax<axis=1, keepdims=0>(a) y = Gather(labels, i)",
+        lambda a: torch.tensor(LABELS)[a.argmax(1)],
+    ),
+    "numbers of a table": (
+        "float",
+        "i = ArgMin<axis=1, keepdims=0>(a) y = Gather(numbers, i)",
+        lambda a: torch.tensor(NUMBERS)[a.argmin(1)],
+    ),
+    "labels of the best three": (
+        "int64",
+        "v, i = TopK(a, k) y = Gather(labels, i)",
+        lambda a: torch.tensor(LABELS)[a.topk(3)[1]],
+    ),
+    "a place on a grid": (
+        "int64",
+        "i = ArgMax<axis=1>(a) r = Div(i, four) c = Mod(i, four) y = Concat<axis=1>(r, c)",
+        lambda a: torch.cat([a.argmax(1, True) // 4, a.argmax(1, True) % 4], 1),
+    ),
+    "a place in pixels": (
+        "float",
+        "i = ArgMax<axis=1>(a) c = Mod(i, four) f = Cast<to=1>(c) m = Mul(f, eight) y = Add(m, half)",
+        lambda a: (a.argmax(1, True) % 4).float() * 8 + 0.5,
+    ),
+    "one of twelve": (
+        "float",
+        "i = ArgMax<axis=1, keepdims=0>(a) y = OneHot(i, twelve, offon)",
+        lambda a: (a.max(1)[1][:, None] == torch.arange(12)).float(),
+    ),
+    "a mask of one class": (
+        "bool",
+        "i = ArgMax<axis=1, keepdims=0>(a) y = Equal(i, seven)",
+        lambda a: a.argmax(1) == 7,
+    ),
+}
+LABELS = [70, 3, 900, 41, 5, 66, 12, 800, 9, 230, 31, 2]
+NUMBERS = [float(place * 7 % 12) for place in range(12)]
+
+
+@pytest.mark.parametrize("program", [False, True], ids=["file", "program"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_half_may_answer_what_the_next_index_of_a_near_choice_leads_to_alone(
+    name: str, program: bool, random: np.random.Generator
+) -> None:
+    kind, text, end = CHOICES[name]
+    weights: dict[str, Any] = {"labels": np.array(LABELS), "numbers": np.array(NUMBERS, np.float32)}
+    weights |= {"k": np.array([3]), "four": np.array(4), "seven": np.array(7), "twelve": np.array(12)}
+    weights |= {"one": np.float32(1), "eight": np.float32(8), "half": np.float32(0.5)}
+    weights |= {"offon": np.array([0, 1], np.float32)}
+    model = parsed(f"g (float[n,12] x) => ({kind}[n,k] y) {{ a = Mul(x, one) {text} }}", weights)
+    near, far = 2 * U, 40 * U  # of a largest magnitude of 1
+    x = np.stack([random.permutation(np.linspace(-1, 1, 12)) for _ in range(32)]).astype(np.float32)
+    order = x.argsort(1)
+    rows, (least, next_least, second, best) = np.arange(32), (order[:, place] for place in (0, 1, -2, -1))
+    gap = np.where(rows % 2, near, far).astype(np.float32)
+    x[rows, second], x[rows, next_least] = x[rows, best] - gap, x[rows, least] + gap
+    other, third = x.copy(), x.copy()
+    for one, two, far_one in ((best, second, order[:, 5]), (least, next_least, order[:, 6])):
+        other[rows, one], other[rows, two] = x[rows, two], x[rows, one]
+        third[rows, one], third[rows, far_one] = x[rows, far_one], x[rows, one]
+
+    def answers(scores: np.ndarray) -> np.ndarray:
+        return end(torch.from_numpy(scores)).numpy()
+
+    samples, spec = Samples({"x": x}), spec_of(model)
+    if program:
+        module = original(Choosing(end), {"x": torch.from_numpy(x)})
+        ties = ties_of(runnable(module.program), spec, "fp16", samples)
+    else:
+        ties = ties_of_file(*bare(model), spec, "fp16", samples)
+    assert ties is not None
+    mine = answers(x)
+    for scores, tolerated in ((other, rows % 2 == 1), (third, rows < 0)):
+        theirs = answers(scores)
+        differs = mine != theirs
+        found = ties({"x": x}, {"y": mine}, {"y": theirs})["y"]
+        asked = np.broadcast_to(tolerated.reshape(-1, *[1] * (mine.ndim - 1)), mine.shape)
+        assert differs.any()
+        if scores is other:
+            assert (found[differs] == asked[differs]).all()
+        elif name in ("labels of a table", "numbers of a table"):
+            assert not found[differs].any(), "a class whose score is not near"
+
+
+class Choosing(nn.Module):
+    def __init__(self, end: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.end = end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(x * 1.0)
+
+
 def test_a_mask_of_two_numbers_that_both_are_computed() -> None:
     """The local maxima of a map of scores: a neighbour that is nearly as large may be one too."""
     text = "g (float[n,1,2,2] x) => (bool[n,1,2,2] y) { m = MaxPool<kernel_shape=[2,2],strides=[2,2]>(x) u = Expand(m, s) y = Equal(x, u) }"

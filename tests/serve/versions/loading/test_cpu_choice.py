@@ -147,6 +147,15 @@ def test_on_a_crowded_machine_a_long_batch_gets_every_core_and_nothing_is_kept(
     assert choice.setup.threads == CORES and choice.crowded
 
 
+@pytest.mark.parametrize(("factor", "taken"), [(0.7, True), (1.5, True), (8.0, False)])
+def test_beside_other_programs_a_pass_is_taken_unless_it_is_far_slower(
+    factor: float, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed_by(monkeypatch, 0.5)
+    choice = chosen({PACKED_PRODUCTS}, times(packed_products=factor))
+    assert (PACKED_PRODUCTS in choice.setup.passes) == taken and choice.crowded
+
+
 @pytest.mark.parametrize(("row_s", "shared"), [(5e-3, True), (1e-3, False)])
 def test_rows_are_shared_where_they_are_long(row_s: float, shared: bool) -> None:
     possible = {WITHOUT_LOCK, SHARED_ROWS}

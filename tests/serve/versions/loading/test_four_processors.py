@@ -43,7 +43,8 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     for module in (cpu_choice, candidate_forms, useful_rows):
         monkeypatch.setattr(module, "seconds_on_core", seconds_on_core)
     monkeypatch.setattr(cpu_choice, "usable_cores", lambda: made.processor.cores)
-    monkeypatch.setattr(cpu_choice, "Crowding", made.crowding)
+    for module in (cpu_choice, candidate_forms):
+        monkeypatch.setattr(module, "Crowding", made.crowding)
     monkeypatch.setattr(cpu_choice, "_SPINNING_ENDS_SECONDS", 0.0)
     yield made
     assert made.loaded == [], "an engine that was only measured stays loaded"
