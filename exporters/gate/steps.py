@@ -28,6 +28,7 @@ Rest = Callable[[np.ndarray], Arrays]
 See = Callable[[V, Sequence[np.ndarray], np.ndarray, Rest], None]
 
 CHOOSES = "choose"  # an operation whose result is the index that a comparison chose, in any kind of graph
+_SEEN_AT_ONCE = 2**22  # values of choices that are compared together
 _NEXT = (1, -1, 2, -2)  # the other indices of a near choice, by their place in the order of the values
 _ROUNDS = {"round": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "quantize": np.rint}
 _CASTS = ("Cast", "to", "_to_copy", "type_as")
@@ -222,18 +223,31 @@ def _moved(kind: str, values: Sequence[np.ndarray], result: np.ndarray, by: floa
 def _next_indices(scores: np.ndarray, axis: int, chosen: np.ndarray, margin: float) -> list[np.ndarray]:
     """The indices of the values that come next in order, above and below, where they are near those of ``chosen``."""
     rows, lines = lines_along(scores, chosen, axis)
-    order = np.argsort(rows, axis=1, kind="stable")
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.arange(rows.shape[1])[None], axis=1)
-    lines, own, last = lines.reshape(-1), chosen.reshape(-1).astype(np.int64), rows.shape[1] - 1
+    lines, own = lines.reshape(-1), chosen.reshape(-1).astype(np.int64)
+    near = _with_near_others(rows, lines, own, margin)
+    values, each = rows[lines[near]].astype(np.float64), np.arange(near.size)
+    order = np.argsort(values, axis=1, kind="stable")
+    place, last = (order == own[near, None]).argmax(axis=1), rows.shape[1] - 1
     sides = []
     for away in _NEXT:
-        place = places[lines, own] + away
-        other = order[lines, np.clip(place, 0, last)]
-        distance = np.abs(rows[lines, own].astype(np.float64) - rows[lines, other])
-        near = (place >= 0) & (place <= last) & (distance < margin)
-        sides.append(np.where(near, other, own).reshape(chosen.shape).astype(chosen.dtype))
+        other = order[each, np.clip(place + away, 0, last)]
+        is_near = np.abs(values[each, own[near]] - values[each, other]) < margin
+        is_near &= (place + away >= 0) & (place + away <= last)
+        side = own.copy()
+        side[near[is_near]] = other[is_near]
+        sides.append(side.reshape(chosen.shape).astype(chosen.dtype))
     return sides
+
+
+def _with_near_others(rows: np.ndarray, lines: np.ndarray, own: np.ndarray, margin: float) -> np.ndarray:
+    """The places of the indices in ``own`` beside whose value another one of its line lies: few, of many pixels."""
+    found = np.zeros(own.size, bool)
+    step = max(_SEEN_AT_ONCE // rows.shape[1], 1)
+    for start in range(0, own.size, step):
+        values, mine = rows[lines[start : start + step]], own[start : start + step, None]
+        distances = np.abs(values - np.take_along_axis(values, mine, axis=1))
+        found[start : start + step] = (distances < margin).sum(axis=1) > 1
+    return np.flatnonzero(found)
 
 
 class _Sides:
