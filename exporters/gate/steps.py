@@ -1,5 +1,5 @@
-"""Whole numbers and booleans that come from a step: a rounding, a cast to integers, a comparison, a quantisation, or a
-choice (argmax, topk) whose index is computed with further.
+"""Whole numbers and booleans that come from a step: a rounding, a sign, a cast to integers, a comparison, a
+quantisation, or a choice (argmax, topk) whose index is computed with further.
 
 Where the original's own value lies within 4u·S of the step, another precision may land on its other side: a near tie,
 as of an index that is given out as it is (`ties.py`). S is the largest magnitude of the values before the step, over
@@ -31,10 +31,12 @@ CHOOSES = "choose"  # an operation whose result is the index that a comparison c
 _SEEN_AT_ONCE = 2**22  # values of choices that are compared together
 _NEXT = (1, -1, 2, -2)  # the other indices of a near choice, by their place in the order of the values
 _ROUNDS = {"round": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "quantize": np.rint}
-_CASTS = ("Cast", "to", "_to_copy", "type_as")
-_KINDS = {CHOOSES: CHOOSES, "QuantizeLinear": "quantize", **dict.fromkeys(_CASTS, "trunc")}
+_ROUNDS |= dict.fromkeys(("sign", "sgn"), np.sign)
+_CASTS = ("cast", "to", "_to_copy", "type_as")
+_KINDS = {CHOOSES: CHOOSES, "bucketize": "bucketize", "quantizelinear": "quantize"}
+_KINDS |= dict.fromkeys(_CASTS, "trunc")
 # Beside what moves or selects numbers. Of whole numbers these give whole numbers, or multiples of one.
-_STAYS_WHOLE = (*_CASTS, "Mul", "mul", "Sign", "sign", "ReduceSum", "sum", "getitem", "Identity", "OneHot")
+_STAYS_WHOLE = {*_CASTS, "mul", "sign", "sgn", "reducesum", "sum", "getitem", "identity", "onehot"}
 _SELECTS = (Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS, Trait.DIVIDES)
 
 
@@ -71,9 +73,9 @@ def _steps_behind(output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V
             continue  # a constant
         if kind := _kind(one, made, known):
             found[value] = kind
-        elif one.is_whole and one.op not in _KINDS and not has(one.op, Trait.COMPARES):
+        elif one.is_whole and one.op.lower() not in _KINDS and not has(one.op, Trait.COMPARES):
             left += [each for each in one.inputs if made(each).is_whole]
-        elif one.is_whole or has(one.op, *_SELECTS) or one.op in _STAYS_WHOLE:
+        elif one.is_whole or has(one.op, *_SELECTS) or one.op.lower() in _STAYS_WHOLE:
             left += one.inputs
         else:
             return {}
@@ -82,11 +84,16 @@ def _steps_behind(output: V, made: Callable[[V], Made[V]], known: dict[V, dict[V
 
 def _kind(one: Made[V], made: Callable[[V], Made[V]], known: dict[V, dict[V, str]]) -> str:
     """The kind of step that makes a value; empty where none does, or where it reads whole numbers already."""
-    if (kind := one.op.lower()) in _ROUNDS and not one.is_whole:
-        return kind
-    kind = "compare" if has(one.op, Trait.COMPARES) else _KINDS.get(one.op, "")
+    op = one.op.lower()
+    if op in _ROUNDS:
+        kind = "" if one.is_whole else op
+        if op not in _STAYS_WHOLE:
+            return kind
+    else:
+        kind = "compare" if has(one.op, Trait.COMPARES) else _KINDS.get(op, "")
+        kind = kind if one.is_whole else ""
     floats = [each for each in one.inputs if not made(each).is_whole]
-    return kind if one.is_whole and not all(steps_behind(each, made, known) for each in floats) else ""
+    return kind if kind and not all(steps_behind(each, made, known) for each in floats) else ""
 
 
 @dataclass(slots=True)
@@ -191,6 +198,10 @@ def other_sides(
             sides = [np.where(near, other, result) for other in (np.True_, np.False_)]
         elif kind == CHOOSES:
             sides = _next_indices(values[0], int(values[1]), result, margin)
+        elif kind == "bucketize":
+            first = np.searchsorted(values[1], values[0])
+            moved = [np.searchsorted(values[1], values[0] + by) - first for by in (margin, -margin)]
+            sides = [(result + by).astype(result.dtype) for by in moved]
         elif result.dtype.kind == "b":  # a cast: every number but zero is true
             sides = [np.where(np.abs(values[0]) < margin, ~result, result)]
         else:
@@ -201,9 +212,9 @@ def other_sides(
 
 
 def _moved(kind: str, values: Sequence[np.ndarray], result: np.ndarray, by: float) -> np.ndarray:
-    """The result where every value is moved ``by`` a number: one more or one less than ``result`` at most, and within
-    its type. What is no whole number stays as it is."""
-    quantizes = kind == "quantize"
+    """The result where every value is moved ``by`` a number: one more or one less than ``result`` at most (a sign may
+    be the other one), and within its type. What is no whole number stays as it is."""
+    quantizes, most = kind == "quantize", 2 if _ROUNDS[kind] is np.sign else 1
     size = values[1].reshape(-1)[0] if quantizes else 1
     zero = values[2].astype(np.float64) if quantizes and len(values) > 2 else 0.0
     ends = np.iinfo(result.dtype) if result.dtype.kind in "iu" else None
@@ -213,7 +224,7 @@ def _moved(kind: str, values: Sequence[np.ndarray], result: np.ndarray, by: floa
         found = _ROUNDS[kind](value + way / float(size)) + zero
         return found if ends is None else np.clip(found, ends.min, ends.max)
 
-    moved = np.clip(of(by), own - 1, own + 1)
+    moved = np.clip(of(by), own - most, own + most)
     is_step = (own == np.rint(own)) & (of(-abs(by)) <= own) & (own <= of(abs(by)))
     side = result.copy()
     np.copyto(side, moved, where=is_step & (moved != own), casting="unsafe")

@@ -92,6 +92,7 @@ def test_the_share_of_such_elements_has_a_limit(tied: int, passed: bool) -> None
         assert not rejudge(report.to_json(), ParityLimits()).passed
 
 
+EDGES = [-1.5, -0.5, 0.25, 1.0, 1.75]
 X = np.random.default_rng(3).standard_normal((64, 4)).astype(np.float32)
 # name → ONNX type, the file's end behind 'a', the same of a program, whether a half may answer the other side
 ENDS: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -132,6 +133,17 @@ ENDS: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = {
         "bool",
         "b = Mul(a, ten) c = Round(b) y = Equal(c, two)",
         lambda a: (a * 10).round() == 2,
+    ),
+    "Sign": ("float", "y = Sign(a)", torch.sign),
+    "Sign of a rounded number": (
+        "float",
+        "b = Mul(a, ten) c = Round(b) y = Sign(c)",
+        lambda a: (a * 10).round().sign(),
+    ),
+    "the bucket of a number": (
+        "int64",
+        "b = Unsqueeze(a, ax) c = Less(edges, b) d = Cast<to=7>(c) y = ReduceSum<keepdims=0>(d, ax)",
+        lambda a: torch.bucketize(a, torch.tensor(EDGES)),
     ),
     "two thresholds": (
         "bool",
@@ -182,6 +194,7 @@ def test_a_half_may_answer_what_lies_on_the_other_side_of_a_near_step_alone(name
         "seven": np.array(7),
         "last": np.array([1]),
         "mid": np.array(128, np.uint8),
+        "edges": np.array(EDGES, np.float32),
     }
     model = parsed(f"g (float[n,4] x) => ({kind}[n,k] y) {{ a = MatMul(x, w) {text} }}", weights)
     spec, net = spec_of(model), Net(weights["w"], end)
