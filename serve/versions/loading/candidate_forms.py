@@ -209,13 +209,15 @@ class ModelHere:
             self.place.call(candidate.engine.close)
 
     def useful_rows_of(self, chosen: CandidateForm) -> int:
-        """`PreparedVersion.useful_rows`, measured in less than a second. 0, not measured, after an error, as only speed
-        depends on it, and beside other programs: they may take a core from every batch but the smallest."""
+        """`PreparedVersion.useful_rows`, measured in less than a second. 0, not known, after an error, since only
+        speed depends on it; and on a CPU beside other programs, which may take a core from every batch but the
+        smallest: there the rows are measured again while serving."""
         engine, crowding = chosen.engine, Crowding()
-        worth = AHEAD if engine.device == "cpu" and engine.in_flight > 1 else ONE_BY_ONE
+        on_cpu = engine.device == "cpu"
+        worth = AHEAD if on_cpu and engine.in_flight > 1 else ONE_BY_ONE
         try:
             rows = measure_useful_rows(partial(self._seconds, engine), chosen.most_rows, worth=worth)
-            return 0 if crowding.share() > CROWDED else rows
+            return 0 if on_cpu and crowding.share() > CROWDED else rows
         except Exception:
             logger.exception("the useful batch of '%s' could not be measured", self.spec.name)
             return 0

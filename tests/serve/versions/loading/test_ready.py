@@ -93,13 +93,14 @@ def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
     assert best.engine.form == "torch" and best.seconds == 10.0
 
 
-@pytest.mark.parametrize(("share", "rows"), [(0.0, 4), (0.5, 0)])
-def test_useful_rows_measured_beside_other_programs_are_not_known(
-    share: float, rows: int, place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("device", "share", "rows"), [("cpu", 0.0, 4), ("cpu", 0.5, 0), ("cuda:0", 0.5, 4)])
+def test_useful_rows_measured_on_a_cpu_beside_other_programs_are_not_known(
+    device: str, share: float, rows: int, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring, "measure_useful_rows", lambda *asked, **worth: 4)
     monkeypatch.setattr(measuring, "Crowding", lambda: SimpleNamespace(share=lambda: share))
     chosen = CandidateForm(Timed("torch", "fp32", 1.0), "file")
+    chosen.engine.device = device
     assert ModelHere(SPEC, SAMPLES, place).useful_rows_of(chosen) == rows
 
 
