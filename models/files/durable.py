@@ -70,7 +70,7 @@ def _replace_text(path: Path, text: str, mode: int) -> None:
             file.flush()
             os.fchmod(handle, mode)  # mkstemp's is for its owner alone; the server may be another user
             os.fsync(handle)
-        Path(draft).replace(path)
+            Path(draft).replace(path)  # while the lock is held: `remove_dead_texts` deletes what nobody holds
     except OSError:
         Path(draft).unlink(missing_ok=True)
         raise

@@ -405,6 +405,21 @@ durable.replace_text(Path(sys.argv[1]), "2")
     assert (model / ".promoting").exists(), "a lock is no text"
 
 
+def test_who_removes_dead_texts_never_takes_one_that_is_just_being_renamed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store)
+    rename = Path.replace
+
+    def after_a_removal(path: Path, target: Path) -> Path:
+        store.remove_dead_drafts()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", after_a_removal)
+    store.promote(store.version("net", 1))
+    assert store.live_number("net") == 1
+
+
 def test_a_missing_file_is_refused_by_name(store: Store) -> None:
     version = publish(store)
     (version.folder / "spec.json").unlink()
