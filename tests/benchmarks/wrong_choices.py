@@ -3,11 +3,11 @@
     python -m tests.benchmarks.wrong_choices [--store DIR] [--starts 10] [--callers 32]
 
 The encoder of `workloads.py`, whose level lets bf16 be chosen. First two calm starts with nothing kept, each over a
-copy of the store, asked for 40 s and then in turns; the faster one stays as the reference. Then one start for each
+copy of the store, asked for 60 s and then in turns; the faster one stays as the reference. Then one start for each
 planted wrong choice: one thread and no passes for every form; a form that is not the fastest, and batches of one row,
 both as a tuning's winner. Then ``starts`` starts beside busy processes that come and go by chance, which end after 15
-s of traffic. Each start is asked by closed loops of 5 s: for 40 s, then in three turns with the reference. While one
-server is asked, the other is stopped (SIGSTOP). A start's ratio is the median of its turns: the machine's own speed,
+s of traffic. Each start is asked by closed loops of 5 s for 60 s, then in seven turns of 3 s with the reference. While
+one server is asked, the other is stopped (SIGSTOP). A start's ratio is the median of its turns: the machine's own speed,
 which may double from minute to minute, is not in it. Run it on a calm machine.
 
 Printed for each start: its rates, the ratio, what was replaced, how many requests failed, and how many were refused
@@ -47,7 +47,8 @@ from halfeven.serve.versions.orders import events
 from tests.benchmarks.workloads import write_folder
 
 MODEL, CPU = "encoder", torch.device("cpu")
-LOOP_S, ALONE_S, NOISE_S, PAIRS = 5.0, 40.0, 15.0, 3
+LOOP_S, ALONE_S, NOISE_S = 5.0, 60.0, 15.0
+TURN_S, TURNS = 3.0, 7
 BUSY = """
 import random, sys, time
 chance = random.Random(int(sys.argv[1]))
@@ -120,11 +121,11 @@ class Server:
 def alternating(one: Server, other: Server, callers: int) -> list[tuple[float, float]]:
     """The rates of both, asked in turns; both rest at the end."""
     pairs = []
-    for _ in range(PAIRS):
+    for _ in range(TURNS):
         other.rest()
-        rate = one.asked(callers)
+        rate = one.asked(callers, TURN_S)
         one.rest()
-        pairs.append((rate, other.asked(callers)))
+        pairs.append((rate, other.asked(callers, TURN_S)))
     other.rest()
     return pairs
 

@@ -274,8 +274,9 @@ class Sweep:
 
         Just after a batch callers, the event loop and threads that still spin need every core: a rival with more
         threads may seem 100 times as slow there, and one with several was 4 times as slow after ONNX Runtime, and the
-        fastest under load. So one row decides little of such a rival, and a disturbed run decides nothing. Any other
-        that gains little in the batches of live traffic must not lose much with one row.
+        fastest under load. So what runs between live batches decides little of such a rival, and a disturbed run
+        decides nothing. Any other that gains little in the batches of live traffic must not lose much with one row,
+        nor with the largest batch where live ones were small.
         """
         active, sizes = Side(self.way, self._now.engine, self.measured), self._sizes()
         new = self._now.by(form, rival.engine, self._now.prepared.useful_rows)
@@ -296,11 +297,11 @@ class Sweep:
             verdict = yield from self._live_verdict(rival, new, own_rows, before, speaks_for_it)
             if verdict is not None:
                 verdict.crowded |= crowded or crowding.disturbance() > CROWDED
-                one_row_counts = not (crowded or after_onnx or rival.way.threads > active.way.threads)
-                alone = gain if one_row_counts else 1.0
+                between_counts = not (crowded or after_onnx or rival.way.threads > active.way.threads)
+                alone = gain if between_counts else 1.0
                 if verdict.wins and alone * verdict.gain < _CLEARLY_SLOWER:
                     verdict.wins, verdict.gain = False, alone
-                if verdict.wins and verdict.live_rows * 2 <= self._now.limit:
+                if verdict.wins and between_counts and verdict.live_rows * 2 <= self._now.limit:
                     yield from self._with_all_rows(active, rival, verdict)
                 return verdict, new
         if gain < _HOPELESS:

@@ -484,12 +484,14 @@ def test_beside_other_programs_a_run_that_seems_hopeless_leaves_it_to_live_traff
     assert one.loaded.way.threads == 2
 
 
+@pytest.mark.parametrize("callers", [64, 8])
 @pytest.mark.parametrize(("crowded", "threads"), [(0.5, 1), (0.0, 2), (0.0, 1)])
-def test_one_row_beside_callers_takes_no_win_of_live_traffic_back(
-    crowded: float, threads: int, version: Version
+def test_what_runs_between_live_batches_takes_no_win_of_live_traffic_back(
+    crowded: float, threads: int, callers: int, version: Version
 ) -> None:
-    """Between live batches the rival's one row takes three times as long; callers are answered 1.6 times as fast. One
-    thread that nothing disturbs tells what one caller would get; such a rival is not taken."""
+    """Between live batches the rival takes three times as long; callers are answered 1.6 times as fast, in batches of
+    16 rows, or of half as many. One thread that nothing disturbs tells what one caller would get; such a rival is not
+    taken."""
 
     class Beside(Processor):
         def seconds(self, way: Way, rows: int) -> float:
@@ -500,7 +502,7 @@ def test_one_row_beside_callers_takes_no_win_of_live_traffic_back(
     start = Way("onnx", "fp32", CpuSetup(threads))
     forms = [("torch", "fp32"), ("onnx", "fp32")]
     one = bench(version, Beside("beside", {}, cores=threads), start, forms=forms, rows=16)
-    one.busy, one.world.crowded = True, crowded
+    one.busy, one.world.crowded, one.callers = True, crowded, callers
     one.run()
     assert one.loaded.way.form == ("torch" if crowded or threads > 1 else "onnx")
 
