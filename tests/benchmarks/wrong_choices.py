@@ -7,8 +7,8 @@ copy of the store, asked for 60 s and then in turns; the faster one stays as the
 planted wrong choice: one thread and no passes for every form; a form that is not the fastest, and batches of one row,
 both as a tuning's winner. Then ``starts`` starts beside busy processes that come and go by chance, which end after 15
 s of traffic. Each start is asked by closed loops of 5 s for 60 s, then in seven turns of 3 s with the reference. While
-one server is asked, the other is stopped (SIGSTOP). A start's ratio is the median of its turns: the machine's own speed,
-which may double from minute to minute, is not in it. Run it on a calm machine.
+one server is asked, the other is stopped (SIGSTOP). A start's ratio is the median of its turns: the machine's own
+speed, which may double from minute to minute, is not in it. Run it on a calm machine.
 
 Printed for each start: its rates, the ratio, what was replaced, how many requests failed, and how many were refused
 with 503, since they would have waited longer than ``batching.max_queue_ms``: beside three busy processes that
