@@ -16,6 +16,8 @@ from .choosers import compared, compared_by
 from .steps import CHOOSES, Made, See, steps_behind
 
 _READ = 3  # operands of a step, at most
+_SEARCHES = {torch.ops.aten.searchsorted.Tensor, torch.ops.aten.searchsorted.Scalar}
+_ROUNDED_QUOTIENTS = {torch.ops.aten.div.Tensor_mode, torch.ops.aten.div.Scalar_mode}
 
 
 def find_stepped(
@@ -34,12 +36,19 @@ def _made(node: Node) -> Made[Node]:
     schema = getattr(node.target, "_schema", None)
     chooser = compared_by(node)
     op = schema.name.removeprefix("aten::") if schema else getattr(node.target, "__name__", "")
-    op = CHOOSES if chooser else op
+    op = CHOOSES if chooser else _rounded_quotient(node) or op
     read = (chooser or node).all_input_nodes
     inputs = (each for each in read if each.op != "get_attr" and _is_tensor(each))
     value = node.meta.get("val")
     is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
     return Made(op if node.op == "call_function" else "", tuple(inputs), is_whole)
+
+
+def _rounded_quotient(node: Node) -> str:
+    """How the node rounds the quotient that it gives; empty where it gives something else."""
+    if node.target is torch.ops.aten.floor_divide.default:
+        return "floor"
+    return str(node.kwargs.get("rounding_mode") or "") if node.target in _ROUNDED_QUOTIENTS else ""
 
 
 def _is_tensor(node: Node) -> bool:
@@ -64,16 +73,27 @@ def run_with_steps(
             answers = rest_of_run(module, run, given(), node, to_torch(changed))
             return {name: to_numpy(answer) for name, answer in zip(names[1], answers, strict=True)}
 
-        chooser = compared_by(node)
-        args = compared(run, chooser) if chooser else run.fetch_args_kwargs_from_env(node)[0]
-        read = [np.asarray(each) for each in args[:_READ] if isinstance(each, Tensor | float | int)]
-        see(node, read, to_numpy(result), rest)
+        see(node, _operands(run, node), to_numpy(result), rest)
 
     def given() -> list[Tensor]:
         return [to_torch(inputs[name].copy()) for name in names[0]]
 
     with torch.inference_mode():
         Watched(module, seen, any(map(compared_by, steps))).run(*given())
+
+
+def _operands(run: Interpreter, node: Node) -> list[np.ndarray]:
+    """The operands of a step as `other_sides` takes them: what is divided and then rounded as the quotient."""
+    if chooser := compared_by(node):
+        args = compared(run, chooser)
+    else:
+        args, kwargs = run.fetch_args_kwargs_from_env(node)
+        if _rounded_quotient(node):
+            args = (torch.true_divide(*args[:2]),)
+        elif node.target in _SEARCHES:
+            edges, numbers, sorter = *args[:2], kwargs.get("sorter")
+            args = (numbers, edges if sorter is None else edges.take_along_dim(sorter, -1))
+    return [np.asarray(each) for each in args[:_READ] if isinstance(each, Tensor | float | int)]
 
 
 class Watched(Interpreter):

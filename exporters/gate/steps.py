@@ -31,10 +31,16 @@ CHOOSES = "choose"  # an operation whose result is the index that a comparison c
 _SEEN_AT_ONCE = 2**22  # values of choices that are compared together
 _NEXT = (1, -1, 2, -2)  # the other indices of a near choice, by their place in the order of the values
 _ROUNDS = {"round": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "quantize": np.rint}
-_ROUNDS |= dict.fromkeys(("sign", "sgn"), np.sign)
+_ROUNDS |= dict.fromkeys(("sign", "sgn"), np.sign) | {"fix": np.trunc}
+_ROUNDS |= {"heaviside": lambda values: np.heaviside(values, 1.0)}
 _CASTS = ("cast", "to", "_to_copy", "type_as")
-_KINDS = {CHOOSES: CHOOSES, "bucketize": "bucketize", "quantizelinear": "quantize"}
-_KINDS |= dict.fromkeys(_CASTS, "trunc")
+_KINDS = {
+    CHOOSES: CHOOSES,
+    "bucketize": "bucketize",
+    "searchsorted": "bucketize",
+    "quantizelinear": "quantize",
+}
+_KINDS |= dict.fromkeys((*_CASTS, "signbit", "logical_not"), "trunc")
 # Beside what moves or selects numbers. Of whole numbers these give whole numbers, or multiples of one.
 _STAYS_WHOLE = {*_CASTS, "mul", "sign", "sgn", "reducesum", "sum", "getitem", "identity", "onehot"}
 _SELECTS = (Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS, Trait.DIVIDES)
@@ -199,16 +205,24 @@ def other_sides(
         elif kind == CHOOSES:
             sides = _next_indices(values[0], int(values[1]), result, margin)
         elif kind == "bucketize":
-            first = np.searchsorted(values[1], values[0])
-            moved = [np.searchsorted(values[1], values[0] + by) - first for by in (margin, -margin)]
+            first = _bucket(values[1], values[0])
+            moved = [_bucket(values[1], values[0] + by) - first for by in (margin, -margin)]
             sides = [(result + by).astype(result.dtype) for by in moved]
-        elif result.dtype.kind == "b":  # a cast: every number but zero is true
+        elif result.dtype.kind == "b":  # whether a number is zero, or negative
             sides = [np.where(np.abs(values[0]) < margin, ~result, result)]
         else:
             sides = [_moved(kind, values, result, by) for by in (margin, -margin)]
     for side in sides:
         if not np.array_equal(side, result, equal_nan=side.dtype.kind == "f"):
             yield side
+
+
+def _bucket(edges: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The places of the numbers among the edges; where these have several lines, each among the edges of its line."""
+    if edges.ndim == 1:
+        return np.searchsorted(edges, numbers)
+    lines = zip(edges.reshape(-1, edges.shape[-1]), numbers.reshape(-1, numbers.shape[-1]), strict=True)
+    return np.stack([np.searchsorted(*line) for line in lines]).reshape(numbers.shape)
 
 
 def _moved(kind: str, values: Sequence[np.ndarray], result: np.ndarray, by: float) -> np.ndarray:

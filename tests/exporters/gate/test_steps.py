@@ -17,6 +17,7 @@ from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.precision.ties import ties_of as ties_of_file
 from halfeven.exporters.onnx.reading.normalise import named_and_lifted as bare
+from halfeven.exporters.question import TieTolerance
 from halfeven.exporters.torch.program_answers import ties_of
 from halfeven.models.program import runnable
 from halfeven.models.spec.spec import ModelSpec, ParityLimits
@@ -172,6 +173,28 @@ ENDS: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = {
     ),
 }
 
+# name → how a program ends, where a file has several operations for it
+PROGRAM_ENDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "the place among sorted numbers": lambda a: torch.searchsorted(torch.tensor(EDGES), a),
+    "the place from the right": lambda a: torch.searchsorted(torch.tensor(EDGES), a, side="right"),
+    "the place among unsorted numbers": lambda a: torch.searchsorted(
+        torch.tensor(EDGES[::-1]), a, sorter=torch.arange(len(EDGES) - 1, -1, -1)
+    ),
+    "the place among the numbers of its row": lambda a: torch.searchsorted(
+        torch.tensor([EDGES]).repeat(a.shape[0], 1), a
+    ),
+    "the place of one number": lambda a: torch.searchsorted(torch.tensor(EDGES), a.reshape(-1)).reshape(
+        a.shape
+    ),
+    "signbit": torch.signbit,
+    "not of a rounded number": lambda a: torch.logical_not((a * 10).trunc()),
+    "a quotient rounded down": lambda a: torch.div(a, 0.1, rounding_mode="floor"),
+    "a quotient rounded to zero": lambda a: torch.div(a, torch.tensor([0.1]), rounding_mode="trunc"),
+    "floor_divide": lambda a: a // 0.1,
+    "fix": lambda a: (a * 10).fix(),
+    "heaviside": lambda a: torch.heaviside(a, torch.ones(1)),
+}
+
 
 class Net(nn.Module):
     def __init__(self, weight: np.ndarray, end: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -204,12 +227,24 @@ def test_a_half_may_answer_what_lies_on_the_other_side_of_a_near_step_alone(name
         ties = ties_of(runnable(module.program), spec, "fp16", samples)
     else:
         ties = ties_of_file(*bare(model), spec, "fp16", samples)
+    hold_the_near_alone(name, ties, net)
+
+
+@pytest.mark.parametrize("name", PROGRAM_ENDS)
+def test_so_may_the_half_of_a_program_that_ends_with_an_operation_which_a_file_has_not(name: str) -> None:
+    net = Net(normal(np.random.default_rng(5), 4, 60), PROGRAM_ENDS[name])
+    module = original(net, {"x": torch.from_numpy(X)})
+    ties = ties_of(runnable(module.program), module.spec, "fp16", Samples({"x": X}))
+    hold_the_near_alone(name, ties, net, module.spec.outputs[0].name)
+
+
+def hold_the_near_alone(name: str, ties: TieTolerance | None, net: Net, output: str = "y") -> None:
     assert ties is not None
 
     def answers(moved: float) -> np.ndarray:
         with torch.inference_mode():
             a = torch.from_numpy(X) @ net.weight
-            return end(a + moved * U * a.abs().max()).numpy()
+            return net.end(a + moved * U * a.abs().max()).numpy()
 
     reference = answers(0)
     for moved, all_near in ((2, True), (-2, True), (300, False)):
@@ -217,7 +252,7 @@ def test_a_half_may_answer_what_lies_on_the_other_side_of_a_near_step_alone(name
         if other.shape != reference.shape or np.array_equal(other, reference):
             assert name == "both sides computed"  # which move together
             continue
-        found = ties({"x": X}, {"y": reference}, {"y": other})["y"]
+        found = ties({"x": X}, {output: reference}, {output: other})[output]
         assert found[other != reference].all() == all_near, moved
 
 
