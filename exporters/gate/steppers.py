@@ -45,7 +45,7 @@ def _made(node: Node) -> Made[Node]:
 
 
 def _rounded_quotient(node: Node) -> str:
-    """How the node rounds the quotient that it gives; empty where it gives something else."""
+    """The rounding of the quotient that the node gives; empty where it gives something else."""
     if node.target is torch.ops.aten.floor_divide.default:
         return "floor"
     return str(node.kwargs.get("rounding_mode") or "") if node.target in _ROUNDED_QUOTIENTS else ""
