@@ -203,6 +203,7 @@ def rules_of(settings: Settings) -> TrialRules:
         parity_sample=settings.parity_sample,
         drift_over=settings.drift_over,
         drift_of=settings.drift_of,
+        keep_drifted=settings.keep_drifted,
     )
 
 

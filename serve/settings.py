@@ -134,6 +134,7 @@ class Settings(BaseSettings):
         gt=1,
         description="a new version's batches may take so many times as long as those of the version before",
     )
+    keep_drifted: int = Field(0, ge=0, le=1000)
     drift_over: int = Field(
         5, ge=1, description="checked answers beyond the gate's limit at which a version counts as drifted"
     )

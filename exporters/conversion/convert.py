@@ -26,6 +26,7 @@ from ...models.store.promotions import was_cut_off
 from ...models.store.store import LIVE, Store, Version
 from ..guessing.bare import folder_at
 from ..guessing.given_samples import laid_out
+from ..inputs.drifted_inputs import drifted_digests, with_drifted
 from ..inputs.samples import Samples, checked_samples, load_samples, read_tensors
 from ..inputs.synthetic import generate, in_range, range_of, with_smaller_integers
 from ..on_device.environment import environment
@@ -105,7 +106,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples, options.name)
     asked = _asked(read, options)
     _check_possible(asked, options)
-    fingerprint = _fingerprint(asked, replace(options, all_forms=False))
+    fingerprint = _fingerprint(asked, replace(options, all_forms=False), store)
     newest = next(_readable(store, asked.spec.name), None)
     known = max(store.numbers(asked.spec.name), default=0)  # two commands may convert one folder at once
     made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
@@ -113,7 +114,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         _make_active_if_cut_off(converted, store, notify)
         return Conversion(converted, facts_of(converted), unchanged=True)
-    asked, samples = _samples(_with_source_noted(asked, newest), options)
+    asked, samples = _samples(_with_source_noted(asked, newest), options, store)
     try:
         version = _made(asked, options, samples, fingerprint, newest, known, store, notify)
     except RowsDiffer as error:
@@ -268,8 +269,15 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     return replace(folder, precision=precision, spec=replace(folder.spec, form=form))
 
 
-def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Samples]:
-    """The samples that choose and judge, and the folder with a note where given ones repeat others."""
+def _samples(folder: ModelFolder, options: Options, store: Store) -> tuple[ModelFolder, Samples]:
+    """The samples that choose and judge, and the folder with notes about them."""
+    folder, samples = _own_samples(folder, options)
+    samples, notes = with_drifted(samples, folder.spec, store)
+    return replace(folder, notes=(*folder.notes, *notes)), samples
+
+
+def _own_samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Samples]:
+    """The samples that were given, without repetitions, else generated ones."""
     if not (path := options.samples or folder.samples):
         return folder, generate(folder.spec)
     given = _given(path, folder)
@@ -299,10 +307,12 @@ def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolde
     return replace(asked, notes=(*asked.notes, f"{what}: give --name NAME where that is another model"))
 
 
-def _fingerprint(folder: ModelFolder, options: Options) -> str:
-    """A digest that is equal for equal work: of the folder's bytes, the options, and the libraries."""
+def _fingerprint(folder: ModelFolder, options: Options, store: Store) -> str:
+    """A digest that is equal for equal work: of the folder's bytes, the options, the libraries, and inputs on which a
+    half drifted."""
     here = sorted(environment(options.device).items())
-    digest = hashlib.sha256(repr((folder.precision, folder.guessed, options, here)).encode())
+    given = folder.precision, folder.guessed, options, here, *drifted_digests(store, folder.spec.name)
+    digest = hashlib.sha256(repr(given).encode())
     named = [path for path in (folder.samples, options.samples, *folder.source_files) if path]
     named += (*folder.weight_files, *folder.net_weights)
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))

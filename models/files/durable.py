@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import Conflict
 
 READABLE = 0o644
-_UNFINISHED = ".unfinished"  # the end of the name of a file that `replace_text` is still writing
+_UNFINISHED = ".unfinished"  # the end of the name of a file that `replace_bytes` is still writing
 
 
 def no_space_left(error: BaseException) -> bool:
@@ -50,27 +50,32 @@ def fsync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str, mode: int = READABLE) -> None:
-    """Put ``text`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError, which names
+    """`replace_bytes` with a text in UTF-8."""
+    replace_bytes(path, text.encode(), mode)
+
+
+def replace_bytes(path: Path, data: bytes, mode: int = READABLE) -> None:
+    """Put ``data`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError, which names
     the file.
 
-    Where the process is killed meanwhile, `remove_dead_texts` deletes what it had written.
+    Where the process is killed meanwhile, `remove_dead_files` deletes what it had written.
     """
     try:
-        _replace_text(path, text, mode)
+        _replace(path, data, mode)
     except OSError as error:  # of a write it has no name, of another call that of the unfinished file
         raise OSError(error.errno, error.strerror, str(path)) from error
     fsync(path.parent)
 
 
-def _replace_text(path: Path, text: str, mode: int) -> None:
+def _replace(path: Path, data: bytes, mode: int) -> None:
     handle, draft = _locked_file(path)
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fchmod(handle, mode)  # mkstemp's is for its owner alone; the server may be another user
             os.fsync(handle)
-            Path(draft).replace(path)  # while the lock is held: `remove_dead_texts` deletes what nobody holds
+            Path(draft).replace(path)  # while the lock is held: `remove_dead_files` deletes what nobody holds
     except OSError:
         Path(draft).unlink(missing_ok=True)
         raise
@@ -95,8 +100,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(handle)  # with the handle the lock goes
 
 
-def remove_dead_texts(folder: Path) -> None:
-    """Delete the unfinished files of processes that were killed in `replace_text`. A process that still writes holds a
+def remove_dead_files(folder: Path) -> None:
+    """Delete the unfinished files of processes that were killed in `replace_bytes`. A process that still writes holds a
     lock on its file, and that file stays."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         try:

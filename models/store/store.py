@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
-from ..files.durable import fsync, remove_dead_texts, replace_text
+from ..files.durable import fsync, remove_dead_files, replace_text
 from ..files.opened_file import OpenedFile
 from ..files.stored_json import json_of, stored_bytes
 from ..folder.model_name import NAME
@@ -321,10 +321,10 @@ class Store:
             os.close(lock)
 
     def remove_dead_drafts(self) -> None:
-        """Delete the drafts of processes that were killed, and the texts that they were writing: their locks are
+        """Delete the drafts of processes that were killed, and the files that they were writing: their locks are
         gone."""
-        for folder in (self.root, *self._models.glob("*"), *self._models.glob("*/tuned")):
-            remove_dead_texts(folder)
+        for folder in (self.root, *self._models.glob("*"), *self._models.glob("*/[a-z]*")):
+            remove_dead_files(folder)
         for path in self._models.glob("*/.draft-*"):
             try:
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

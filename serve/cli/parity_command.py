@@ -9,6 +9,7 @@ from typing import Any
 
 from ...exporters.conversion.convert import Options, convert
 from ...exporters.gate.rejudge import LIMITS, rejudge
+from ...exporters.inputs.drifted_inputs import with_drifted
 from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.on_device.device_proofs import keep_proof
 from ...exporters.on_device.environment import environment
@@ -38,7 +39,7 @@ def judge_again(
         options = Options(samples=samples, device=CPU if device == "auto" else str(resolve_device(device)))
         with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
             return convert(Path(target), Store(Path(folder)), options, notify).shown()
-    return _judge_version(version_called(target, store), samples, device, notify)
+    return _judge_version(version_called(target, store), store, samples, device, notify)
 
 
 def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, Any]:
@@ -80,7 +81,9 @@ def _limit(word: str) -> tuple[str, float]:
     return key, number
 
 
-def _judge_version(version: Version, samples: Path | None, device: str, notify: Notify) -> dict[str, Any]:
+def _judge_version(
+    version: Version, store: Store, samples: Path | None, device: str, notify: Notify
+) -> dict[str, Any]:
     use_true_fp32()
     where = resolve_device(device)
     obey_selftest(version, where)
@@ -89,7 +92,13 @@ def _judge_version(version: Version, samples: Path | None, device: str, notify: 
     if not halves:
         raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
     spec = version.spec()
-    judging = load_samples(samples, spec).distinct() if samples else stored_samples(version)
+    if samples:
+        judging = load_samples(samples, spec).distinct()
+    else:
+        judging, notes = with_drifted(stored_samples(version), spec, store)
+        judging = judging.distinct()
+        for note in notes:
+            notify(note)
     if samples:
         facts["power"] = None  # it was measured on the version's own samples
         facts["samples"] = {"source": judging.source, "count": judging.count}

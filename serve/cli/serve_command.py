@@ -55,6 +55,9 @@ _OPTIONS: Mapping[str, Any] = {
     "parity_sample": _option(
         float, "Share of a half's requests that its FP32 original checks; default 0.001."
     ),
+    "keep_drifted": _option(
+        int, "Inputs on which a half drifts that are kept, on disk, for the next conversion; default 0."
+    ),
     "keep_previous_seconds": _option(
         float, "Seconds that a replaced version stays loaded and the new one is on trial; default 600."
     ),

@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import fsspec
+import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -102,6 +103,10 @@ class RemoteWriter(StoreWriter):
 
     def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
         self._ask("note_drift", name, number, device, reason)
+
+    def keep_input(self, name: str, arrays: Mapping[str, np.ndarray], most: int) -> None:
+        """Nobody waits for it, as for an event."""
+        self._handle.write.remote("keep_input", name, (dict(arrays), most))
 
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """Nobody waits for an event: a writer that is away holds no decision up."""

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+
+from ...exporters.inputs.drifted_inputs import keep_input
 from ...models.store.reserve import with_reserve
 from ...models.store.store import Store
 from . import orders
@@ -81,6 +84,11 @@ class StoreWriter:
     def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
         """The half of this version may not serve on this device before it is proven again."""
         orders.note_drift(self._store.version(name, number), device, reason)
+
+    def keep_input(self, name: str, arrays: Mapping[str, np.ndarray], most: int) -> None:
+        """Keep an input on which a half drifted (`exporters/inputs/drifted_inputs.py`)."""
+        with self._lock:
+            keep_input(self._store, name, arrays, most)
 
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """Append an event."""

@@ -5,8 +5,11 @@ The traffic split has been changed before; here the change is written to the sto
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from ....exporters.inputs.drifted_inputs import as_samples
 from ....models.errors import Conflict, HalfevenError
 from ..store_writer import Numbers, StoreWriter
 from .loaded_version import LoadedVersion
@@ -55,6 +58,14 @@ class AutomaticDecisions:
                 f"; but that could not be noted in the store ({error}): a restart would try the half again"
             )
         self.record(loaded.name, "drift", sentence, {"version": loaded.number, **numbers})
+
+    def keep_inputs(self, loaded: LoadedVersion, arrays: Sequence[np.ndarray], most: int) -> None:
+        """Keep inputs on which the half drifted, ``most`` of a model in all. ``arrays``: as callers sent them."""
+        try:
+            for one in as_samples(loaded.version.spec(), arrays):
+                self._writer.keep_input(loaded.name, one, most)
+        except (HalfevenError, OSError) as error:
+            logger.warning("%s: an input on which it drifted could not be kept: %s", loaded, error)
 
     def activated(self, loaded: LoadedVersion, before: LoadedVersion | None, last: Numbers | None) -> None:
         """A version is active: by an order, because the store moved, or at the start. ``last``: the numbers of the

@@ -6,9 +6,11 @@ sample is like; after it every request is checked for a while. Several over the 
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
+
+import numpy as np
 
 from ....models.spec.spec import ModelSpec
 from ...batching.interface import Answer, Submit
@@ -18,14 +20,17 @@ from .shadow_comparator import Copying, ShadowComparator
 from .split import Spread
 
 OnDrift = Callable[[dict[str, Any]], None]
+Keep = Callable[[Sequence[np.ndarray]], None]  # is given inputs on which a half was over its limit
+_KEPT_OF_A_REQUEST = 4  # rows
 
 
 class Drift(Copying):
-    """Stands in front of a half's batcher. ``on_drift`` is called once, with the numbers, on ``judge``."""
+    """Stands in front of a half's batcher. ``on_drift`` is called once, with the numbers, on ``judge``; ``keep`` with
+    the worst rows of each request over the limit."""
 
     def __init__(
         self, spec: ModelSpec, foreground: Submit, original: Submit, scale: Scale, rules: TrialRules, judge: Executor,
-        on_drift: OnDrift,
+        on_drift: OnDrift, keep: Keep | None = None,
     ) -> None:  # fmt: skip
         self.comparison = AnswerComparison(spec, scale)
         self._rules = rules
@@ -35,15 +40,19 @@ class Drift(Copying):
         self._suspicious = 0  # how many of the next requests are all checked
         self._lock = threading.Lock()
         self._on_drift: OnDrift | None = on_drift
+        self._keep, self._is_batched = keep, spec.batched
         self.over = 0
 
     def _suspects(self) -> bool:
         """True if the next request is to be checked."""
         return self._suspicious > 0 or self._spread.takes()
 
-    def _compare(self, half: Answer, original: Answer) -> None:
+    def _compare(self, arrays: Sequence[np.ndarray], half: Answer, original: Answer) -> None:
         worst = self.comparison.take(original.outputs, half.outputs)
         is_over = not worst <= 1.0
+        if is_over and self._keep is not None:
+            rows = worst_rows(half.outputs, original.outputs) if self._is_batched else slice(None)
+            self._keep([array[rows] for array in arrays])
         with self._lock:
             self._recent.append(is_over)
             self._suspicious = self._rules.drift_of if is_over else max(self._suspicious - 1, 0)
@@ -73,3 +82,16 @@ class Drift(Copying):
             "fell_back_at": f"{self._rules.drift_over} of the last {self._rules.drift_of}",
             "outputs": self.comparison.to_json(),
         }
+
+
+def worst_rows(half: Sequence[np.ndarray], original: Sequence[np.ndarray]) -> np.ndarray:
+    """The rows of a request whose answers differ most, each output's in units of its largest difference."""
+    worst = np.zeros(len(original[0]))
+    for one, other in zip(half, original, strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            distance = np.abs(one.astype(np.float64) - other)
+        equal = (one == other) | ((one != one) & (other != other))  # what is not itself is NaN
+        distance = np.where(equal, 0.0, np.nan_to_num(distance, nan=np.inf)).reshape(len(worst), -1)
+        finite = distance[np.isfinite(distance)].max(initial=0.0)
+        worst = np.maximum(worst, distance.max(axis=1, initial=0.0) / (finite or 1.0))
+    return np.sort(np.argsort(-worst, kind="stable")[:_KEPT_OF_A_REQUEST])

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from ...batching.place import Place
 from ..loading.ready import ORIGINALS
 from ..loading.release import give_back
 from .comparison import Scale
-from .drift import Drift
+from .drift import Drift, Keep, OnDrift
 from .rules import TrialRules
 
 logger = logging.getLogger("halfeven.versions")
@@ -92,7 +91,7 @@ class LoadedVersion:
     # Live parity and background queues.
 
     def check(
-        self, scale: Scale, rules: TrialRules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
+        self, scale: Scale, rules: TrialRules, judge: Executor, on_drift: OnDrift, keep: Keep | None = None
     ) -> None:
         """From now on the original answers a share of the requests too. Without effect where no original is loaded."""
         prepared = self.prepared
@@ -100,7 +99,7 @@ class LoadedVersion:
             return
         original = self.behind(replace(prepared, precision="fp32", engine=prepared.original, original=None))
         self._checking = original
-        self.drift = Drift(self.spec, self.batcher, original, scale, rules, judge, on_drift)
+        self.drift = Drift(self.spec, self.batcher, original, scale, rules, judge, on_drift, keep)
         self._front = self.drift
 
     def behind(self, prepared: PreparedVersion) -> Batcher:

@@ -13,7 +13,8 @@ class TrialRules:
 
     ``parity_sample`` is the share of a half's requests that its FP32 original answers too. The half is rejected
     when ``drift_over`` of the last ``drift_of`` of those err beyond the gate's limit. After the first one that does,
-    every request is checked until ``drift_of`` have been.
+    every request is checked until ``drift_of`` have been. Of the inputs that err so, ``keep_drifted`` are kept for the
+    next conversion.
     """
 
     keep_previous_s: float = 600.0
@@ -24,3 +25,4 @@ class TrialRules:
     parity_sample: float = 0.001
     drift_over: int = 5
     drift_of: int = 50
+    keep_drifted: int = 0

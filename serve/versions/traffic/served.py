@@ -256,7 +256,9 @@ class ServedModel:
     def _check(self, loaded: LoadedVersion) -> None:
         if loaded.drift is None:
             scale = scale_of(loaded.version, loaded.prepared.engine.form)
-            loaded.check(scale, self._rules, self._judge, partial(self.drifted, loaded))
+            most = self._rules.keep_drifted
+            keep = partial(self._decisions.keep_inputs, loaded, most=most) if most else None
+            loaded.check(scale, self._rules, self._judge, partial(self.drifted, loaded), keep)
 
     def _post(self, **changes: Any) -> None:
         old, asked = self.traffic, replace(self.traffic, **changes)

@@ -1,7 +1,10 @@
 """A share of the answered requests is answered by another version too, and the answers are compared."""
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any
+
+import numpy as np
 
 from ...batching.interface import Answer, Submit
 from .comparison import AnswerComparison, Scale
@@ -20,7 +23,7 @@ class Shadow:
         self._batcher = loaded.behind(loaded.prepared)
         self._comparator = ShadowComparator(self._batcher, judge, self._compare)
 
-    def _compare(self, answer: Answer, shadow: Answer) -> None:
+    def _compare(self, _: Sequence[np.ndarray], answer: Answer, shadow: Answer) -> None:
         self.comparison.take(answer.outputs, shadow.outputs)
 
     def end(self) -> None:

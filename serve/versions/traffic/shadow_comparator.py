@@ -18,7 +18,8 @@ from ...batching.interface import NO_TERMS, Answer, Submit, Terms
 logger = logging.getLogger("halfeven.versions")
 MOST_PENDING = 16  # requests
 MOST_PENDING_BYTES = 64 * 2**20  # of their inputs
-Compare = Callable[[Answer, Answer], None]  # the caller's answer, the second version's
+# A comparison is given the request's inputs, the caller's answer and the second version's.
+Compare = Callable[[Sequence[np.ndarray], Answer, Answer], None]
 
 
 class ShadowComparator:
@@ -28,11 +29,10 @@ class ShadowComparator:
         self._background = background
         self._judge = judge
         self._compare = compare
-        # Three counts with one writer each: the event loop's, the event loop's, the judge's.
-        self._begun = 0
-        self._given_up = 0
-        self._judged_so_far = 0
-        self._pending_bytes = 0
+        # Three counts of requests, and of their bytes, have one writer each: the event loop, the event loop, the judge.
+        self._begun = self._begun_bytes = 0
+        self._given_up = self._given_up_bytes = 0
+        self._judged_so_far = self._judged_bytes = 0
         self.asked = 0
         self.dropped = 0
         self.failed = 0
@@ -40,6 +40,10 @@ class ShadowComparator:
     @property
     def pending(self) -> int:
         return self._begun - self._given_up - self._judged_so_far
+
+    @property
+    def _pending_bytes(self) -> int:
+        return self._begun_bytes - self._given_up_bytes - self._judged_bytes
 
     def hear(self, arrays: Sequence[np.ndarray], rows: int, answered: asyncio.Future[Answer]) -> None:
         """Put the request if it was answered: a callback of the request's future, on the event loop."""
@@ -60,29 +64,35 @@ class ShadowComparator:
             self.dropped += 1
             return
         self._begun += 1
-        self._pending_bytes += size
-        future.add_done_callback(partial(self._came, answer, size))
+        self._begun_bytes += size
+        future.add_done_callback(partial(self._came, arrays, size, answer))
 
-    def _came(self, answer: Answer, size: int, future: asyncio.Future[Answer]) -> None:
-        self._pending_bytes -= size
+    def _came(
+        self, arrays: Sequence[np.ndarray], size: int, answer: Answer, future: asyncio.Future[Answer]
+    ) -> None:
         if future.cancelled() or future.exception() is not None:
-            self._given_up += 1
+            self._give_up(size)
             self.failed += 1
             return
         try:
-            self._judge.submit(self._judged, answer, future.result())
+            self._judge.submit(self._judged, arrays, size, answer, future.result())
         except RuntimeError:  # the server is shutting down
-            self._given_up += 1
+            self._give_up(size)
 
-    def _judged(self, answer: Answer, other: Answer) -> None:
+    def _give_up(self, size: int) -> None:
+        self._given_up += 1
+        self._given_up_bytes += size
+
+    def _judged(self, arrays: Sequence[np.ndarray], size: int, answer: Answer, other: Answer) -> None:
         try:
-            self._compare(answer, other)
+            self._compare(arrays, answer, other)
             self.asked += 1
         except Exception:
             self.failed += 1
             logger.exception("two answers could not be compared; a mistake of ours, please report it")
         finally:
             self._judged_so_far += 1
+            self._judged_bytes += size
 
 
 class Copying:

@@ -1,0 +1,113 @@
+"""Inputs of live traffic on which a half was further from its original than its limit allows.
+
+<store>/models/<name>/drifted-inputs/<digest>.safetensors   one input, laid out as a sample
+
+A server writes them where its operator asks for it: they are callers' data. The next conversion of the model, and the
+next ``halfeven parity``, judge with them too. Whoever reads or writes them deletes those that are older than
+`KEPT_DAYS`.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from ...models.engines.wire_widening import Widening
+from ...models.errors import BadSamples
+from ...models.files.durable import replace_bytes
+from ...models.spec.spec import ModelSpec
+from ...models.store.store import Store
+from .samples import Samples, checked_samples, read_tensors
+
+KEPT_DAYS = 30
+MOST_BYTES = 64 << 20  # of all files of a model
+PRIVATE = 0o600  # they are callers' data
+
+
+def keep_input(store: Store, name: str, arrays: Mapping[str, np.ndarray], most: int) -> bool:
+    """Keep one input (axis 0 of each array has length 1) unless ``most`` are there already, or their bytes are too
+    many. True if it is there afterwards. Durable when this returns. Raises OSError."""
+    data = safetensors.numpy.save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+    folder = folder_of(store, name)
+    path = folder / f"{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+    there = _files(folder)
+    if path in there:
+        return True
+    if len(there) >= most or sum(file.stat().st_size for file in there) + len(data) > MOST_BYTES:
+        return False
+    folder.mkdir(exist_ok=True)
+    replace_bytes(path, data, PRIVATE)
+    return True
+
+
+def as_samples(spec: ModelSpec, arrays: Sequence[np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Each input of a request, laid out as a sample in the model's datatypes. ``spec``: the version's own, whose wire
+    datatypes the ``arrays`` have, in the order of its inputs."""
+    wide = {
+        tensor.name: array if tensor.wire is None else Widening.of(tensor, spec.batched).numpy(array)
+        for tensor, array in zip(spec.inputs, arrays, strict=True)
+    }
+    for row in range(len(arrays[0]) if spec.batched else 1):
+        yield {name: array[row : row + 1] if spec.batched else array[None] for name, array in wide.items()}
+
+
+def with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Samples, tuple[str, ...]]:
+    """The samples behind those inputs that fit them, and notes for the report. One that is first is judged, the next
+    one chooses the plan (`Samples.split`)."""
+    kept, other = list[Samples](), 0
+    for path in _files(folder_of(store, spec.name)):
+        try:
+            one = checked_samples(read_tensors(path), spec)
+        except BadSamples:
+            other += 1
+            continue
+        fits = all(one.arrays[name].shape[1:] == array.shape[1:] for name, array in samples.arrays.items())
+        kept += [one] if fits else []
+        other += not fits
+    if kept and any(target.dtype.kind not in "iu" for target in samples.targets.values()):
+        kept, other = [], other + len(kept)  # nobody knows their targets; classes alone can be left open
+    if not kept and not other:
+        return samples, ()
+    left_out = f", {other} left out, since they do not fit" if other else ""
+    note = f"inputs of live traffic on which a half drifted: {len(kept)} among the samples{left_out}"
+    return _joined(kept, samples), (note,)
+
+
+def drifted_digests(store: Store, name: str) -> tuple[str, ...]:
+    """Names the inputs that are kept: other ones make another conversion."""
+    return tuple(path.stem for path in _files(folder_of(store, name)))
+
+
+def folder_of(store: Store, name: str) -> Path:
+    return store.root / "models" / name / "drifted-inputs"
+
+
+def _joined(kept: list[Samples], samples: Samples) -> Samples:
+    if not kept:
+        return samples
+    arrays = {
+        name: np.concatenate([*(one.arrays[name] for one in kept), array])
+        for name, array in samples.arrays.items()
+    }
+    targets = {
+        name: np.concatenate([np.full((len(kept), *target.shape[1:]), -1, target.dtype), target])
+        for name, target in samples.targets.items()
+    }
+    return Samples(arrays, targets, samples.source, samples.notes)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that are not too old, in the order of their names; the others are deleted."""
+    oldest_s, found = time.time() - KEPT_DAYS * 86400, list[Path]()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            if path.stat().st_mtime >= oldest_s:
+                found.append(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError:
+            continue  # deleted meanwhile, or not ours to delete
+    return found

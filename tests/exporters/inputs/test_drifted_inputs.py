@@ -1,0 +1,99 @@
+"""Inputs on which a half drifted: what is kept of them, for how long, and how they join the samples."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from halfeven.exporters.inputs import drifted_inputs as kept
+from halfeven.exporters.inputs.drifted_inputs import (
+    as_samples,
+    drifted_digests,
+    folder_of,
+    keep_input,
+    with_drifted,
+)
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.models.spec.datatypes import Wire
+from halfeven.models.spec.spec import ModelSpec
+from halfeven.models.store.store import Store
+
+from tests.specs import tensor
+
+SPEC = ModelSpec("net", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 2),), 8)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "store")
+    (store.root / "models" / "net").mkdir(parents=True)
+    return store
+
+
+def row(value: float, size: int = 4) -> dict[str, np.ndarray]:
+    return {"x": np.full((1, size), value, np.float32)}
+
+
+def kept_values(store: Store, samples: Samples) -> list[float]:
+    return sorted(with_drifted(samples, SPEC, store)[0].arrays["x"][: -samples.count, 0].tolist())
+
+
+def test_each_input_is_kept_once_and_no_more_of_them_than_were_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = Samples({"x": np.zeros((2, 4), np.float32)})
+    assert with_drifted(samples, SPEC, store) == (samples, ()) and not drifted_digests(store, "net")
+    assert [keep_input(store, "net", row(value), 2) for value in (1, 2, 1, 3)] == [True, True, True, False]
+    assert kept_values(store, samples) == [1, 2] and len(drifted_digests(store, "net")) == 2
+    monkeypatch.setattr(kept, "MOST_BYTES", 200)
+    assert not keep_input(store, "net", row(4), 10), "nor more bytes"
+
+
+def test_one_that_is_too_old_is_deleted_by_whoever_looks(store: Store) -> None:
+    for value in (1, 2):
+        keep_input(store, "net", row(value), 10)
+    old = sorted(folder_of(store, "net").iterdir())[0]
+    then = time.time() - (kept.KEPT_DAYS + 1) * 86400
+    os.utime(old, (then, then))
+    assert len(drifted_digests(store, "net")) == 1 and not old.exists()
+
+
+def test_what_does_not_fit_the_samples_is_left_out_and_told(store: Store) -> None:
+    """Another length, a file that is damaged, one that a killed server left."""
+    samples = Samples({"x": np.zeros((2, 4), np.float32)})
+    keep_input(store, "net", row(1), 10)
+    keep_input(store, "net", row(2, size=5), 10)
+    (folder_of(store, "net") / "0.safetensors").write_bytes(b"no tensors")
+    (folder_of(store, "net") / ".0-x.unfinished").write_bytes(b"")
+    found, notes = with_drifted(samples, SPEC, store)
+    assert found.count == 3
+    assert notes == (
+        "inputs of live traffic on which a half drifted: 1 among the samples, 2 left out, since they do not fit",
+    )
+    store.remove_dead_drafts()
+    assert not list(folder_of(store, "net").glob(".*"))
+
+
+@pytest.mark.parametrize("graded", [True, False])
+def test_among_samples_with_classes_they_are_not_graded_and_other_targets_keep_them_out(
+    graded: bool, store: Store
+) -> None:
+    targets = np.array([1, 0]) if graded else np.zeros((2, 2), np.float32)
+    samples = Samples({"x": np.zeros((2, 4), np.float32)}, {"y": targets})
+    keep_input(store, "net", row(1), 10)
+    found, notes = with_drifted(samples, SPEC, store)
+    assert found.targets["y"].tolist() == ([-1, 1, 0] if graded else targets.tolist())
+    assert found.count == len(found.targets["y"]) and len(notes) == 1
+
+
+def test_inputs_are_kept_in_the_datatypes_of_the_model_one_by_one() -> None:
+    wired = ModelSpec(
+        "net", (tensor("x", "FP32", -1, 4, wire=Wire("UINT8", 0.5, 1.0)),), (tensor("y", "FP32", -1, 2),), 8
+    )
+    sent = np.arange(8, dtype=np.uint8).reshape(2, 4)
+    found = list(as_samples(wired, [sent]))
+    assert [one["x"].tolist() for one in found] == [(sent[at : at + 1] * 0.5 + 1).tolist() for at in (0, 1)]
+    alone = ModelSpec("net", (tensor("x", "FP32", 4),), (tensor("y", "FP32", 2),), 0)
+    (one,) = as_samples(alone, [np.ones(4, np.float32)])
+    assert one["x"].shape == (1, 4)
