@@ -2,7 +2,7 @@
 
 The job database is copied first. Whatever it names was on the disk before it was written there, so that what is copied
 afterwards has it: uploads, then versions, and of each model the alias last. Not copied: job folders, so that a job that
-was running begins its training anew, and what was measured on this machine.
+was running begins its training anew, inputs on which a half drifted, and what was measured on this machine.
 """
 
 from collections.abc import Callable, Mapping
