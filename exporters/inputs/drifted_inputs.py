@@ -9,13 +9,12 @@ next ``halfeven parity``, judge with them too. Whoever reads or writes them dele
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
-from ...models.engines.wire_widening import Widening
 from ...models.errors import BadSamples
 from ...models.files.durable import replace_bytes
 from ...models.spec.spec import ModelSpec
@@ -41,17 +40,6 @@ def keep_input(store: Store, name: str, arrays: Mapping[str, np.ndarray], most: 
     folder.mkdir(exist_ok=True)
     replace_bytes(path, data, PRIVATE)
     return True
-
-
-def as_samples(spec: ModelSpec, arrays: Sequence[np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-    """Each input of a request, laid out as a sample in the model's datatypes. ``spec``: the version's own, whose wire
-    datatypes the ``arrays`` have, in the order of its inputs."""
-    wide = {
-        tensor.name: array if tensor.wire is None else Widening.of(tensor, spec.batched).numpy(array)
-        for tensor, array in zip(spec.inputs, arrays, strict=True)
-    }
-    for row in range(len(arrays[0]) if spec.batched else 1):
-        yield {name: array[row : row + 1] if spec.batched else array[None] for name, array in wide.items()}
 
 
 def with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Samples, tuple[str, ...]]:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ....exporters.inputs.drifted_inputs import as_samples
 from ....models.errors import Conflict, HalfevenError
 from ..store_writer import Numbers, StoreWriter
+from .drift import as_samples
 from .loaded_version import LoadedVersion
 
 logger = logging.getLogger("halfeven.versions")

@@ -6,12 +6,13 @@ sample is like; after it every request is checked for a while. Several over the 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 
+from ....models.engines.wire_widening import Widening
 from ....models.spec.spec import ModelSpec
 from ...batching.interface import Answer, Submit
 from .comparison import AnswerComparison, Scale
@@ -95,3 +96,14 @@ def worst_rows(half: Sequence[np.ndarray], original: Sequence[np.ndarray]) -> np
         finite = distance[np.isfinite(distance)].max(initial=0.0)
         worst = np.maximum(worst, distance.max(axis=1, initial=0.0) / (finite or 1.0))
     return np.sort(np.argsort(-worst, kind="stable")[:_KEPT_OF_A_REQUEST])
+
+
+def as_samples(spec: ModelSpec, arrays: Sequence[np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Each input of a request, laid out as a sample in the model's datatypes. ``spec``: the version's own, whose wire
+    datatypes the ``arrays`` have, in the order of its inputs."""
+    wide = {
+        tensor.name: array if tensor.wire is None else Widening.of(tensor, spec.batched).numpy(array)
+        for tensor, array in zip(spec.inputs, arrays, strict=True)
+    }
+    for row in range(len(arrays[0]) if spec.batched else 1):
+        yield {name: array[row : row + 1] if spec.batched else array[None] for name, array in wide.items()}

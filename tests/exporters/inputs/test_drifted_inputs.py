@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from halfeven.exporters.inputs import drifted_inputs as kept
 from halfeven.exporters.inputs.drifted_inputs import (
-    as_samples,
     drifted_digests,
     folder_of,
     keep_input,
     with_drifted,
 )
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.store.store import Store
 
@@ -85,15 +83,3 @@ def test_among_samples_with_classes_they_are_not_graded_and_other_targets_keep_t
     found, notes = with_drifted(samples, SPEC, store)
     assert found.targets["y"].tolist() == ([-1, 1, 0] if graded else targets.tolist())
     assert found.count == len(found.targets["y"]) and len(notes) == 1
-
-
-def test_inputs_are_kept_in_the_datatypes_of_the_model_one_by_one() -> None:
-    wired = ModelSpec(
-        "net", (tensor("x", "FP32", -1, 4, wire=Wire("UINT8", 0.5, 1.0)),), (tensor("y", "FP32", -1, 2),), 8
-    )
-    sent = np.arange(8, dtype=np.uint8).reshape(2, 4)
-    found = list(as_samples(wired, [sent]))
-    assert [one["x"].tolist() for one in found] == [(sent[at : at + 1] * 0.5 + 1).tolist() for at in (0, 1)]
-    alone = ModelSpec("net", (tensor("x", "FP32", 4),), (tensor("y", "FP32", 2),), 0)
-    (one,) = as_samples(alone, [np.ones(4, np.float32)])
-    assert one["x"].shape == (1, 4)

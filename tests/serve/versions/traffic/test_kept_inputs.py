@@ -8,15 +8,18 @@ import pytest
 from halfeven.exporters.conversion.convert import Conversion, Options, convert
 from halfeven.exporters.inputs.drifted_inputs import folder_of
 from halfeven.exporters.inputs.samples import stored_samples
+from halfeven.models.spec.datatypes import Wire
+from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.cli.parity_command import judge_again
 from halfeven.serve.versions.orders import drifted, events
-from halfeven.serve.versions.traffic.drift import worst_rows
+from halfeven.serve.versions.traffic.drift import as_samples, worst_rows
 
 from tests.model_folders import samples_of, write_folder
 from tests.patience import until
 from tests.serve.versions.traffic.conftest import serving
+from tests.specs import tensor
 
 WAVE = """
 import torch
@@ -101,3 +104,15 @@ def test_of_a_request_the_rows_that_differ_most_are_kept(random: np.random.Gener
     scores[4, 0] = half[0][4, 0] = np.nan  # and one where both have none
     half[1][11] = 0
     assert worst_rows(half, (scores, labels)).tolist() == [2, 5, 9, 11]
+
+
+def test_inputs_are_kept_in_the_datatypes_of_the_model_one_by_one() -> None:
+    wired = ModelSpec(
+        "net", (tensor("x", "FP32", -1, 4, wire=Wire("UINT8", 0.5, 1.0)),), (tensor("y", "FP32", -1, 2),), 8
+    )
+    sent = np.arange(8, dtype=np.uint8).reshape(2, 4)
+    found = list(as_samples(wired, [sent]))
+    assert [one["x"].tolist() for one in found] == [(sent[at : at + 1] * 0.5 + 1).tolist() for at in (0, 1)]
+    alone = ModelSpec("net", (tensor("x", "FP32", 4),), (tensor("y", "FP32", 2),), 0)
+    (one,) = as_samples(alone, [np.ones(4, np.float32)])
+    assert one["x"].shape == (1, 4)
