@@ -1,7 +1,7 @@
 """Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,7 +106,9 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples, options.name)
     asked = _asked(read, options)
     _check_possible(asked, options)
-    fingerprint = _fingerprint(asked, replace(options, all_forms=False), store)
+    fingerprint = _fingerprint(
+        asked, replace(options, all_forms=False), drifted_digests(store, asked.spec.name)
+    )
     newest = next(_readable(store, asked.spec.name), None)
     known = max(store.numbers(asked.spec.name), default=0)  # two commands may convert one folder at once
     made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
@@ -307,11 +309,11 @@ def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolde
     return replace(asked, notes=(*asked.notes, f"{what}: give --name NAME where that is another model"))
 
 
-def _fingerprint(folder: ModelFolder, options: Options, store: Store) -> str:
+def _fingerprint(folder: ModelFolder, options: Options, drifted: Sequence[str] = ()) -> str:
     """A digest that is equal for equal work: of the folder's bytes, the options, the libraries, and inputs on which a
     half drifted."""
     here = sorted(environment(options.device).items())
-    given = folder.precision, folder.guessed, options, here, *drifted_digests(store, folder.spec.name)
+    given = folder.precision, folder.guessed, options, here, *drifted
     digest = hashlib.sha256(repr(given).encode())
     named = [path for path in (folder.samples, options.samples, *folder.source_files) if path]
     named += (*folder.weight_files, *folder.net_weights)
