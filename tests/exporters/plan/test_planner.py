@@ -366,4 +366,4 @@ def test_a_plan_that_the_proof_refused_leaves_room_for_larger_samples() -> None:
     graph, planning, _ = graph_of(original(Loud(), {"x": rows}), Samples({"x": rows.numpy()}), Precision())
     asked = Planner(graph, planning, search=False)
     assert asked.settle(SHARES[0], lambda line: None) and asked.plan.names == []
-    assert asked.settle(SHARES[2], lambda line: None) and asked.plan.names == ["linear"]
+    assert asked.settle(SHARES[2], lambda line: None) and "linear" in asked.plan.names

@@ -68,7 +68,7 @@ class Case:
         loop = self.loop(settings)
         records = list(loop.run())
         loop.finish()
-        return not records[-1].skipped
+        return sum(record.skipped for record in records) <= len(records) / 10
 
 
 def number(name: str, message: str) -> float:
