@@ -83,7 +83,7 @@ def run_with_steps(
 
 
 def _operands(run: Interpreter, node: Node) -> list[np.ndarray]:
-    """The operands of a step as `other_sides` takes them: what is divided and then rounded as the quotient."""
+    """The operands of a step as `other_sides` takes them. A division that rounds has one operand: its quotient."""
     if chooser := compared_by(node):
         args = compared(run, chooser)
     else:

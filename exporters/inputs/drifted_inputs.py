@@ -43,8 +43,8 @@ def keep_input(store: Store, name: str, arrays: Mapping[str, np.ndarray], most: 
 
 
 def with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Samples, tuple[str, ...]]:
-    """The samples behind those inputs that fit them, and notes for the report. One that is first is judged, the next
-    one chooses the plan (`Samples.split`)."""
+    """The inputs that fit the samples, followed by the samples, and a note for the report. The first input judges, the
+    second one chooses the plan, and so on (`Samples.split`)."""
     kept, other = list[Samples](), 0
     for path in _files(folder_of(store, spec.name)):
         try:

@@ -105,11 +105,12 @@ class RemoteWriter(StoreWriter):
         self._ask("note_drift", name, number, device, reason)
 
     def keep_input(self, name: str, arrays: Mapping[str, np.ndarray], most: int) -> None:
-        """Nobody waits for it, as for an event."""
+        """The input is sent to the one writer, and its answer is not waited for."""
         self._handle.write.remote("keep_input", name, (dict(arrays), most))
 
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
-        """Nobody waits for an event: a writer that is away holds no decision up."""
+        """The event is sent to the one writer, and its answer is not waited for: a writer that is away delays no
+        decision."""
         self._handle.write.remote("record", name, (kind, message, numbers))
 
     def _ask(self, verb: str, name: str, *given: Any, tries: int = _TRIES) -> Any:

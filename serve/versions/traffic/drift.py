@@ -21,7 +21,7 @@ from .shadow_comparator import Copying, ShadowComparator
 from .split import Spread
 
 OnDrift = Callable[[dict[str, Any]], None]
-Keep = Callable[[Sequence[np.ndarray]], None]  # is given inputs on which a half was over its limit
+Keep = Callable[[Sequence[np.ndarray]], None]  # takes inputs on which a half erred by more than its limit
 _KEPT_OF_A_REQUEST = 4  # rows
 
 
@@ -86,12 +86,13 @@ class Drift(Copying):
 
 
 def worst_rows(half: Sequence[np.ndarray], original: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of a request whose answers differ most, each output's in units of its largest difference."""
+    """The indices of the rows whose answers differ most, `_KEPT_OF_A_REQUEST` at most. The differences of each output are
+    divided by its largest finite one."""
     worst = np.zeros(len(original[0]))
     for one, other in zip(half, original, strict=True):
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.abs(one.astype(np.float64) - other)
-        equal = (one == other) | ((one != one) & (other != other))  # what is not itself is NaN
+        equal = (one == other) | ((one != one) & (other != other))  # a NaN differs from itself
         distance = np.where(equal, 0.0, np.nan_to_num(distance, nan=np.inf)).reshape(len(worst), -1)
         finite = distance[np.isfinite(distance)].max(initial=0.0)
         worst = np.maximum(worst, distance.max(axis=1, initial=0.0) / (finite or 1.0))
