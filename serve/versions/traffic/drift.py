@@ -86,8 +86,8 @@ class Drift(Copying):
 
 
 def worst_rows(half: Sequence[np.ndarray], original: Sequence[np.ndarray]) -> np.ndarray:
-    """The indices of the rows whose answers differ most, `_KEPT_OF_A_REQUEST` at most. The differences of each output are
-    divided by its largest finite one."""
+    """The indices of the rows whose answers differ most, `_KEPT_OF_A_REQUEST` at most. The differences of each output
+    are divided by its largest finite one."""
     worst = np.zeros(len(original[0]))
     for one, other in zip(half, original, strict=True):
         with np.errstate(invalid="ignore", over="ignore"):
