@@ -6,14 +6,17 @@ The encoder of `workloads.py`, whose level lets bf16 be chosen. First two calm s
 copy of the store, asked for 60 s and then in turns; the faster one stays as the reference. Then one start for each
 planted wrong choice: one thread and no passes for every form; a form that is not the fastest, and batches of one row,
 both as a tuning's winner. Then ``starts`` starts beside busy processes that come and go by chance, which end after 15
-s of traffic. Each start is asked by closed loops of 5 s for 60 s, then in seven turns of 3 s with the reference. While
-one server is asked, the other is stopped (SIGSTOP). A start's ratio is the median of its turns: the machine's own
-speed, which may double from minute to minute, is not in it. Run it on a calm machine.
+s of traffic. Each start is asked by closed loops of 5 s for 60 s, in which it has to make its choice, and then until it
+has confirmed that choice, two minutes at most: what measuring again costs callers is not what the choice is worth. Then
+it is asked in twenty turns of 1 s with the reference. While one server is asked, the other is stopped (SIGSTOP). A
+start's ratio is that of the answers in all turns: the machine's own speed, which may double from minute to minute, is
+not in it. Run it on a calm machine.
 
-Printed for each start: its rates, the ratio, what was replaced, how many requests failed, and how many were refused
-with 503, since they would have waited longer than ``batching.max_queue_ms``: beside three busy processes that
-happens, and these callers ask again at once. The last line is JSON with ``worst_planted`` (at least 0.9),
-``worst_beside_noise`` (of the best of those starts; at least 0.85), ``failed`` (0) and ``refused``.
+Printed for each start: its rates, the ratio, what was replaced within the 60 s and what later, how many requests
+failed, and how many were refused with 503, since they would have waited longer than ``batching.max_queue_ms``: beside
+three busy processes that happens, and these callers ask again at once. The last line is JSON with ``worst_planted`` (at
+least 0.9), ``worst_beside_noise`` (of the best of those starts; at least 0.85), ``late`` (starts that replaced more
+after the 60 s), ``failed`` (0) and ``refused``.
 """
 
 import argparse
@@ -40,15 +43,16 @@ from halfeven.models.store.store import Store, Version
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli import demo
 from halfeven.serve.cli.demo import await_port, await_version
-from halfeven.serve.versions.loading.kept_setups import keep_setup
+from halfeven.serve.versions.loading.kept_setups import keep_setup, kept_setup
 from halfeven.serve.versions.loading.tuned import Winner, save_tuned
 from halfeven.serve.versions.orders import events
 
 from tests.benchmarks.workloads import write_folder
 
 MODEL, CPU = "encoder", torch.device("cpu")
-LOOP_S, ALONE_S, NOISE_S = 5.0, 60.0, 15.0
-TURN_S, TURNS = 3.0, 7
+FORMS = (("torch", "fp32"), ("onnx", "fp32"), ("torch", "bf16"), ("onnx", "bf16"))
+LOOP_S, ALONE_S, NOISE_S, SETTLES_S = 5.0, 60.0, 15.0, 120.0
+TURN_S, TURNS = 1.0, 20  # short ones, many: the machine's speed changes within seconds
 BUSY = """
 import random, sys, time
 chance = random.Random(int(sys.argv[1]))
@@ -79,7 +83,7 @@ class Server:
 
     def __init__(self, store: Store, stack: ExitStack) -> None:
         command = [sys.executable, "-P", "-m", "halfeven.serve.cli.main", "serve", "--store", str(store.root)]
-        log = store.root / "server.log"
+        self._store, log = store, store.root / "server.log"
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 [*command, "--port", "0", "--drain-seconds", "0"], stdout=file, stderr=file, cwd=store.root
@@ -92,10 +96,23 @@ class Server:
     def asked(self, callers: int, seconds: float = LOOP_S) -> float:
         """Requests per second. Other answers than 200 are counted by their status in ``others``."""
         self._process.send_signal(signal.SIGCONT)
-        plan = Plan(concurrency=(callers,), seconds=seconds, warmup_s=0.5)
+        plan = Plan(concurrency=(callers,), seconds=seconds, warmup_s=0.3)
         (stage,) = bench(f"http://127.0.0.1:{self.port}", MODEL, plan, quiet)["stages"]
         self.others.update({status: count for status, count in stage["statuses"].items() if status != "200"})
         return stage["per_second"]
+
+    def settled(self, callers: int) -> list[float]:
+        """Ask until a sweep that changed nothing has confirmed a choice, `SETTLES_S` at most; gives the rates."""
+        rates: list[float] = []
+        while len(rates) * LOOP_S < SETTLES_S and not self._has_confirmed():
+            rates.append(self.asked(callers))
+        return rates
+
+    def _has_confirmed(self) -> bool:
+        live = self._store.live(MODEL)
+        assert live is not None
+        kept = [kept_setup(live, form, precision, CPU) for form, precision in FORMS]
+        return any(one.rounds for one in kept if one is not None)
 
     def rest(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -131,13 +148,14 @@ def alternating(one: Server, other: Server, callers: int) -> list[tuple[float, f
 
 
 def ratio_of(pairs: list[tuple[float, float]]) -> float:
-    return statistics.median(rate / reference for rate, reference in pairs)
+    return sum(rate for rate, _ in pairs) / sum(reference for _, reference in pairs)
 
 
 def calm_start(root: Path, store: Store, callers: int, stack: ExitStack) -> Server:
     shutil.copytree(store.root, root)
     started = Server(Store(root), stack)
     started.asked(callers, ALONE_S)
+    started.settled(callers)
     started.rest()
     return started
 
@@ -162,10 +180,10 @@ class Starts:
                 rates.append(started.asked(self.callers))
                 if time.monotonic() - began >= NOISE_S:
                     noise.close()
+            replaced = self.replaced(known)
+            rates += started.settled(self.callers)
             pairs = alternating(started, self.reference, self.callers)
             others = started.others
-        done = events(self.store, MODEL, 10_000)
-        replaced = [one["message"] for one in done[: len(done) - known] if one["kind"] == "choice_replaced"]
         found = {
             "start": name,
             "ratio": round(ratio_of(pairs), 3),
@@ -174,10 +192,17 @@ class Starts:
             "alternating": [(round(rate, 1), round(reference, 1)) for rate, reference in pairs],
             "failed": others.total() - others["503"],
             "refused": others["503"],
-            "replaced": replaced[::-1],
+            "replaced": replaced,
+            "replaced_late": self.replaced(known)[len(replaced) :],
         }
         print(json.dumps(found), flush=True)
         return found
+
+    def replaced(self, known: int) -> list[str]:
+        """What was replaced after so many events."""
+        done = events(self.store, MODEL, 10_000)
+        new = done[: len(done) - known]
+        return [one["message"] for one in reversed(new) if one["kind"] == "choice_replaced"]
 
 
 def forget(store: Store) -> None:
@@ -204,7 +229,7 @@ def planted(version: Version, calm: Winner) -> dict[str, Callable[[], object]]:
     """Wrong choices by name, each as a function that writes it into the store."""
 
     def bad_setups() -> None:
-        for form, precision in (("torch", "fp32"), ("onnx", "fp32"), ("torch", "bf16"), ("onnx", "bf16")):
+        for form, precision in FORMS:
             keep_setup(version, form, precision, CPU, CpuSetup(1), [])
 
     def tuned(winner: Winner) -> None:
@@ -258,6 +283,7 @@ def main() -> None:
                     "worst_planted": min(one["ratio"] for one in wrong),
                     "beside_noise": [one["ratio"] for one in noisy],
                     "worst_beside_noise": min(beside, default=None),
+                    "late": [one["start"] for one in [*wrong, *noisy] if one["replaced_late"]],
                     "failed": sum(one["failed"] for one in [*wrong, *noisy]),
                     "refused": sum(one["refused"] for one in [*wrong, *noisy]),
                 }
