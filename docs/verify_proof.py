@@ -71,6 +71,8 @@ class Half:
         self.opsets = {one.domain: one.version for one in model.opset_import}
         self.constants = {each.name: numpy_helper.to_array(each) for each in self.graph.initializer}
         self.kernels = dict[int, ReferenceEvaluator]()
+        said = {each.key: each.value for each in model.metadata_props}
+        self.has_own_layout = said.get("halfeven.layout") == "own"
 
     def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
         values = {"": np.zeros(0), **self.constants, **inputs}
@@ -193,9 +195,8 @@ def verified(half: Path) -> str:
     judging = said["samples"]  # the rows behind them are perturbed ones, which are judged apart
     inputs = {name: array[:judging] for name, array in inputs.items()}
     run, found = Half(half), dict[str, list[np.ndarray]]()
-    for batch in batches(inputs, spec["max_batch_size"]):
-        for name, array in run(batch).items():
-            found.setdefault(name, []).extend(array if spec["max_batch_size"] else [array])
+    tensors = (*spec["inputs"], *spec["outputs"]) if run.has_own_layout else ()
+    axes = {each["name"]: each["batch_axis"] for each in tensors if each.get("batch_axis")}
     names = dict(
         zip(
             (value.name for value in run.graph.output),
@@ -203,6 +204,15 @@ def verified(half: Path) -> str:
             strict=True,
         )
     )
+    for batch in batches(inputs, spec["max_batch_size"]):
+        batch = (
+            {name: np.moveaxis(array, 0, axes.get(name, 0)) for name, array in batch.items()}
+            if axes
+            else batch
+        )
+        for name, array in run(batch).items():
+            rows = np.moveaxis(array, axes[names[name]], 0) if names[name] in axes else array
+            found.setdefault(name, []).extend(rows if spec["max_batch_size"] else [rows])
     errors = list[float]()
     for name, ours in found.items():
         own = names[name]

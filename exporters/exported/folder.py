@@ -24,6 +24,7 @@ import onnxruntime
 from ...models.errors import BadInput, BadSetting, ExportFailed, ParityRefused
 from ...models.files.durable import new_folder
 from ...models.order.one_order import one_order
+from ...models.spec.spec import ModelSpec
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Version
 from ..inputs.samples import stored_samples
@@ -76,7 +77,7 @@ def export(
         shapes = {name: array.shape[1:] for name, array in samples.arrays.items()}
         facts = _manifest(version, engine, proof, lacking)
         commands = commands_for(engine, version.spec(), shapes, answers_differ_in_shape(folder))
-        (folder / "README.md").write_text(readme(folder, facts, proof, commands))
+        (folder / "README.md").write_text(readme(folder, facts, proof, commands, version.spec()))
         write_manifest(folder, LIVE, facts)
     return facts | {"folder": str(target), "files": Version.at(target).manifest["files"]}
 
@@ -185,7 +186,7 @@ kernels of its own: judge its answers, as below, before it serves.
 
 `half.onnx` has the precision of every node in its types; `precision.json` says which nodes stay in FP32 and why,
 `parity.json` has the whole verdict. `original.onnx` is the FP32 original. `manifest.json` has the digests of all files.
-
+{layout}
 ## Build
 
 ```console
@@ -224,7 +225,9 @@ _LEFT = """ One that stays as it is
 keeps an engine from being built, unless your TensorRT has it; the table says why it stays."""
 
 
-def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], commands: Commands) -> str:
+def readme(
+    folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], commands: Commands, spec: ModelSpec
+) -> str:
     """The page of an exported folder. ``facts``: the manifest of ``folder``; ``proof``: its ``parity.json``."""
     report = proof["forms"]["onnx"]
     shown = {**facts, "status": "live", "forms": {"onnx": {"passed": True, "parity": report}}}
@@ -241,9 +244,22 @@ def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], com
         digests="\n".join(digests),
         build=commands.build,
         notes=commands.notes,
+        layout=_layout(spec),
         operations=_operations(facts["exported"].get("lacking", ())),
     )
     return page + (f"\n```python\n{dedent(commands.asks).strip()}\n```\n" if commands.asks else "")
+
+
+def _layout(spec: ModelSpec) -> str:
+    """The sentence on tensors whose batch is moved; an empty text where the model has the batch first everywhere."""
+    moved = [f"`{tensor.name}`" for tensor in (*spec.inputs, *spec.outputs) if tensor.batch_axis]
+    if not moved:
+        return ""
+    return (
+        "\nThe batch is the first axis of every array and tensor here; the model itself has that of "
+        f"{', '.join(moved)} on\nanother axis. A file with `halfeven.layout: own` in its metadata (`halfeven fp16`) has "
+        "the model's own shapes.\n"
+    )
 
 
 def _operations(lacking: Sequence[Mapping[str, str]]) -> str:

@@ -21,6 +21,7 @@ from ..gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
 from ..inputs.samples import Samples, read_tensors
 from ..on_device.reprove import reference_run_of
 from ..onnx.output_names import as_in_spec
+from ..onnx.own_layout import batch_in_front
 from ..onnx.reading.bounded_file import read_model
 from ..onnx.runtime import has_half, loaded
 from ..onnx.stored import half_storage
@@ -104,10 +105,12 @@ def _asked(run: ReferenceRun, engine: OtherEngine) -> dict[str, Any]:
 def onnx_file(path: Path, spec: ModelSpec) -> OtherEngine:
     """An ONNX file in ONNX Runtime on a CPU, and with true half storage where it has nodes of half; its tensors are
     matched with those of the spec by name (`output_names`). Raises EngineFailed."""
-    try:
-        session = loaded(path)
-    except Exception as error:  # ONNX Runtime has no narrower one
-        raise EngineFailed(f"ONNX Runtime cannot load {path}: {str(error)[:800]}") from error
+    with batch_in_front(path, spec) as file:
+        try:
+            session = loaded(file)
+        except Exception as error:  # ONNX Runtime has no narrower one
+            raise EngineFailed(f"ONNX Runtime cannot load {path}: {str(error)[:800]}") from error
+        model = read_model(file, file.parent)
     names = [output.name for output in session.get_outputs()]
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -117,7 +120,6 @@ def onnx_file(path: Path, spec: ModelSpec) -> OtherEngine:
             raise EngineFailed(f"ONNX Runtime does not run {path}: {str(error)[:800]}") from error
         return dict(zip(names, map(np.asarray, outputs), strict=True))
 
-    model = read_model(path, path.parent)
     storage = half_storage(model, spec) if has_half(model) else None
     return OtherEngine("ONNX Runtime", str(path), as_in_spec(spec, answer), storage)
 

@@ -29,6 +29,7 @@ from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF
 from ..exported.other_engine import onnx_file, prove_engine
 from ..inputs.samples import load_samples, stored_samples
+from ..onnx.own_layout import declare_as, give_own_layout
 from ..onnx.reading.bounded_file import external_files, read_graph, tensors
 from ..onnx.reading.large_files import DATA
 from ..proof.maker import Notify
@@ -80,7 +81,7 @@ def write_half(
         done = convert(source, Store(Path(place)), replace(options or Options(), forms=("onnx",)), notify)
         facts = {**done.shown(), "verdict": verdict_of(done.version), "file": None, "proof": None}
         if facts["verdict"] == EQUAL:
-            facts |= _written(done.version, target, notify)
+            facts |= _written(done.version, source, target, notify)
     return facts
 
 
@@ -117,7 +118,7 @@ def _is_ours(target: Path) -> bool:
         return False
 
 
-def _written(version: Version, target: Path, notify: Notify) -> dict[str, Any]:
+def _written(version: Version, source: Path, target: Path, notify: Notify) -> dict[str, Any]:
     """Write both; gives their paths and the digest of the file."""
     with tempfile.TemporaryDirectory(
         prefix=f".{target.stem}-", dir=target.parent, ignore_cleanup_errors=True
@@ -125,7 +126,7 @@ def _written(version: Version, target: Path, notify: Notify) -> dict[str, Any]:
         draft = Path(place) / "whole" / proof_folder(target).name
         facts = export(version, "onnxruntime", draft, notify)
         data = target.with_suffix(DATA).name  # of a large half alone; two halves may stand in one folder
-        _describe(draft, version, data)
+        _describe(draft, version, source, data)
         (draft / "manifest.json").unlink()
         write_manifest(
             draft, LIVE, {key: value for key, value in facts.items() if key not in ("folder", "files")}
@@ -156,10 +157,13 @@ def _finish(target: Path) -> None:
     ready.rmdir()
 
 
-def _describe(draft: Path, version: Version, data: str) -> None:
-    """Write the verdict and the digest of the original into the half's own metadata, and call its file of weights, if
-    it has one, ``data``."""
-    model = onnx.load(draft / HALF, load_external_data=False)
+def _describe(draft: Path, version: Version, source: Path, data: str) -> None:
+    """Give the half the shapes of ``source``, write the verdict and the digest of the original into its own metadata,
+    and call its file of weights, if it has one, ``data``."""
+    model, spec = onnx.load(draft / HALF, load_external_data=False), version.spec()
+    give_own_layout(model, spec)
+    if source.suffix == ".onnx":
+        declare_as(model, read_graph(source), spec)
     said = {
         "verdict": headline(Conversion(version, version.manifest).shown()),
         "proof": sha256_of(draft / "parity.json"),

@@ -22,6 +22,7 @@ from ...models.store.store import LIVE, Version
 from ..inputs.samples import Samples, stored_samples
 from ..on_device.environment import environment
 from ..on_device.reprove import reprove
+from ..onnx.own_layout import batch_in_front
 from ..onnx.reading.bounded_file import bytes_of, external_files, read_graph
 from ..proof.maker import Notify
 from ..proof.prove import answers_of
@@ -76,11 +77,11 @@ def _file(form: str) -> str:
 def _measured(found: Found, form: str) -> dict[str, Any]:
     version = found.version
     samples, spec = stored_samples(version), version.spec()
-    half = (
-        OnnxEngine(found.file, version.manifest["half"], CPU, PLAIN)
-        if found.file
-        else load_half(version, form, CPU)
-    )
+    if found.file:
+        with batch_in_front(found.file, spec) as file:
+            half = OnnxEngine(file, version.manifest["half"], CPU, PLAIN)
+    else:
+        half = load_half(version, form, CPU)
     original = load_original(version, form, CPU)
     try:
         report = reprove(version, half, CPU, samples)

@@ -18,6 +18,7 @@ from ..proof.subject import CPU
 from ..proof.threads import threads_now
 from ..question import Answers, TieTolerance
 from .output_names import as_in_spec
+from .own_layout import put_batch_first
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
 from .reading.bounded_file import external_files, read_graph, read_model
@@ -65,6 +66,12 @@ def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
 
 
 def _stored(version: Version, name: str) -> ModelProto:
+    model = _read(version, name)
+    put_batch_first(model, version.spec(), version.folder / name)
+    return model
+
+
+def _read(version: Version, name: str) -> ModelProto:
     # The weights stand beside the file, perhaps.
     if any(file.endswith(DATA) for file in version.manifest["files"]):
         path = version.file(name)

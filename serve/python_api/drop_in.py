@@ -14,6 +14,7 @@ import glob
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -252,11 +253,23 @@ def _converted(
             wider = fp16(source, target, judging, keep=keep, dtype=dtype, level="O3", search=True)
             made = wider if wider.file else made
         if made.file is not None:
-            return onnx.load(made.file)
+            half = onnx.load(made.file)
+            _tell_what_is_missing(model, half)
+            return half
         if made.verdict == FP32 and not ends:
             warnings.warn(f"halfeven.drop_in gives the model back in FP32: {made.reason}", stacklevel=3)
             return model
         raise ParityRefused(f"no half of the model is proven equal: {made.reason}")
+
+
+def _tell_what_is_missing(model: ModelProto, half: ModelProto) -> None:
+    """Warn of outputs that the half lacks: only tensors can be compared."""
+    given, left = (Counter(value.name for value in one.graph.output) for one in (model, half))
+    if missing := given - left:
+        warnings.warn(
+            f"halfeven.drop_in leaves out {', '.join(missing)}: the half has each output that is a tensor, once",
+            stacklevel=4,
+        )
 
 
 def _float_ends(model: ModelProto, kept: _Kept) -> list[ValueInfoProto]:

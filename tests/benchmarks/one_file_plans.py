@@ -18,9 +18,10 @@ import numpy as np
 import onnx
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.half_files.half_file import proof_folder, verdict_of, write_half
+from halfeven.exporters.onnx.own_layout import give_own_layout, has_own_layout
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import ExportFailed, HalfevenError
-from halfeven.models.store.store import Store
+from halfeven.models.store.store import Store, Version
 from halfeven.models.zoo import zoo_folder
 
 from tests.benchmarks.same_plans import ROWS, SEED, names_of
@@ -47,10 +48,14 @@ def by_fp16(source: Path, folder: Path, options: Options) -> Seen:
 
 
 def digests(folder: Path) -> Seen:
-    """The digests of plan, proof and half, without the half's metadata: only a half that stands for itself names its
-    proof there."""
-    half = onnx.load(folder / "half.onnx")
+    """The digests of plan, proof and half: of this without its metadata and declared sizes, in the model's own layout,
+    as a half that stands for itself has it."""
+    half, spec = onnx.load(folder / "half.onnx"), Version.at(folder).spec()
+    if not has_own_layout(half):
+        give_own_layout(half, spec)
     del half.metadata_props[:]
+    for value in (*half.graph.input, *half.graph.output):
+        value.type.tensor_type.ClearField("shape")
     verdict = json.loads((folder / "parity.json").read_text())["forms"]["onnx"]
     texts = {
         "plan": (folder / "precision.json").read_bytes(),

@@ -199,7 +199,7 @@ class Starts:
         return found
 
     def replaced(self, known: int) -> list[str]:
-        """What was replaced after so many events."""
+        """The replacements after so many events."""
         done = events(self.store, MODEL, 10_000)
         new = done[: len(done) - known]
         return [one["message"] for one in reversed(new) if one["kind"] == "choice_replaced"]

@@ -14,6 +14,8 @@ from ....models.spec.batch_axis import batch_back, batch_first
 from ....models.spec.spec import ModelSpec, TensorSpec
 from .graph import ForeignProgram, Names, graphs, names_in, walk
 
+BATCH_AXIS = "__batch_axis"  # at the end of the name of such a Transpose
+
 
 def with_batch_first(program: ForeignProgram, spec: ModelSpec, path: Path) -> ForeignProgram:
     """The program with these Transposes, written into its graph. Raises as `move_batch_first`."""
@@ -45,7 +47,7 @@ def move_batch_first(graph: GraphProto, spec: ModelSpec, path: Path) -> dict[str
         _move(value, tensor, path)
         found[tensor.name] = values.fresh(f"{tensor.name}__own_layout")
         _rename(graph, tensor.name, inner := found[tensor.name])
-        _add(graph, _transpose(tensor, inner, nodes.fresh(f"{tensor.name}__batch_axis"), is_input), is_input)
+        _add(graph, _transpose(tensor, inner, nodes.fresh(f"{tensor.name}{BATCH_AXIS}"), is_input), is_input)
     return found
 
 
