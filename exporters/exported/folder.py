@@ -257,8 +257,8 @@ def _layout(spec: ModelSpec) -> str:
         return ""
     return (
         "\nThe batch is the first axis of every array and tensor here; the model itself has that of "
-        f"{', '.join(moved)} on\nanother axis. A file with `halfeven.layout: own` in its metadata (`halfeven fp16`) has "
-        "the model's own shapes.\n"
+        f"{', '.join(moved)} on\nanother axis. A file with `halfeven.layout: own` in its metadata (`halfeven fp16`) "
+        "has the model's own shapes.\n"
     )
 
 

@@ -254,7 +254,7 @@ def _converted(
             made = wider if wider.file else made
         if made.file is not None:
             half = onnx.load(made.file)
-            _tell_what_is_missing(model, half)
+            _warn_of_missing(model, half)
             return half
         if made.verdict == FP32 and not ends:
             warnings.warn(f"halfeven.drop_in gives the model back in FP32: {made.reason}", stacklevel=3)
@@ -262,7 +262,7 @@ def _converted(
         raise ParityRefused(f"no half of the model is proven equal: {made.reason}")
 
 
-def _tell_what_is_missing(model: ModelProto, half: ModelProto) -> None:
+def _warn_of_missing(model: ModelProto, half: ModelProto) -> None:
     """Warn of outputs that the half lacks: only tensors can be compared."""
     given, left = (Counter(value.name for value in one.graph.output) for one in (model, half))
     if missing := given - left:
