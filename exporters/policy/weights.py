@@ -16,6 +16,7 @@ NUMPY_HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat1
 BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
 # The relative error that rounding may cost a weight of one number, such as an eps: it may be subnormal, not vanish.
 NUMBER = 2.0**-6
+LEAST_OF_A_MASK = 1e9  # a number of a weight that is as large stands for infinity
 # The meta of a weight's node has this key where no element may leave half's range (`in_range`).
 IN_RANGE = "halfeven_in_range"
 
@@ -43,6 +44,12 @@ class Entry:
     def keeps_its_readers(self, searched: bool) -> bool:
         """True if the nodes that read it stay in FP32 by rule: where half would be infinite, or no search decides."""
         return self.over_budget and (self.saturated > 0 or not searched)
+
+    @property
+    def is_wide(self) -> bool:
+        """True if numbers of it, which are no values of a mask, leave half's range: what takes rows out of it may take
+        them, though no sample does."""
+        return self.saturated > 0 and self.largest < LEAST_OF_A_MASK
 
     @property
     def reason(self) -> str:

@@ -91,11 +91,16 @@ class FileRules:
         for node in self.program.nodes:
             if node.name in held and node.name in half:
                 self._hold(node, held[node.name])
-        before = self.assign()
+        before, taken = self.assign(), self._taken()
         for node in self.program.nodes:
             for name in sorted(self._half_reads(node, before)):
                 if name in self.program.weights:
                     self._weigh(node, self.ledger.entry(name))
+                elif name in taken:
+                    self.firm[name] = (
+                        f"'{name}' is taken out of '{taken[name].weight}', which does not fit in half"
+                    )
+                    self._hold(node, self.firm[name], taken[name].evidence)
                 elif before.kinds[name] == Kind.CONSTANT and self._overflows(name):
                     self.firm[name] = f"'{name}' reaches {self._size(name)}, beyond half's range"
                     self._hold(node, self.firm[name])
@@ -133,6 +138,23 @@ class FileRules:
             self.firm[entry.weight] = entry.reason  # as torch.autocast promotes
         else:
             self._hold(node, entry.reason, entry.evidence)
+
+    def _taken(self) -> dict[str, Entry]:
+        """The values that are taken out of a table of which half cannot hold every number (`Entry.is_wide`)."""
+        found = dict[str, Entry]()
+        weights = {
+            name for name in self.program.weights if self.program.is_float(name)
+        } - self.ledger.in_range
+        for node in self.program.nodes:
+            if has(node.op_type, Trait.COPIES) and node.input[0] in weights:
+                tables = [self.ledger.entry(node.input[0])]
+            else:
+                tables = [
+                    found[name] for name in node.input if name in found and has(node.op_type, Trait.MOVES)
+                ]
+            for name in node.output if tables and tables[0].is_wide else ():
+                found[name] = tables[0]
+        return found
 
     def _overflows(self, name: str) -> bool:
         return name in self.ranges and self.ranges[name].extreme > LARGEST[self.precision.dtype]

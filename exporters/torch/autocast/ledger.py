@@ -8,13 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from ml_dtypes import finfo
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ....models.engines.arrays import to_numpy
 from ....models.program import duplicate, walk, writes_into_inputs
 from ...graph.actions import Action, Kept
-from ...policy.weights import IN_RANGE, Entry, measure
+from ...policy.classes import Trait, has
+from ...policy.weights import IN_RANGE, NUMPY_HALVES, Entry, measure
+from ...ranges.guards import aten_name
 from .dtypes import Dtypes, Typing, numbers, readers
 from .folding import attribute, fold_constants
 from .plan import PrecisionPlan, foldable, op_name
@@ -76,12 +79,32 @@ def _read_in_half(
             ]
             entry = measure(_origin(module, str(node.target)), to_numpy(weight), half) if read else None
             yield from ((name, entry) for name in read if entry is not None)
+    for node, entry in _taken(module, graph, half).items():
+        yield from ((name, entry) for name, dtype in readers(node, "", dtypes) if dtype == dtypes.half)
     for name, node in walk(graph):
         if dtypes.touches_half(name):
             for number in numbers(node):
                 entry = measure(f"{number:g} ({name})", number, half)
                 if entry.over_budget:  # the report lists only numbers that half cannot hold
                     yield name, entry
+
+
+def _taken(module: GraphModule, graph: GraphModule, half: str) -> dict[Node, Entry]:
+    """The values that are taken out of a table of which half cannot hold every number (`Entry.is_wide`)."""
+    found, largest = dict[Node, Entry](), float(finfo(NUMPY_HALVES[half]).max)
+    for node in graph.graph.nodes:
+        read, name = node.all_input_nodes, aten_name(node)
+        weight = attribute(graph, str(read[0].target)) if read and read[0].op == "get_attr" else None
+        if isinstance(weight, Tensor) and weight.dtype == torch.float32 and has(name, Trait.COPIES):
+            is_larger = weight.numel() > 0 and float(weight.abs().max()) > largest
+            tables = (
+                [measure(_origin(module, str(read[0].target)), to_numpy(weight), half)] if is_larger else []
+            )
+        else:
+            tables = [found[one] for one in read if one in found and has(name, Trait.MOVES)]
+        if tables and tables[0].is_wide:
+            found[node] = tables[0]
+    return found
 
 
 def _origin(module: GraphModule, weight: str) -> str:

@@ -12,7 +12,7 @@ from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.folder.package import ModelFolder, Precision
 
 from tests.corpus import captured, fresh
-from tests.exporters.onnx.onnx_files import ConvertedFile, convert_file
+from tests.exporters.onnx.onnx_files import ConvertedFile, convert, convert_file, errors_u, parsed
 
 FRESH = 32  # as many as a folder without samples is judged and planned on
 
@@ -41,6 +41,23 @@ def test_by_the_lists_a_plan_holds_for_few_inputs_too_whose_answers_are_small(
         reference, candidate = ({key: array[few] for key, array in one.items()} for one in (original, half))
         report = judge(foreign.spec, "fp16", [Trial(tuple(range(FRESH)), reference, candidate)])
         assert report.passed, report.summary()
+
+
+@pytest.mark.parametrize("level", ["O1", "O3"])
+def test_a_row_of_a_table_that_leaves_half_s_range_is_answered_though_no_sample_takes_it(
+    level: str, tmp_path: Path
+) -> None:
+    random = np.random.default_rng()
+    table = random.uniform(100.0, 9000.0, (50, 2)).astype(np.float32)
+    table[40:, 0] *= 1000.0
+    w, v = (random.normal(size=size).astype(np.float32) for size in ((2, 8), (8, 4)))
+    weights = {"table": table, "w": w / 9000, "v": v, "both": np.array([-1, 2])}
+    text = """g (int64[n] id) => (float[n,4] y)
+    { r = Gather(table, id) f = Reshape(r, both) p = MatMul(f, w) t = Tanh(p) y = MatMul(t, v) }"""
+    usual, rare = ({"id": np.arange(*ends)} for ends in ((0, 40), (40, 50)))
+    foreign = convert(tmp_path, parsed(text, weights), usual, level, max_batch_size=16)
+    assert foreign.half_nodes > 0
+    assert errors_u(foreign, rare)["y"] <= 4.0
 
 
 def converted(name: str, level: str, place: Path) -> ConvertedFile:

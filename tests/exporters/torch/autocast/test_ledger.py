@@ -33,6 +33,30 @@ class Weights(nn.Module):
         return self.big(self.fine(x)), x @ self.tiny.weight.t() * 1e8
 
 
+class Cities(nn.Module):
+    """A table that few rows leave half's range in, and a product of what is taken out of it."""
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.table, self.product = nn.Embedding(8, 4), nn.Linear(8, 4)
+        with torch.no_grad():
+            self.table.weight[7, 0] = largest
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return self.product(torch.cat([self.table(ids).view(-1, 4), x], 1))
+
+
+@pytest.mark.parametrize(("largest", "kept"), [(1e5, {"linear"}), (6e4, set()), (3.4e38, set())])
+def test_whatever_reads_numbers_out_of_a_table_that_leaves_half_s_range_stays_fp32(
+    largest: float, kept: set[str]
+) -> None:
+    """No sample need take such a row. A number as large as a mask's is no number of the table."""
+    model = original(Cities(largest), {"ids": torch.tensor([0, 3, 5]), "x": torch.randn(3, 4)})
+    module = runnable(model.program)
+    _, plan = weigh(module, make_plan(module, Precision()), model.example)
+    assert {one.node for one in plan.kept} == kept
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_weight_that_rounds_well_is_within_half_a_unit_and_in_budget(dtype: str) -> None:
     entry = measure("w", torch.randn(64, 64).numpy(), dtype)
