@@ -27,6 +27,7 @@ from ..proof.prove import ReferenceRun, answers_of, ask_reference, take
 from ..proof.subject import CPU, Subject
 from ..proof.threads import fixed_threads, threads_now
 from ..question import Answers, Arrays
+from .bounded_loops import bounded_answers
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .original_file import OriginalFile, why_original
 from .parted_transposes import part_transposes
@@ -101,7 +102,7 @@ def _planned_subject(
     _, row = next(samples.batches(1 if spec.batched else 0))
     operations = file_operations(program, row)
     with fixed_threads(operations.of(row)):
-        answers = runtime_answers(original)
+        answers = bounded_answers(original, spec, samples)
         if wrong := difference(given, spec, answers, row):
             raise NotPlanned(f"{path}: {wrong}")
     subject = _subject(asked, spec, samples, origin, search, notes, answers)

@@ -321,12 +321,25 @@ def noise_among(
     """
     rows = min(NOISE_ROWS, max(1, NOISE_OPERATIONS // max(row_operations, 1)))
     some = list(_first(spec, questions, rows))
-    ways = [] if exact is None else [exact]
-    if any(len(one.samples) > 1 for one in some):
-        ways.append(one_at_a_time(original))
-    return noise_of(
-        spec, [Trial(one.samples, one.reference, way(one.inputs)) for way in ways for one in some]
-    )
+    several = any(len(one.samples) > 1 for one in some)
+    ways = [*([exact] if exact else []), *([one_at_a_time(original)] if several else [])]
+    trials = [[Trial(one.samples, one.reference, way(one.inputs)) for one in some] for way in ways]
+    if exact and several:
+        _refuse_dependent_rows(*(noise_of(spec, each) for each in trials))
+    return noise_of(spec, [trial for each in trials for trial in each])
+
+
+# The share of an output's largest value, and times what other sums change, by which a row alone differs from the same
+# row among others where its answer depends on them.
+DEPENDS, DEPENDS_TIMES = 0.05, 8.0
+
+
+def _refuse_dependent_rows(of_sums: Mapping[str, Noise], of_others: Mapping[str, Noise]) -> None:
+    """Raises RowsDiffer where a row alone is answered otherwise than among others by far more than FP32's noise."""
+    for name in of_sums.keys() & of_others.keys():
+        error = of_others[name].numbers["error"]
+        if error > max(DEPENDS, DEPENDS_TIMES * of_sums[name].numbers["error"]):
+            raise RowsDiffer(f"output '{name}' depends on the other rows of its batch")
 
 
 def one_at_a_time(answers: Answers) -> Answers:

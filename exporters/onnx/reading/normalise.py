@@ -66,6 +66,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
         model = in_order(inline_local_functions(model, convert_version=True), path)
     model = _raise_opset(model, path, notes)
     unfold(model)
+    _say_the_sides_of_spectra(model)
     _refuse_what_is_not_taken(model, path)
     close_bodies(model)
     model, weights = named_and_lifted(model)
@@ -140,6 +141,14 @@ def _raise_opset(model: ModelProto, path: Path, notes: list[str]) -> ModelProto:
         ) from error
     notes.append(f"opset {version} was converted to {TARGET}: older ones take too few ops in half")
     return converted
+
+
+def _say_the_sides_of_spectra(model: ModelProto) -> None:
+    """Write the attribute of each STFT that has a default: onnx's shape inference takes another one than the standard
+    says."""
+    for node in walk(model.graph):
+        if node.op_type == "STFT" and node.domain in ONNX and attribute(node, "onesided") is None:
+            node.attribute.append(helper.make_attribute("onesided", 1))
 
 
 def _refuse_what_is_not_taken(model: ModelProto, path: Path) -> None:

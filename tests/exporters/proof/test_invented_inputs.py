@@ -44,6 +44,8 @@ HAZARDS = {
     "a repeated axis": "i@ = Slice(x, c1, c2, ax) m@ = ReduceMax<keepdims=0>(i@) k@ = Cast<to=7>(m@) q@ = Unsqueeze(k@, c0) t@ = Concat<axis=0>(c1, q@) v@ = Slice(x, c2, c3, ax) w@ = Tile(v@, t@) f@ = ReduceSum(w@, ax)",
     "a shape": "i@ = Slice(x, c1, c2, ax) m@ = ReduceMax<keepdims=0>(i@) k@ = Cast<to=7>(m@) q@ = Unsqueeze(k@, c0) t@ = Concat<axis=0>(q@, c1) z@ = ConstantOfShape(t@) s@ = ReduceSum<keepdims=0>(z@) v@ = Slice(x, c2, c8, ax) f@ = Add(v@, s@)",
     "an item of a list": "i@ = Slice(x, c1, c2, ax) m@ = ReduceMax<keepdims=0>(i@) k@ = Cast<to=7>(m@) l@ = SplitToSequence<axis=1>(x, one) f@ = SequenceAt(l@, k@)",
+    "passes of a loop": "i@ = Slice(x, c1, c2, ax) m@ = ReduceMax<keepdims=0>(i@) q@ = Exp(m@) k@ = Cast<to=7>(q@) v@ = Slice(x, c2, c8, ax) f@ = Loop(k@, yes, v@) <body = b@ (int64 p@, bool c@, float[n,6] s@) => (bool o@, float[n,6] t@) { o@ = Identity(c@) h@ = Sin(s@) t@ = Add(h@, tenth) }>",
+    "a loop until": "v@ = Slice(x, c2, c8, ax) f@ = Loop(endless, yes, v@) <body = b@ (int64 p@, bool c@, float[n,6] s@) => (bool o@, float[n,6] t@) { t@ = Mul(s@, two) a@ = Abs(t@) m@ = ReduceMax<keepdims=0>(a@) o@ = Less(m@, twenty) }>",
     "a threshold": "i@ = Slice(x, c2, c3, ax) g@ = Greater(i@, half) v@ = Slice(x, c3, c8, ax) f@ = Where(g@, v@, zerof)",
 }
 
@@ -53,6 +55,10 @@ def constants(random: np.random.Generator) -> dict[str, np.ndarray]:
     return {
         **ends,
         "ax": np.array([1]),
+        "yes": np.array(True),
+        "endless": np.array(np.iinfo(np.int64).max),
+        "two": np.array(2.0, np.float32),
+        "twenty": np.array(20.0, np.float32),
         "zero": np.array(0),
         "one": np.array(1),
         "depth": np.array(7),
