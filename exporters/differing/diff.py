@@ -63,7 +63,7 @@ def differences(
     they are (of an engine FP32). ``out``: a new folder for the reproduction. Raises BadSamples, BadInput where both
     have no tensor in common, NotRun.
     """
-    facts = dict[str, Any]()
+    facts, says = dict[str, Any](), False
     for inputs in _batches(a, samples):
         answers, units = _answers(a, theirs, inputs, dtype)
         found = compared(a, inputs, answers, units)
@@ -73,6 +73,7 @@ def differences(
             )
         facts = {"equal": found.first is None, "tensors": found.tensors, "astray": found.astray}
         facts |= {"first": found.first and found.first.to_json(), "reproduction": None}
+        says = says or any(map(_says_something, found.values.values()))
         if found.first is None:
             continue
         if out is not None:
@@ -82,7 +83,16 @@ def differences(
                 write_npz(folder / "found.npz", {"a": found.values[name], "b": answers[name]})
             facts["reproduction"] = str(out)
         break
+    if facts["equal"] and not says:
+        raise BadSamples(
+            f"{samples.name}: every tensor of A is 0 or not finite for these samples, so nothing is compared; give "
+            "samples that it has answers to"
+        )
     return facts
+
+
+def _says_something(array: np.ndarray) -> bool:
+    return array.dtype.kind not in "fV" or bool((np.isfinite(array.astype(np.float64)) & (array != 0)).any())
 
 
 def _arrays(samples: Path) -> dict[str, np.ndarray]:
@@ -94,13 +104,13 @@ def _arrays(samples: Path) -> dict[str, np.ndarray]:
 
 
 def _batches(a: "Side", samples: Path) -> Iterator[Arrays]:
-    """The first rows, and as many behind them where there are so many: an engine may answer from the first batch."""
+    """The first rows, and as many from the end where there are more: an engine may answer from the first batch."""
     arrays = _arrays(samples)
     first = a.rows(arrays, ROWS)
     if not first:
         raise BadSamples(f"{samples.name}: expected the inputs {list(a.inputs)} of A, got {sorted(arrays)}")
     yield first
-    second = a.rows({name: array[ROWS:] for name, array in arrays.items() if len(array) > ROWS}, ROWS)
+    second = a.rows({name: array[-ROWS:] for name, array in arrays.items() if len(array) > ROWS}, ROWS)
     if [array.shape for array in second.values()] == [array.shape for array in first.values()]:
         yield second
 
@@ -126,13 +136,16 @@ def _answers(
 
 def partners(a: "Side", b: "Side") -> dict[str, str]:
     """Maps tensors of A to tensors of B: in two programs, results of the same operation in the same order between reads
-    of the same weights; otherwise tensors of the same name. Outputs correspond by their order."""
+    of the same weights; otherwise tensors of the same name. Outputs correspond by their names, where both have the same
+    ones, else by their order."""
     if a.steps and b.steps:
         found = _in_order(a, b)
     else:
         theirs = {node.name for node in b.nodes}
         found = {node.name: node.name for node in a.nodes if node.name in theirs}
-    if len(a.outputs) == len(b.outputs):
+    if a.outputs.keys() == b.outputs.keys():
+        found |= {tensor: b.outputs[name] for name, tensor in a.outputs.items()}
+    elif len(a.outputs) == len(b.outputs):
         found |= dict(zip(a.outputs.values(), b.outputs.values(), strict=True))
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...models.engines.load import load_half, load_original
-from ...models.errors import BadInput, BadSamples
+from ...models.errors import BadInput, BadSamples, BadSetting
 from ...models.files.json_fields import JsonFields
 from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec
 from ...models.store.store import Version
@@ -55,7 +55,10 @@ class IndexVerdict(JsonFields):
 
 
 def least_recall(version: Version, asked: float | None) -> float:
-    """The share of the nearest vectors that the half must find: what the command asks, or the model's own limit."""
+    """The share of the nearest vectors that the half must find: what the command asks, or the model's own limit. Raises
+    BadSetting."""
+    if asked is not None and not 0 <= asked <= 1:
+        raise BadSetting(f"--min-recall {asked:g}: expected a share from 0 to 1")
     limits = (asked, version.spec().parity.min_recall, _LEAST_RECALL)
     return next(limit for limit in limits if limit is not None)
 
@@ -114,7 +117,8 @@ def check_index(
     if precision is None:
         raise BadInput(f"{version} has no half whose vectors could be compared: {version.manifest['reason']}")
     rows = load_samples(queries, spec)
-    relevance = _relevance(judgements) if judgements else None
+    relevance = _relevance(judgements, rows.count, len(index)) if judgements else None
+    _check_finite(index, "vector {} of the index")
     found = dict[str, Any]()
     for form, facts in version.manifest["forms"].items():
         if not facts["passed"] or not facts.get("half_nodes", 1):
@@ -134,12 +138,30 @@ def check_index(
             raise BadSamples(
                 f"the index has {len(index)} vectors, and the {k} nearest of them are all: give a smaller -k"
             )
+        _check_finite(vectors[0], f"FP32's vector of query {{}} of {queries.name}")
         fp32, half = (nearest(one, index, k, metric) for one in vectors)
         verdict = compare_nearest(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
+        if not verdict.pairs:
+            raise BadSamples(
+                f"FP32 tells none of the {k} nearest vectors of any query apart, so nothing is compared: expected an "
+                "index and queries whose vectors differ"
+            )
         found[form] = verdict.to_json()
     if not found:
         raise BadInput(f"{version} has no proven half whose vectors could be compared")
     return found
+
+
+def _check_finite(vectors: np.ndarray, what: str) -> None:
+    """Raises BadSamples for a vector with NaN or infinity, or whose length leaves FP64. ``what`` names it by its
+    row."""
+    for start in range(0, len(vectors), BLOCK):
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = np.square(vectors[start : start + BLOCK], dtype=np.float64).sum(-1)
+        if len(wrong := np.flatnonzero(~np.isfinite(sums))):
+            raise BadSamples(
+                f"{what.format(start + wrong[0])} is not finite: expected numbers that can be compared"
+            )
 
 
 def index_file(path: Path) -> np.ndarray:
@@ -220,19 +242,32 @@ def _ndcg(places: np.ndarray, relevance: Relevance) -> float:
     for query, found in enumerate(places.tolist()):
         known = relevance.get(query, {})
         ideal = sorted(known.values(), reverse=True)[: len(found)]
-        if ideal:
+        if sum(ideal):
             reached = sum(known.get(place, 0.0) * discount[at] for at, place in enumerate(found))
             gains.append(float(reached / sum(value * discount[at] for at, value in enumerate(ideal))))
     return float(np.mean(gains)) if gains else 1.0
 
 
-def _relevance(path: Path) -> Relevance:
-    """A file with three arrays of one length: ``query``, ``vector`` (places in the index) and ``relevance``."""
+def _relevance(path: Path, queries: int, vectors: int) -> Relevance:
+    """A file with three arrays of one length: ``query``, ``vector`` (places in the index) and ``relevance``. Raises
+    BadSamples."""
     found = read_tensors(path)
     wanted = {"query", "vector", "relevance"}
-    if not wanted <= found.keys() or {found[name].shape for name in found} != {(found["query"].size,)}:
+    if not wanted <= found.keys() or {found[name].shape for name in wanted} != {(found["query"].size,)}:
         raise BadSamples(f"{path.name}: expected the arrays query, vector and relevance, all of one length")
+    query, vector, value = (found[name] for name in ("query", "vector", "relevance"))
+    for name, places, most in (("query", query, queries), ("vector", vector, vectors)):
+        if places.dtype.kind not in "iu" or ((places < 0) | (places >= most)).any():
+            raise BadSamples(
+                f"{path.name}: {name}: expected whole numbers from 0 to {most - 1}, its place among them"
+            )
+    if (
+        value.dtype.kind not in "iuf"
+        or not (np.isfinite(value) & (value >= 0)).all()
+        or not (value > 0).any()
+    ):
+        raise BadSamples(f"{path.name}: relevance: expected numbers from 0 on, one of them above 0")
     relevance = dict[int, dict[int, float]]()
-    for query, vector, value in zip(found["query"], found["vector"], found["relevance"], strict=True):
-        relevance.setdefault(int(query), {})[int(vector)] = float(value)
+    for at, place, worth in zip(query.tolist(), vector.tolist(), value.tolist(), strict=True):
+        relevance.setdefault(at, {})[place] = float(worth)
     return relevance

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...models.errors import EngineFailed
+from ...models.errors import BadSamples, EngineFailed
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Version
 from ..gate.diagnosis import worst_sample
@@ -25,6 +25,7 @@ from ..onnx.own_layout import batch_in_front
 from ..onnx.reading.bounded_file import read_model
 from ..onnx.runtime import has_half, loaded
 from ..onnx.stored import half_storage
+from ..proof.informative import why_nothing_is_proven
 from ..proof.prove import ReferenceRun, judged, take
 from ..proof.subject import CPU
 from ..question import Answers, Arrays
@@ -69,11 +70,14 @@ def prove_engine(
 ) -> dict[str, Any]:
     """The facts of one proof, as `report.page.render_terminal` takes them: ``status`` is ``equal`` or ``refused``.
 
-    Raises EngineFailed where the engine gives no answer, BadSamples for a file of answers with other rows.
+    Raises EngineFailed where the engine gives no answer, BadSamples for a file of answers with other rows and for
+    samples whose answers in FP32 prove nothing.
     """
     dtype = version.manifest["half"] or version.read("precision.json", itemgetter("dtype"))
     notify(f"answering the samples of {version} in FP32")
     run = reference_run_of(version, dtype, CPU, samples)
+    if nothing := why_nothing_is_proven(run):
+        raise BadSamples(nothing)
     notify(f"judging the answers of the {engine.kind} {engine.where}")
     report = judge_engine(run, dtype, engine)
     found = report.to_json()

@@ -20,13 +20,13 @@ from typing import Any, Literal
 import onnx
 from onnx import external_data_helper
 
-from ...models.errors import BadFolder, BadInput, BadSetting, Conflict, DamagedFile, ParityRefused, TooLarge
+from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
 from ...models.files.durable import fsync
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Conversion, Options, convert
 from ..exported.folder import export, exported_version
-from ..exported.onnx_pair import HALF
+from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
 from ..inputs.samples import load_samples, stored_samples
 from ..onnx.own_layout import declare_as, give_own_layout
@@ -39,6 +39,8 @@ Verdict = Literal["equal", "fp32", "refused"]
 EQUAL: Verdict = "equal"
 FP32: Verdict = "fp32"
 REFUSED: Verdict = "refused"
+WIDEST_U = 64.0  # a limit beyond it proves nothing, whatever a proof says
+_AGAIN = "write it again from the model (halfeven fp16)"
 
 
 def proof_folder(file: Path) -> Path:
@@ -75,8 +77,8 @@ def write_half(
     ``proof`` (None where none was written). A half and a proof of an earlier run are replaced.
     Raises Conflict where something else stands there, and as `convert` and `export` do.
     """
-    _check(source, target)
     _finish(target)
+    _check(source, target)
     with tempfile.TemporaryDirectory(prefix="halfeven-store-") as place:
         done = convert(source, Store(Path(place)), replace(options or Options(), forms=("onnx",)), notify)
         facts = {**done.shown(), "verdict": verdict_of(done.version), "file": None, "proof": None}
@@ -103,18 +105,29 @@ def _check(source: Path, target: Path) -> None:
         )
     if proof.exists() and not (proof.is_dir() and not any(proof.iterdir())):
         try:
-            exported_version(proof)
+            version = exported_version(proof)
         except (BadInput, DamagedFile) as error:
             raise Conflict(
                 f"{proof} is no proof of an earlier run, so it is not replaced: {error}; move it, or give another -o"
             ) from error
+        if others := no_part_of(version):
+            raise Conflict(
+                f"{others[0]} is no part of the proof, which is replaced: move it, or give another -o"
+            )
+
+
+def no_part_of(version: Version) -> list[Path]:
+    """The files in the folder of a proof that the proof does not name."""
+    known = {*version.manifest["files"], "manifest.json"}
+    return sorted(path for path in version.folder.iterdir() if path.name not in known)
 
 
 def _is_ours(target: Path) -> bool:
-    """True if the file says of itself that its proof was made here (`_describe`)."""
+    """True if the file is the one that the proof beside it proves."""
     try:
-        return any(each.key == "halfeven.proof" for each in read_graph(target).metadata_props)
-    except (BadFolder, TooLarge):  # none, or another kind of file
+        files = exported_version(proof_folder(target)).manifest["files"]
+        return target.is_file() and files.get(HALF) == sha256_of(target)
+    except (BadInput, DamagedFile):  # no proof
         return False
 
 
@@ -194,26 +207,56 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
 
 
 def check_digests(file: Path, version: Version) -> None:
-    """Hold a half and its proof against the digests of the proof. Raises ParityRefused."""
-    expected: Mapping[str, str] = version.manifest["files"]
+    """Hold a half and its proof against the digests of the proof, and what each says of the other. Raises
+    ParityRefused."""
     for name, path in _held(file, version):
-        if not path.is_file() or sha256_of(path) != expected.get(name):
-            raise ParityRefused(
-                f"{path} is not the file that was proven: expected the SHA-256 {expected.get(name)}; write it again "
-                "from the model (halfeven fp16)"
-            )
-    proven = version.read("parity.json", lambda proofs: proofs["forms"]["onnx"]["dtype"])
-    said = version.manifest["half"]
-    if proven != said:
+        _check_digest(version, name, path)
+    check_proof(version)
+    said = {each.key: each.value for each in read_graph(file).metadata_props}
+    for key, name in (("halfeven.original", ORIGINAL), ("halfeven.proof", "parity.json")):
+        if said.get(key) != version.manifest["files"].get(name):
+            raise ParityRefused(f"{file} names another {name} as its own than that of its proof; {_AGAIN}")
+
+
+def check_proof(version: Version) -> None:
+    """Hold the folder of a proof against its digests, and its verdict against its manifest. Raises ParityRefused."""
+    for name in version.manifest["files"]:
+        _check_digest(version, name, version.folder / name)
+    if others := no_part_of(version):
         raise ParityRefused(
-            f"{version.folder / 'manifest.json'} says that the half is {said}, and it was proven as {proven}; write it "
-            "again from the model (halfeven fp16)"
+            f"{others[0]} is no part of the proof: expected what `halfeven fp16` wrote alone; move it"
+        )
+    manifest = version.folder / "manifest.json"
+    if version.status != LIVE:
+        raise ParityRefused(f"{manifest} says that the half is {version.status}: expected {LIVE}; {_AGAIN}")
+    dtype, limits = version.read(
+        "parity.json",
+        lambda proof: (
+            proof["forms"]["onnx"]["dtype"],
+            [one["limit_u"] for one in proof["forms"]["onnx"]["outputs"]],
+        ),
+    )
+    if dtype != version.manifest["half"]:
+        raise ParityRefused(
+            f"{manifest} says that the half is {version.manifest['half']}, and it was proven as {dtype}; {_AGAIN}"
+        )
+    widest = max((version.spec().parity.max_error_u, *limits))
+    if not widest <= WIDEST_U:
+        raise ParityRefused(
+            f"the proof allows errors of {widest:g}u, which proves nothing: expected at most {WIDEST_U:g}u; {_AGAIN}"
+        )
+
+
+def _check_digest(version: Version, name: str, path: Path) -> None:
+    expected = version.manifest["files"].get(name)
+    if not path.is_file() or sha256_of(path) != expected:
+        raise ParityRefused(
+            f"{path} is not the file that was proven: expected the SHA-256 {expected}; {_AGAIN}"
         )
 
 
 def _held(file: Path, version: Version) -> Iterator[tuple[str, Path]]:
-    """Every file of the proof, the half, and the half's file of weights beside it, with their names in the proof."""
-    yield from ((name, version.folder / name) for name in version.manifest["files"])
+    """The half, and its file of weights beside it, with their names in the proof."""
     yield HALF, file
     yield from external_files(file, read_graph(file)).items()
 

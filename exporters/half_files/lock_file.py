@@ -13,12 +13,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from ...models.errors import BadFolder, BadInput, EngineFailed, NewerFormat, ParityRefused
+from ...models.errors import BadFolder, BadInput, Conflict, EngineFailed, NewerFormat, ParityRefused
 from ...models.files.durable import replace_text
 from ...models.files.stored_json import stored_json
 from ...models.version import __version__
 from ..proof.maker import Notify
-from .half_file import check_digests
+from .half_file import check_digests, check_proof
 from .measured import Found, digest_of, measured, surroundings
 
 Facts = Mapping[str, Any]
@@ -30,8 +30,8 @@ MUCH_SLOWER = 3.0  # times the half's own time: where FP32 became slower with it
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``kind``: ``file``, ``environment``, ``processor``, ``bits``, ``verdict`` or ``speed``. ``fails``: the lock does
-    not hold any more."""
+    """``kind``: ``file``, ``proof``, ``environment``, ``processor``, ``bits``, ``verdict`` or ``speed``. ``fails``: the
+    lock does not hold any more."""
 
     kind: str
     message: str
@@ -52,7 +52,12 @@ def changes(then: Facts, now: Facts) -> list[Change]:
 
 def _file(then: Facts, now: Facts) -> list[Change]:
     if then["file"] == now["file"]:
-        return []
+        other = then.get("proof", now["proof"]) != now["proof"]
+        return (
+            [Change("proof", "the proof is another one than the locked one; restore it", True)]
+            if other
+            else []
+        )
     before, after = then["weights"], now["weights"]
     changed = sorted(name for name in before if after.get(name) != before[name])
     more = (
@@ -129,8 +134,18 @@ _KINDS: Mapping[str, type | UnionType] = {
 
 
 def write_lock(path: Path, found: Mapping[str, Found], notify: Notify = lambda _: None) -> dict[str, Any]:
-    """Measure the halves of each target and write the lock; gives its facts. Raises BadInput as `measured`,
-    ParityRefused where a half is not equal here, or a file of its proof is not the one that was proven."""
+    """Measure the halves of each target and write the lock; gives its facts.
+
+    Raises BadInput as `measured`, Conflict where another file has its name, ParityRefused where a half is not equal
+    here, or a file of its proof is not the one that was proven.
+    """
+    if path.exists():
+        try:
+            read_lock(path)
+        except BadInput as error:
+            raise Conflict(
+                f"{path} is no lock of an earlier run, so it is not replaced; give another --out"
+            ) from error
     for one in found.values():
         if one.file:
             check_digests(one.file, one.version)
@@ -166,8 +181,12 @@ def read_lock(path: Path) -> list[Facts]:
             f"{path} has format {found}, and this release of halfeven reads {FORMAT}: use a later one"
         )
     halves = lock.get("halves") if isinstance(lock, dict) else None
+    if not isinstance(lock.get("format") if isinstance(lock, dict) else None, int):
+        raise BadInput(f"{wrong}: expected the key format, with its number")
     if not isinstance(halves, list) or not halves or not all(map(_is_half, halves)):
-        raise BadInput(f"{wrong}: expected the key halves, with {', '.join(sorted(_KINDS))} of each")
+        raise BadInput(
+            f"{wrong}: expected the key halves, with {', '.join(sorted(_KINDS))} of each half, which passed"
+        )
     return [
         each | {"target": os.path.normpath(path.parent.resolve() / each["target"])}
         if _is_file(each["target"])
@@ -181,6 +200,8 @@ def _is_half(facts: Any) -> bool:
     if not isinstance(facts, dict) or not all(
         isinstance(facts.get(key), kind) for key, kind in _KINDS.items()
     ):
+        return False
+    if not facts["passed"]:
         return False
     sides = [(facts["bits"].get(side), facts["milliseconds"].get(side)) for side in ("half", "fp32")]
     return "device" in facts["environment"] and all(
@@ -207,7 +228,11 @@ def checked(
     for then in halves:
         half = found(then["target"])
         try:
+            if half.file:
+                check_proof(half.version)
             since = changes(then, _again(half, then, notify))
+        except ParityRefused as error:
+            since = [Change("proof", str(error), True)]
         except EngineFailed as error:  # after an upgrade, or of a file that is damaged
             since = _why_it_does_not_run(then, half, error)
         result.append((then["target"], then["form"], since))

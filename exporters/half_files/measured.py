@@ -94,6 +94,7 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
         "form": form,
         "half": version.manifest["half"],
         "file": digest_of(found.file) if found.file else sha256_of(version.folder / _file(form)),
+        "proof": version.digest,
         "weights": _weights(found.half) if form == "onnx" and found.half else {},
         **surroundings(),
         "passed": report.passed,

@@ -216,8 +216,9 @@ def _patterns(
     nodes: Sequence[str] | None,
     means: Callable[[str, str], bool],
 ) -> tuple[str, ...]:
-    """The nodes of the model that the lists name: as those converters, this passes over what the model does not have.
-    ``means``: whether one of ``nodes`` means a name."""
+    """The nodes of the model that the lists name: as those converters, this passes over what the model does not have. A
+    single name needs no list. ``means``: whether one of ``nodes`` means a name."""
+    ops, nodes = ([one] if isinstance(one, str) else one for one in (ops, nodes))
     found = [node for graph in (model.graph, *model.functions) for node in walk(graph)]
     names = dict.fromkeys(node.name for node in found if any(means(one, node.name) for one in nodes or ()))
     types = {node.op_type for node in found}

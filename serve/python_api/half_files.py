@@ -58,7 +58,7 @@ def fp16(
     *,
     dtype: str = "fp16",
     level: str | None = None,
-    keep: Sequence[str] = (),
+    keep: Sequence[str] | str = (),
     search: bool = False,
     progress: bool = False,
 ) -> HalfFile:
@@ -73,7 +73,8 @@ def fp16(
             rows_in(file := Path(place) / "samples.safetensors", samples, {})
         else:
             file = Path(samples) if samples is not None else None
-        options = Options(level=level, dtype=dtype, keep=tuple(keep), samples=file, search=search)
+        kept = (keep,) if isinstance(keep, str) else tuple(keep)
+        options = Options(level=level, dtype=dtype, keep=kept, samples=file, search=search)
         return HalfFile(write_half(Path(model), Path(out), options, notify if progress else lambda _: None))
 
 
