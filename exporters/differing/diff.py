@@ -63,7 +63,7 @@ def differences(
     they are (of an engine FP32). ``out``: a new folder for the reproduction. Raises BadSamples, BadInput where both
     have no tensor in common, NotRun.
     """
-    facts, says = dict[str, Any](), False
+    facts, answered = dict[str, Any](), False
     for inputs in _batches(a, samples):
         answers, units = _answers(a, theirs, inputs, dtype)
         found = compared(a, inputs, answers, units)
@@ -73,7 +73,7 @@ def differences(
             )
         facts = {"equal": found.first is None, "tensors": found.tensors, "astray": found.astray}
         facts |= {"first": found.first and found.first.to_json(), "reproduction": None}
-        says = says or any(map(_says_something, found.values.values()))
+        answered = answered or any(map(_has_answers, found.values.values()))
         if found.first is None:
             continue
         if out is not None:
@@ -83,7 +83,7 @@ def differences(
                 write_npz(folder / "found.npz", {"a": found.values[name], "b": answers[name]})
             facts["reproduction"] = str(out)
         break
-    if facts["equal"] and not says:
+    if facts["equal"] and not answered:
         raise BadSamples(
             f"{samples.name}: every tensor of A is 0 or not finite for these samples, so nothing is compared; give "
             "samples that it has answers to"
@@ -91,7 +91,7 @@ def differences(
     return facts
 
 
-def _says_something(array: np.ndarray) -> bool:
+def _has_answers(array: np.ndarray) -> bool:
     return array.dtype.kind not in "fV" or bool((np.isfinite(array.astype(np.float64)) & (array != 0)).any())
 
 

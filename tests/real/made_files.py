@@ -16,6 +16,7 @@ from tests.exporters.onnx.traps import normal
 from tests.real.own_inputs import (
     REAL,
     VOICE_OF_A_SONG,
+    atoms,
     brain,
     dtln,
     gtcrn,
@@ -153,6 +154,7 @@ SAMPLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] 
     "tabular: scores of neighbours": scores_of_settings,
     "speech: lost packets": lost_packets,
     "EEG: spindles": brain,
+    "NMR: a graph net of atoms": atoms,
     "music: voice of a song": song,
 }
 

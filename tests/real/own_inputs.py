@@ -124,6 +124,30 @@ def scores_of_settings(random: Random, rows: int) -> Inputs:
     return {"input": np.stack(columns, -1).astype(np.float32)}
 
 
+def atoms(random: Random, rows: int, count: int = 40, edges: int = 160, residues: int = 6) -> Inputs:
+    """Graphs of a protein's atoms: edges name two of them by their numbers, and each residue names its own."""
+    of_tables = {"element": 7, "amino_acid": 21, "atom_role": 14}
+    first, further = (
+        random.integers(low, count, (rows, edges)) for low in (0, 1)
+    )  # an atom is no neighbour of itself
+    found = {name: random.integers(0, most, (rows, count)) for name, most in of_tables.items()}
+    found |= {
+        "edge_index": np.stack([first, (first + further) % count], 1),
+        "seq_sep": random.integers(0, 33, (rows, edges)),
+        "target_indices": random.integers(0, count, (rows, residues, 6)),
+        "target_mask": np.ones((rows, residues, 6), bool),  # elsewhere the model answers NaN
+        "residue_types": random.integers(0, 21, (rows, residues)),
+    }
+    found |= {name: _fp32(random.random((rows, edges)) < 0.2) for name in ("same_residue", "is_hbond")}
+    lengths = {"edge_dist": (edges,), "bfactor": (count,), "target_atom_rsasa": (residues, 6)}
+    found |= {name: _fp32(random.uniform(1.0, 8.0, (rows, *size))) for name, size in lengths.items()}
+    normal = {
+        "residue_geometry": (residues, 52), "target_environment": (residues, 6, 15), "pos": (count, 3),
+        "temperature_feature": (residues, 1), "node_normal": (count, 3), "hb_cos": (edges,),
+    }  # fmt: skip
+    return found | {name: _fp32(random.normal(size=(rows, *size))) for name, size in normal.items()}
+
+
 def lost_packets(random: Random, rows: int) -> Inputs:
     judge = package_module("speechmos.plcmos").PLCMOS()
     audio = [voice(random, 2.0) for _ in range(rows)]

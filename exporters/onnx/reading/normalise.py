@@ -66,7 +66,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
         model = in_order(inline_local_functions(model, convert_version=True), path)
     model = _raise_opset(model, path, notes)
     unfold(model)
-    _say_the_sides_of_spectra(model)
+    _write_sides_of_spectra(model)
     _refuse_what_is_not_taken(model, path)
     close_bodies(model)
     model, weights = named_and_lifted(model)
@@ -143,7 +143,7 @@ def _raise_opset(model: ModelProto, path: Path, notes: list[str]) -> ModelProto:
     return converted
 
 
-def _say_the_sides_of_spectra(model: ModelProto) -> None:
+def _write_sides_of_spectra(model: ModelProto) -> None:
     """Write the attribute of each STFT that has a default: onnx's shape inference takes another one than the standard
     says."""
     for node in walk(model.graph):

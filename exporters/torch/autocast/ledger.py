@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from ml_dtypes import finfo
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from ....models.engines.arrays import to_numpy
@@ -17,7 +18,6 @@ from ....models.program import duplicate, walk, writes_into_inputs
 from ...graph.actions import Action, Kept
 from ...policy.classes import Trait, has
 from ...policy.weights import IN_RANGE, NUMPY_HALVES, Entry, measure
-from ...ranges.guards import aten_name
 from .dtypes import Dtypes, Typing, numbers, readers
 from .folding import attribute, fold_constants
 from .plan import PrecisionPlan, foldable, op_name
@@ -93,7 +93,7 @@ def _taken(module: GraphModule, graph: GraphModule, half: str) -> dict[Node, Ent
     """The values that are taken out of a table of which half cannot hold every number (`Entry.is_wide`)."""
     found, largest = dict[Node, Entry](), float(finfo(NUMPY_HALVES[half]).max)
     for node in graph.graph.nodes:
-        read, name = node.all_input_nodes, aten_name(node)
+        read, name = node.all_input_nodes, op_name(node) if isinstance(node.target, OpOverload) else ""
         weight = attribute(graph, str(read[0].target)) if read and read[0].op == "get_attr" else None
         if isinstance(weight, Tensor) and weight.dtype == torch.float32 and has(name, Trait.COPIES):
             is_larger = weight.numel() > 0 and float(weight.abs().max()) > largest
