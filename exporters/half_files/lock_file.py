@@ -52,7 +52,7 @@ def changes(then: Facts, now: Facts) -> list[Change]:
 
 def _file(then: Facts, now: Facts) -> list[Change]:
     if then["file"] == now["file"]:
-        other = then.get("proof", now["proof"]) != now["proof"]
+        other = then.get("proof") not in (None, now.get("proof"))  # None: of an earlier release
         return (
             [Change("proof", "the proof is another one than the locked one; restore it", True)]
             if other

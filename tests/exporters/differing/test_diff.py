@@ -388,3 +388,19 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "b.onnx").write_bytes(b"not a model")
     with pytest.raises(BadFolder, match="is not an ONNX file"):
         differences(a, b, x)
+
+
+def test_rows_at_the_end_are_compared_and_outputs_by_their_names(tmp_path: Path) -> None:
+    a, _, x = written(tmp_path)
+    rows = np.load(x)["x"]
+    np.savez(x, x=np.concatenate([rows[:4] * 0, rows[:2]]))
+    plain = onnxruntime.InferenceSession(a)
+
+    def other(inputs: Arrays) -> dict[str, np.ndarray]:
+        y = np.asarray(plain.run(["y"], dict(inputs))[0])
+        return {"y": y + np.float32(0.5 * bool(np.asarray(inputs["x"]).any()))}
+
+    assert differences(a, other, x)["first"]["tensor"] == "y"
+    np.savez(x, x=rows * np.float32(np.nan))
+    with pytest.raises(BadSamples, match="nothing is compared"):
+        differences(a, other, x)

@@ -14,9 +14,10 @@ from halfeven.exporters.differing.index_check import (
     check_index,
     compare_nearest,
     index_file,
+    least_recall,
     nearest,
 )
-from halfeven.models.errors import BadInput, BadSamples
+from halfeven.models.errors import BadInput, BadSamples, BadSetting
 from halfeven.models.store.store import Store
 from torch import Tensor, nn
 
@@ -148,6 +149,24 @@ def test_a_version_is_asked_in_each_form_and_what_does_not_fit_is_refused(tmp_pa
         check_index(version, np.zeros((5, 4), np.float32), tmp_path / "x.npz")
     with pytest.raises(BadSamples, match="has 10 vectors, and the 10 nearest of them are all"):
         check_index(version, np.random.normal(size=(10, 3)), tmp_path / "x.npz")
+    numbers = np.random.normal(size=(40, 3)).astype(np.float32)
+    for row, wrong in ((7, np.nan), (0, np.inf)):
+        index = numbers.copy()
+        index[row, 1] = wrong
+        with pytest.raises(BadSamples, match=f"vector {row} of the index is not finite"):
+            check_index(version, index, tmp_path / "x.npz")
+    for index in (np.zeros((40, 3)), np.ones((40, 3))):
+        with pytest.raises(BadSamples, match="nothing is compared"):
+            check_index(version, index, tmp_path / "x.npz")
+    for worth in (0.0, np.nan, -1.0):
+        np.savez(tmp_path / "j.npz", query=np.array([1]), vector=np.array([2]), relevance=np.array([worth]))
+        with pytest.raises(BadSamples, match="relevance: expected numbers from 0 on"):
+            check_index(version, numbers, tmp_path / "x.npz", judgements=tmp_path / "j.npz")
+    np.savez(tmp_path / "j.npz", query=np.array([30]), vector=np.array([2]), relevance=np.array([1.0]))
+    with pytest.raises(BadSamples, match="query: expected whole numbers from 0 to 29"):
+        check_index(version, numbers, tmp_path / "x.npz", judgements=tmp_path / "j.npz")
+    with pytest.raises(BadSetting, match="--min-recall nan"):
+        least_recall(version, float("nan"))
     with pytest.raises(BadInput, match="--output z: expected the output"):
         check_index(version, np.zeros((5, 3), np.float32), tmp_path / "x.npz", output="z")
     refused = {

@@ -22,7 +22,7 @@ from halfeven.exporters.half_files.half_file import (
 from halfeven.exporters.half_files.lock_file import write_lock
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
-from halfeven.models.errors import BadInput, BadSetting, Conflict, ParityRefused
+from halfeven.models.errors import BadInput, BadSamples, BadSetting, Conflict, ParityRefused
 from halfeven.models.store.manifest import LIVE, write_manifest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -83,6 +83,15 @@ def test_new_samples_that_leave_the_range_of_half_are_refused(tmp_path: Path) ->
     assert write_half(written(tmp_path / "net.onnx", 100.0), half, Options(samples=rows))["verdict"] == EQUAL
     np.savez(rows, x=np.random.normal(scale=1000.0, size=(24, 16)).astype(np.float32))
     assert verify(half, rows)["status"] == "refused"
+
+
+@pytest.mark.parametrize("number", [0.0, np.nan])
+def test_samples_to_which_fp32_answers_nothing_prove_nothing(
+    half: Path, number: float, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "nothing.npz", x=np.full((8, 16), number, np.float32))
+    with pytest.raises(BadSamples, match="proves nothing of a half"):
+        verify(half, tmp_path / "nothing.npz")
 
 
 @pytest.mark.parametrize("file", ["net.fp16.onnx", "net.fp16.proof/half.onnx", "net.fp16.proof/parity.json"])
@@ -181,6 +190,15 @@ def test_nothing_of_the_users_is_overwritten(half: Path) -> None:
         with pytest.raises(Conflict, match=f"{name} is no half of an earlier run"):
             write_half(model, (half.parent / name).with_suffix(".onnx"))
         (half.parent / name).unlink()
+    (proof_folder(half) / "signature.json").write_text("mine")
+    with pytest.raises(Conflict, match=r"signature\.json is no part of the proof"):
+        write_half(model, half)
+    (proof_folder(half) / "signature.json").unlink()
+    half.write_bytes(
+        half.read_bytes() + b"\n\0"
+    )  # it calls itself ours, and is another file than the proven one
+    with pytest.raises(Conflict, match="is no half of an earlier run"):
+        write_half(model, half)
     (half.parent / "out.proof").mkdir()
     (half.parent / "out.proof" / "mine.txt").write_text("mine")
     with pytest.raises(Conflict, match="no proof of an earlier run"):

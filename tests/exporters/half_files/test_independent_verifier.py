@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.exported.file_rows import write_npz
-from halfeven.exporters.half_files.half_file import proof_folder
+from halfeven.exporters.half_files.half_file import check_digests, proof_folder, proof_of
+from halfeven.models.errors import HalfevenError
 from halfeven.models.store.manifest import sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
 
@@ -206,6 +207,25 @@ def test_a_proof_that_was_changed_is_refused(half: Path, change: Callable[[Path]
     # numpy leaves an archive open that it cannot read
     code, said = (verified if change is no_archive else verified_here)(half)
     assert code == 3 and said.startswith("not verified: "), said
+
+
+# Numbers that only a run of the half shows; `halfeven verify` runs it too.
+SHOWN_BY_A_RUN = (
+    "a weight",
+    "all weights",
+    "a weight that is not finite",
+    "another operation",
+    "other answers",
+)
+SHOWN_BY_A_RUN += ("other rows", "fewer answers", "a half that is no model", "rows in no archive")
+SHOWN_BY_A_RUN += ("a verdict that did not pass", "slices that prove nothing")
+
+
+@pytest.mark.parametrize("name", [name for name in TAMPERED if name not in SHOWN_BY_A_RUN])
+def test_halfeven_itself_refuses_what_digests_and_the_manifest_show(half: Path, name: str) -> None:
+    TAMPERED[name](half)
+    with pytest.raises(HalfevenError):
+        check_digests(half, proof_of(half))
 
 
 def test_of_integers_most_are_those_of_fp32_whatever_the_proof_says() -> None:

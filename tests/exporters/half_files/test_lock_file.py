@@ -15,7 +15,8 @@ from halfeven.exporters.half_files.half_file import write_half
 from halfeven.exporters.half_files.lock_file import Change, checked, compared, read_lock, write_lock
 from halfeven.exporters.half_files.measured import Found, found_file, timed
 from halfeven.models.engines.onnx_engine import OnnxEngine
-from halfeven.models.errors import BadInput, EngineFailed, NewerFormat, ParityRefused
+from halfeven.models.errors import BadInput, Conflict, EngineFailed, NewerFormat, ParityRefused
+from halfeven.models.store.manifest import LIVE, write_manifest
 from halfeven.models.store.store import Version
 from onnx import numpy_helper
 
@@ -189,6 +190,41 @@ def test_a_target_is_found_again_behind_links(tmp_path: Path, monkeypatch: pytes
             path := tmp_path / "locks" / "halfeven.lock", {"": Found(Version("net", 1, tmp_path, {}), file)}
         )
         assert read_lock(path)[0]["target"] == str(half)
+
+
+def test_a_file_that_is_no_lock_is_not_replaced(lock: Path) -> None:
+    half = lock.with_name("net.fp16.onnx")
+    before = half.read_bytes()
+    for file in (half, lock.with_name("x.npz")):
+        with pytest.raises(Conflict, match=f"{file.name} is no lock of an earlier run"):
+            write_lock(file, {str(half): found_file(half)})
+    assert half.read_bytes() == before
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize("redone", [False, True])
+def test_a_proof_that_was_changed_does_not_hold(lock: Path, redone: bool) -> None:
+    """Also where its digests were computed again: a lock knows the digest of the whole proof."""
+    folder = lock.with_name("net.fp16.proof")
+    (folder / "precision.json").write_text("{}")
+    if redone:
+        facts = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").unlink()
+        write_manifest(
+            folder, LIVE, {key: facts[key] for key in facts if key not in ("files", "digest", "status")}
+        )
+    (change,) = found(lock)
+    assert (change.kind, change.fails) == ("proof", True)
+
+
+@pytest.mark.parametrize("change", [{"format": None}, {"passed": False}])
+def test_a_lock_that_says_too_little_is_none(lock: Path, change: dict[str, Any]) -> None:
+    said = json.loads(lock.read_text())
+    said["halves"][0] |= {key: value for key, value in change.items() if key == "passed"}
+    said |= {key: value for key, value in change.items() if key == "format"}
+    lock.write_text(json.dumps(said))
+    with pytest.raises(BadInput, match="is not a lock that `halfeven lock` wrote"):
+        read_lock(lock)
 
 
 def test_a_half_that_is_not_equal_is_not_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

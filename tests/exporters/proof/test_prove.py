@@ -1,12 +1,20 @@
 """A half is judged at the sizes of batch at which it will serve."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.proof.prove import ReferenceRun, ask_reference, check_original_form, judged, take
-from halfeven.exporters.question import Answers, Arrays
+from halfeven.exporters.proof.prove import (
+    ReferenceRun,
+    ask_reference,
+    check_original_form,
+    judged,
+    noise_among,
+    take,
+)
+from halfeven.exporters.question import Answers, Arrays, Question, RowsDiffer
 from halfeven.models.errors import ExportFailed
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 
@@ -94,3 +102,22 @@ def test_a_form_that_differs_in_fp32_is_the_exporters_fault_unless_the_program_i
         ExportFailed, match=r"the program itself differs by 0\.\d+ when it is computed in FP64"
     ):
         check_original_form(noisy, moved)
+
+
+def test_rows_that_depend_on_each_other_are_no_noise_of_fp32() -> None:
+    """An If on the mean of a batch: in FP64 a batch is answered as before, and each row alone otherwise."""
+    tensors = [TensorSpec(name, "FP32", (Dim(), Dim(4, 4))) for name in ("x", "y")]
+    spec = ModelSpec("m", (tensors[0],), (tensors[1],), 8)
+    x = np.random.default_rng().uniform(1.0, 2.0, (6, 4)).astype(np.float32)
+    x[3:] *= -2.0
+
+    def by_the_mean(arrays: Arrays) -> dict[str, np.ndarray]:
+        return {"y": arrays["x"] if arrays["x"].mean() > 0 else -arrays["x"]}
+
+    def plain(arrays: Arrays) -> dict[str, np.ndarray]:
+        return {"y": np.abs(arrays["x"])}
+
+    for answers, depends in ((by_the_mean, True), (plain, False)):
+        question = Question(tuple(range(6)), {"x": x}, answers({"x": x}))
+        with pytest.raises(RowsDiffer, match="'y' depends on the other rows") if depends else nullcontext():
+            noise_among(spec, [question], answers, answers)
