@@ -16,6 +16,7 @@ DRAWS = re.compile(
     "(rand|randn|randint|randperm)(_like)?|bernoulli|multinomial|normal|uniform|poisson|exponential|"
     "rrelu_with_noise|native_dropout|Dropout in training"
 )
+TRAINS = re.compile("BatchNormalization in training")
 ROUNDS = re.compile("QuantizeLinear|DynamicQuantizeLinear|(fake_)?quantize_per_(tensor|channel).*")
 _NAMED = 3
 UNSTABLE_U = 64.0
@@ -34,7 +35,10 @@ def why_it_does_not_repeat(run: ReferenceRun, original: Answers, operations: Ite
     changed = [name for name, array in asked.reference.items() if not gap(array, again[name]) <= SAME_IN_FP32]
     if not changed:
         return ""
-    cause = why_drawn(operations) or f"random numbers are drawn inside it{_DRAWN}"
+    if trains := named(operations, TRAINS):
+        cause = f"{trains} computes with the mean of the batch and keeps it; export the model in evaluation"
+    else:
+        cause = why_drawn(operations) or f"it draws random numbers, or keeps values from run to run{_DRAWN}"
     return f"the FP32 model answers the same input otherwise each time (output '{changed[0]}'): {cause}"
 
 

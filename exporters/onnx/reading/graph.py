@@ -65,7 +65,8 @@ def operations_by_name(graph: GraphProto) -> list[tuple[str, str]]:
 
     def operation(node: NodeProto) -> str:
         trains = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
-        return "Dropout in training" if trains else node.op_type
+        trains = trains or (node.op_type == "BatchNormalization" and attribute(node, "training_mode"))
+        return f"{node.op_type} in training" if trains else node.op_type
 
     return [(node.name or node.output[0], operation(node)) for node in walk(graph)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import pytest
-from halfeven.exporters.onnx.reading.graph import ForeignProgram, graphs, walk
+from halfeven.exporters.onnx.reading.graph import ForeignProgram, attribute, graphs, walk
 from halfeven.exporters.onnx.reading.normalise import normalise
 
 TEXTS = {
@@ -41,6 +41,17 @@ def test_every_value_and_node_has_one_name_and_every_output_a_maker(text: str) -
         made = {name for node in graph.node for name in node.output}
         assert all(value.name in made for value in graph.output)
         assert not graph.initializer and all(node.op_type != "Constant" for node in graph.node)
+
+
+def test_a_spectrum_has_one_side_where_the_file_does_not_say() -> None:
+    """The standard's default, which onnx's shape inference does not take."""
+    numbers = ", ".join(["1.0"] * 8)
+    found = program(
+        f"g (float[1,32,1] x) => (float[1,4,5,2] y) {{ s = Constant<value_int=8>() "
+        f"w = Constant<value_floats=[{numbers}]>() y = STFT(x, s, w) }}"
+    )
+    (node,) = (node for node in walk(found.graph) if node.op_type == "STFT")
+    assert attribute(node, "onesided") == 1
 
 
 def test_inputs_and_outputs_of_the_model_keep_their_names() -> None:

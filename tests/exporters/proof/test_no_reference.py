@@ -38,6 +38,16 @@ def reason(
     return facts["forms"]["onnx"].get("original_because", ""), " ".join(facts["notes"])
 
 
+def test_a_normalisation_in_training_is_named(tmp_path: Path) -> None:
+    text = """g (float[n,3,8,8] x) => (float[n,5] y) { h = Conv<kernel_shape=[3,3]>(x, k)
+        e, means, spreads = BatchNormalization<training_mode=1>(h, one, zero, zero, one) r = Relu(e)
+        a = GlobalAveragePool(r) f = Flatten(a) y = MatMul(f, v) }"""
+    random, ones = np.random.default_rng(), np.ones(4, np.float32)
+    weights = {"k": normal(random, 4, 3, 3, 3), "v": normal(random, 4, 5), "one": ones, "zero": 0 * ones}
+    why, _ = reason(tmp_path, text, weights, (3, 8, 8))
+    assert "(BatchNormalization in training) computes with the mean of the batch" in why
+
+
 @pytest.mark.parametrize(
     ("node", "op"),
     [
