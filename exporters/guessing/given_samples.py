@@ -1,7 +1,8 @@
 """Samples that are given with a bare ONNX file: what the file is run with, and their layout as samples.safetensors.
 
 Of an input, an array with as many axes as the file has for it holds one row for each sample; an array with one axis
-more holds the whole input for each sample. Both may stand in one file: pictures [n, 3, h, w] beside a threshold that
+more holds the whole input for each sample. A batch as the file takes it, with its rows on
+another axis, is known by its sizes. All may stand in one file: pictures [n, 3, h, w] beside a threshold that
 has no axes [n].
 """
 
@@ -12,7 +13,7 @@ import numpy as np
 from onnx import ValueInfoProto
 
 from ...models.errors import BadSamples
-from ...models.spec.batch_axis import array_batch_back, array_batch_first
+from ...models.spec.batch_axis import array_batch_back, array_batch_first, batch_back, batch_first
 from ...models.spec.datatypes import name_of
 from ...models.spec.spec import Dim, ModelSpec
 from ..inputs.samples import TARGET, narrowed
@@ -70,12 +71,28 @@ def laid_out(arrays: Arrays, spec: ModelSpec) -> dict[str, np.ndarray]:
     """The arrays as samples.safetensors has them, for the spec that was guessed. Targets stay as they are."""
     found = dict(arrays)
     for tensor in spec.inputs:
-        array, axes = arrays[tensor.name], len(tensor.shape)
+        own = batch_back(tensor.shape, tensor.batch_axis)
+        sizes = [dim.minimum if dim.fixed else None for dim in own]
+        array, axes = _rows_first(arrays[tensor.name], sizes, tensor.batch_axis), len(tensor.shape)
+        found[tensor.name] = array
         if not spec.batched and array.ndim == axes:
             found[tensor.name] = array[:, None]
         elif spec.batched and array.ndim == axes + 1 and array.shape[1 + tensor.batch_axis] == 1:
             found[tensor.name] = array.squeeze(1 + tensor.batch_axis)
     return found
+
+
+def _rows_first(array: np.ndarray, sizes: Sequence[int | None], axis: int) -> np.ndarray:
+    """The array with a row for each sample in front. One batch as the file takes it has its rows on axis ``axis``; it
+    is taken for such a batch where it has the file's own ``sizes`` (None: free), and has them in no other order."""
+    if not axis or array.ndim != len(sizes):
+        return array
+    free = [None if place == axis else size for place, size in enumerate(sizes)]
+    in_front, own = (
+        all(size in (None, has) for size, has in zip(order, array.shape, strict=True))
+        for order in (batch_first(free, axis), free)
+    )
+    return array_batch_first(array, axis) if own and not in_front else array
 
 
 def resized(array: np.ndarray, shape: Sequence[Dim], first: int) -> np.ndarray:
@@ -106,6 +123,7 @@ def _column(array: np.ndarray, value: ValueInfoProto, batch_axis: int) -> Sequen
         raise BadSamples(f"tensor '{value.name}': expected datatype {wanted}, got {came}")
     axes = len(value.type.tensor_type.shape.dim)
     sizes = [size_of(value, axis) for axis in range(axes)]
+    array = _rows_first(array, sizes, batch_axis)
     own = "[" + ",".join("?" if size is None else str(size) for size in sizes) + "]"
     if array.ndim == axes + 1:
         column = list(array)

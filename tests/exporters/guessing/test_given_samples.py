@@ -4,16 +4,19 @@
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from halfeven.exporters.guessing.given_samples import GivenSamples, laid_out
 from halfeven.exporters.guessing.guess import Guess
 from halfeven.exporters.guessing.onnx_file import guess_onnx
 from halfeven.exporters.inputs.samples import read_tensors
 from halfeven.models.errors import BadSamples
+from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
 from onnx.numpy_helper import to_array
 
@@ -151,3 +154,15 @@ def test_samples_that_are_not_the_files_are_refused_by_name(
 ) -> None:
     with pytest.raises(BadSamples, match=said):
         guessed(tmp_path, detector(), samples)
+
+
+def test_a_batch_in_the_files_own_layout_is_known_by_its_sizes() -> None:
+    model = parsed("g (float[n,4] x, float[2,n,4] h) => (float[2,n,4] y) { y = Add(h, x) }")
+    x, own = RANDOM.normal(size=(5, 4)).astype(np.float32), RANDOM.normal(size=(2, 5, 4)).astype(np.float32)
+    rows = TensorSpec("x", "FP32", (Dim(), Dim(4, 4)))
+    state = TensorSpec("h", "FP32", (Dim(), Dim(2, 2), Dim(4, 4)), batch_axis=1)
+    spec = ModelSpec("net", (rows, state), (replace(state, name="y"),), 8)
+    for h in (own, own.swapaxes(0, 1)):
+        given = GivenSamples.of({"x": x, "h": h}, model.graph.input, {"h": 1})
+        np.testing.assert_array_equal(given.rows(5, {"h": 1})["h"], own.swapaxes(0, 1))
+        np.testing.assert_array_equal(laid_out({"x": x, "h": h}, spec)["h"], own.swapaxes(0, 1))
