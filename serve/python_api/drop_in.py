@@ -22,16 +22,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import ModelProto, ValueInfoProto
+from onnx.checker import ValidationError
 from onnx.version_converter import convert_version
 
 from ...exporters.half_files.half_file import FP32
 from ...exporters.inputs.samples import read_tensors
+from ...exporters.onnx.reading.bounded_file import external_files, read_graph
 from ...exporters.onnx.reading.graph import FLOAT, HALVES, opset_of, walk
 from ...exporters.onnx.reading.large_files import is_large, save
 from ...exporters.onnx.reading.widening import cast_at_the_boundary
 from ...exporters.onnx.runtime import has_half, runtime_answers
-from ...models.errors import BadInput, BadSamples, ParityRefused
+from ...models.errors import BadFolder, BadInput, BadSamples, Conflict, ParityRefused
 from .half_files import fp16
 
 _Samples: TypeAlias = Mapping[str, np.ndarray] | str | os.PathLike[str] | None
@@ -112,16 +115,26 @@ def auto_convert_mixed_precision_model_path(
     verbose: bool = False,
 ) -> None:
     """`auto_convert_mixed_precision` from file to file; with ``location``, or from 2 GiB on, the weights stand in a
-    file of their own. The proof is made on a CPU. Raises ParityRefused, BadInput where the target has no folder."""
+    file of their own. The proof is made on a CPU. Raises ParityRefused, BadInput where the target has no folder or is
+    the model, Conflict where ``location`` is another file."""
     _ignored(provider=list(provider or ()) not in ([], ["CPUExecutionProvider"]))
     target, place = Path(target_model_path), location or "fp16_tensor.data"
     if not target.parent.is_dir():
         raise BadInput(f"{target}: there is no folder {target.parent}; make it first")
+    if target.exists() and target.samefile(source_model_path):
+        raise BadInput(f"{target} is the model itself, which is never overwritten: give another target")
+    if Path(place).name != place:
+        raise BadInput(
+            f"location={place!r}: expected the name of a file beside {target.name}, without a folder"
+        )
+    if location is not None:
+        _check_place(target, place)
     half = auto_convert_mixed_precision(
         _read(source_model_path), input_feed, customized_validate_func, rtol, atol, keep_io_types
     )
     apart = location is not None or is_large(half)
     if apart:
+        _check_place(target, place)
         target.with_name(place).unlink(missing_ok=True)  # onnx would append to it
     onnx.save(half, target, save_as_external_data=apart, location=place)
 
@@ -186,6 +199,18 @@ def convert_to_f16(
     return _converted(model, None, keep, low_precision_type, keep_io_types)
 
 
+def _check_place(target: Path, place: str) -> None:
+    """Raises Conflict where ``place`` is a file that is not the target's own file of weights, of an earlier call."""
+    try:
+        own = external_files(target, read_graph(target))
+    except BadFolder:  # there is no target yet
+        own = {}
+    if target.with_name(place).exists() and place not in own:
+        raise Conflict(
+            f"{target.with_name(place)} is not the file of weights of {target.name}: give another location"
+        )
+
+
 def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """A model, or that of a file; the caller's own is never changed."""
     if isinstance(model, ModelProto):
@@ -194,12 +219,21 @@ def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
         return copied
     if not isinstance(model, str | os.PathLike):
         raise BadInput(f"expected an ONNX ModelProto or the path of a file, got a {type(model).__name__}")
-    return onnx.load(model)
+    try:
+        return onnx.load(model)
+    except (
+        OSError,
+        DecodeError,
+        ValidationError,
+    ) as error:  # the last one: of weights that are not beside it
+        raise BadInput(f"{os.fspath(model)} cannot be read as an ONNX file: {error}") from error
 
 
 def _at_opset(model: ModelProto, opset: int | None) -> ModelProto:
     """The model at a later opset; it is not taken back to an earlier one. Raises BadInput for one that onnx lacks."""
     own, newest = opset_of(model), onnx.defs.onnx_opset_version()
+    if opset is not None and not isinstance(opset, int):
+        raise BadInput(f"opset={opset!r}: expected a number")
     if opset is not None and opset > newest:
         raise BadInput(f"opset={opset}: expected one up to {newest}, the newest of onnx {onnx.__version__}")
     if opset is not None and opset < own:

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from halfeven import drop_in
 from halfeven.exporters.onnx.reading.graph import opset_of
-from halfeven.models.errors import BadInput, BadSamples, ParityRefused
+from halfeven.models.errors import BadInput, BadSamples, Conflict, ParityRefused
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
@@ -323,3 +323,31 @@ def test_a_model_without_a_search_of_nodes(net: Path) -> None:
     with pytest.warns(UserWarning, match="ignores tensor_block_dict"):
         made = drop_in.convert_to_f16(onnx.load(net), keep_io_types=False, tensor_block_dict={"Relu": {}})
     assert ends(made) == [10, 10]
+
+
+def test_a_mistake_is_named_before_anything_is_converted(net: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("no model")
+    for path in (tmp_path / "none.onnx", tmp_path / "text.onnx"):
+        with pytest.raises(BadInput, match=f"{path.name} cannot be read as an ONNX file"):
+            drop_in.convert_float_to_float16(path)
+    with pytest.raises(BadInput, match="opset='21': expected a number"):
+        drop_in.convert_to_mixed_precision(str(net), opset="21")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"halfeven\.drop_in takes an ONNX ModelProto"):
+        he.fp16(onnx.load(net), tmp_path / "half.onnx")  # type: ignore[arg-type]
+    feed = {"x": np.ones((4, 16), np.float32)}
+    (tmp_path / "mine.data").write_text("mine")
+    for target, location, error in (
+        (net, None, BadInput),
+        (tmp_path / "half.onnx", "deep/w.data", BadInput),
+        (tmp_path / "half.onnx", "mine.data", Conflict),
+    ):
+        with pytest.raises(error):
+            drop_in.auto_convert_mixed_precision_model_path(net, feed, target, location=location)
+    assert (tmp_path / "mine.data").read_text() == "mine"
+
+
+def test_a_single_name_needs_no_list(net: Path, tmp_path: Path) -> None:
+    made = drop_in.convert_float_to_float16(onnx.load(net), keep_io_types=True, op_block_list="Relu")
+    assert ops(made).count("Cast") > 2
+    kept = he.fp16(net, tmp_path / "half.onnx", samples(tmp_path / "x.npz"), keep="op:Relu")
+    assert kept.file is not None and ops(onnx.load(kept.file)) == ops(made)
