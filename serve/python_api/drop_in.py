@@ -221,11 +221,7 @@ def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
         raise BadInput(f"expected an ONNX ModelProto or the path of a file, got a {type(model).__name__}")
     try:
         return onnx.load(model)
-    except (
-        OSError,
-        DecodeError,
-        ValidationError,
-    ) as error:  # the last one: of weights that are not beside it
+    except (DecodeError, ValidationError) as error:  # the second: of weights that are not beside it
         raise BadInput(f"{os.fspath(model)} cannot be read as an ONNX file: {error}") from error
 
 

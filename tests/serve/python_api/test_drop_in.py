@@ -327,9 +327,8 @@ def test_a_model_without_a_search_of_nodes(net: Path) -> None:
 
 def test_a_mistake_is_named_before_anything_is_converted(net: Path, tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("no model")
-    for path in (tmp_path / "none.onnx", tmp_path / "text.onnx"):
-        with pytest.raises(BadInput, match=f"{path.name} cannot be read as an ONNX file"):
-            drop_in.convert_float_to_float16(path)
+    with pytest.raises(BadInput, match=r"text\.onnx cannot be read as an ONNX file"):
+        drop_in.convert_float_to_float16(tmp_path / "text.onnx")
     with pytest.raises(BadInput, match="opset='21': expected a number"):
         drop_in.convert_to_mixed_precision(str(net), opset="21")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"halfeven\.drop_in takes an ONNX ModelProto"):
