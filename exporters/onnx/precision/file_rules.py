@@ -147,7 +147,10 @@ class FileRules:
         } - self.ledger.in_range
         for node in self.program.nodes:
             if has(node.op_type, Trait.COPIES) and node.input[0] in weights:
-                tables = [self.ledger.entry(node.input[0])]
+                is_larger = (
+                    np.abs(self.program.weights[node.input[0]]).max(initial=0) > LARGEST[self.precision.dtype]
+                )
+                tables = [self.ledger.entry(node.input[0])] if is_larger else []
             else:
                 tables = [
                     found[name] for name in node.input if name in found and has(node.op_type, Trait.MOVES)
