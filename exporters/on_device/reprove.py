@@ -68,11 +68,12 @@ def reference_run_of(
     _, judging = samples.split()
     ties = _tie_tolerance(version, dtype, judging)  # before the original is in memory a second time
     original = on_device(partial(load_original, version, form, device))
+    bounded = _bounded(version, judging) if form == "onnx" and str(device) == "cpu" else None
     try:
         return ask_reference(
             spec,
             judging,
-            _on(on_device, answers_of(spec, original)),
+            _on(on_device, bounded or answers_of(spec, original)),
             ties,
             version.manifest.get("row_operations", 0),
             _exact(version, form),
@@ -98,6 +99,12 @@ def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieToleran
     from ..torch.program_answers import ties_of
 
     return ties_of(original_module(version), version.spec(), dtype, judging)
+
+
+def _bounded(version: Version, judging: Samples) -> Answers | None:
+    from ..onnx.stored import bounded_original
+
+    return bounded_original(version, judging)
 
 
 def _exact(version: Version, form: str) -> Answers | None:

@@ -56,6 +56,11 @@ def bounded_answers(model: ModelProto, spec: ModelSpec, samples: Samples) -> Ans
     return answer
 
 
+def has_open_loop(model: ModelProto) -> bool:
+    """True for a file with a Loop in its main graph that the file itself does not bound."""
+    return any(_is_open(node, model) for node in model.graph.node)
+
+
 def _copied(node: NodeProto) -> NodeProto:
     return NodeProto.FromString(node.SerializeToString())
 
