@@ -92,6 +92,7 @@ def differences(
 
 
 def _has_answers(array: np.ndarray) -> bool:
+    """True for a tensor of whole numbers, and for one with a finite number other than 0."""
     return array.dtype.kind not in "fV" or bool((np.isfinite(array.astype(np.float64)) & (array != 0)).any())
 
 

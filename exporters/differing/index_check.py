@@ -130,14 +130,7 @@ def check_index(
         finally:
             ours.close()
             theirs.close()
-        if index.ndim != 2 or index.shape[1] != vectors[0].shape[1] or not len(index):
-            raise BadSamples(
-                f"the index has the shape {list(index.shape)}: expected [vectors, {vectors[0].shape[1]}]"
-            )
-        if len(index) <= k:
-            raise BadSamples(
-                f"the index has {len(index)} vectors, and the {k} nearest of them are all: give a smaller -k"
-            )
+        _check_sizes(index, vectors[0].shape[1], k)
         _check_finite(vectors[0], f"FP32's vector of query {{}} of {queries.name}")
         fp32, half = (nearest(one, index, k, metric) for one in vectors)
         verdict = compare_nearest(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
@@ -150,6 +143,16 @@ def check_index(
     if not found:
         raise BadInput(f"{version} has no proven half whose vectors could be compared")
     return found
+
+
+def _check_sizes(index: np.ndarray, width: int, k: int) -> None:
+    """Raises BadSamples for an index of other vectors than those of the model, or of too few."""
+    if index.ndim != 2 or index.shape[1] != width or not len(index):
+        raise BadSamples(f"the index has the shape {list(index.shape)}: expected [vectors, {width}]")
+    if len(index) <= k:
+        raise BadSamples(
+            f"the index has {len(index)} vectors, and the {k} nearest of them are all: give a smaller -k"
+        )
 
 
 def _check_finite(vectors: np.ndarray, what: str) -> None:
@@ -173,7 +176,7 @@ def index_file(path: Path) -> np.ndarray:
         )
     except (OSError, ValueError, EOFError, ImportError) as error:  # those of pyarrow are ValueErrors
         raise BadSamples(f"{path} is not a {path.suffix or '.npy'} file of vectors: {error}") from error
-    if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim != 2:
         raise BadSamples(f"{path}: expected one array of floating vectors, [vectors, d]")
     return found
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..policy.weights import LEAST_OF_A_MASK
 from .measured import MAX_SAMPLES, in_units, thinned
 from .rule_verdicts import AxisSlices
 
-SENTINEL = 1e9
+SENTINEL = LEAST_OF_A_MASK
 MAX_SLICES = 4096
 MAX_PLOTTED_SLICES = 256
 MIN_SLICE_PEAK = 2.0**-20  # of S: a smaller slice is dust that no half can hold

@@ -116,6 +116,7 @@ def _add_move(graph: GraphProto, name: str, tensor: TensorSpec, is_input: bool) 
 
 
 def _turn(value: ValueInfoProto, batch_axis: int) -> None:
+    """Declare the sizes of an input or output in the model's own order."""
     dims = value.type.tensor_type.shape.dim
     turned = [type(dim).FromString(dim.SerializeToString()) for dim in batch_back(list(dims), batch_axis)]
     del dims[:]

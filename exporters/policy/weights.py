@@ -16,7 +16,7 @@ NUMPY_HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat1
 BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
 # The relative error that rounding may cost a weight of one number, such as an eps: it may be subnormal, not vanish.
 NUMBER = 2.0**-6
-LEAST_OF_A_MASK = 1e9  # a number of a weight that is as large stands for infinity
+LEAST_OF_A_MASK = 1e9  # a number as large as this stands for infinity
 # The meta of a weight's node has this key where no element may leave half's range (`in_range`).
 IN_RANGE = "halfeven_in_range"
 

@@ -179,6 +179,10 @@ def test_a_version_is_asked_in_each_form_and_what_does_not_fit_is_refused(tmp_pa
     np.savez(tmp_path / "two.npz", query=two, vector=two, relevance=two)
     with pytest.raises(BadSamples, match="all of one length"):
         check_index(version, np.zeros((5, 3)), tmp_path / "x.npz", judgements=tmp_path / "two.npz")
+    for shape in ((), (5,), (5, 3, 1)):
+        np.save(tmp_path / "odd.npy", np.zeros(shape))
+        with pytest.raises(BadSamples, match="expected one array of floating vectors"):
+            index_file(tmp_path / "odd.npy")
     (tmp_path / "no.npy").write_bytes(b"nothing")
     with pytest.raises(BadSamples, match=r"no\.npy is not a \.npy file"):
         index_file(tmp_path / "no.npy")
