@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ...models.errors import CannotConvert, OrderEnded
 from ...models.folder.training_reader import net_weights
+from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.manifest import sha256_of
 from ...models.store.store import LIVE, REFUSED, Draft, Store, Version
 from ..gate.verdict import ParityReport
@@ -23,7 +24,7 @@ from ..proof.drawn_pictures import with_pixels
 from ..proof.informative import why_noise_proves_nothing, why_nothing_is_proven
 from ..proof.maker import Made, Maker, Notify
 from ..proof.neutral_lengths import JoinedLengths
-from ..proof.no_reference import why_it_does_not_repeat, why_unstable
+from ..proof.no_reference import cause_of_noise, why_it_does_not_repeat, why_unstable
 from ..proof.planted_faults import measured_power
 from ..proof.power import Power, why_not_shown
 from ..proof.prove import ReferenceRun, judged
@@ -81,8 +82,7 @@ class _Conversion:
         self._write()
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]
-        why = why_noise_proves_nothing(reports, subject.spec.parity, maker.operations_by_name())
-        if why := why or self._why_not_partly_half(forms):
+        if why := self._why_only_noise(reports, reference_run) or self._why_not_partly_half(forms):
             self._remove_halves_but(())
             maker.serve_original(why)
             forms = self._proven(planning, reference_run)
@@ -116,6 +116,16 @@ class _Conversion:
                 run = replace(run, spec=spec, joined=JoinedLengths())
             self.subject = replace(self.subject, spec=spec, notes=notes)
         return self.subject, run
+
+    def _why_only_noise(self, reports: Sequence[ParityReport], run: ReferenceRun) -> str:
+        """A reason to serve FP32 where these reports pass by the noise of FP32 alone; empty otherwise."""
+        maker, u = self.maker, UNIT_ROUNDOFF[self.subject.precision.dtype]
+        operations = maker.operations_by_name()
+        return why_noise_proves_nothing(
+            reports,
+            self.subject.spec.parity,
+            lambda advice: cause_of_noise(run, u, maker.original_graph(), operations, advice),
+        )
 
     def _why_no_half(self, run: ReferenceRun) -> str:
         """A reason to make no half, found before one is planned; empty where there is none."""

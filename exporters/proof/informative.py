@@ -1,7 +1,7 @@
 """Finds out whether the judged samples can prove a half. They cannot if the FP32 model's outputs for all of them are
 empty or zero, or if the half passes only because FP32's own noise is as large as the half's error."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -9,7 +9,6 @@ from ...models.spec.datatypes import DATATYPES
 from ...models.spec.spec import ParityLimits
 from ..gate.divergence import SENTINEL
 from ..gate.verdict import ParityReport
-from .no_reference import Operation, why_drawn, why_steps
 from .prove import ReferenceRun
 
 _GIVE = "give samples that it has answers to (samples.safetensors in the model's folder, or --samples FILE)"
@@ -59,10 +58,10 @@ def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
 
 
 def why_noise_proves_nothing(
-    reports: Iterable[ParityReport], limits: ParityLimits, operations: Sequence[Operation] = ()
+    reports: Iterable[ParityReport], limits: ParityLimits, cause: Callable[[str], str] = str
 ) -> str:
     """A reason where every output in floating point errs by more than ``limits`` and passes all the same, in each of
-    these reports; empty otherwise.
+    these reports; empty otherwise. ``cause`` gives the cause of the noise, followed by the advice that it is given.
 
     No limit is narrower than FP32's own noise (`gate/noise.py`). A map of scores of which generated pictures leave
     4e-6 is such noise and nothing else.
@@ -78,7 +77,7 @@ def why_noise_proves_nothing(
     return (
         "the half errs by more than is allowed, and passes only because the FP32 model itself answers the judged "
         f"samples as differently when it is evaluated another way ({_listed(names)}), which proves nothing of a half; "
-        f"{why_drawn(operations) or why_steps(operations) or _GIVE}"
+        f"{cause(_GIVE)}"
     )
 
 

@@ -52,12 +52,21 @@ def why_unstable(
     name = max(noises, key=noises.__getitem__, default="")
     if run.spec.parity.unstable == ACCEPT or not name or noises[name] <= UNSTABLE_U:
         return ""
-    cause = why_drawn(operations) or why_steps(operations)
-    cause = cause or f"{where_noise_is_born(run, original, u)}have it computed more stably there"
+    cause = cause_of_noise(run, u, original, operations, "have it computed more stably there")
     return (
         f"the FP32 model is no reference for output '{name}': it answers the same samples differently by "
         f"{noises[name]:.3g}u when it is evaluated in FP64 or adds up in another order, and above {UNSTABLE_U:g}u "
         f'nothing is promised of a half: {cause}, or accept it by setting unstable = "{ACCEPT}" under [parity]'
+    )
+
+
+def cause_of_noise(
+    run: ReferenceRun, u: float, original: OriginalGraph | None, operations: Sequence[Operation], advice: str
+) -> str:
+    """What makes the FP32 model answer differently when it is evaluated another way. ``advice``: for a model in which
+    nothing is drawn or rounded to steps."""
+    return (
+        why_drawn(operations) or why_steps(operations) or f"{where_noise_is_born(run, original, u)}{advice}"
     )
 
 

@@ -192,15 +192,7 @@ def _bound_ranks(path: Path, model: ModelProto) -> None:
 def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_bytes: int) -> None:
     total = path.stat().st_size
     for tensor in outside:
-        info = _place_of_data(path, tensor)
-        file = _inside(path, folder, tensor.name, info.location)
-        size, offset = file.stat().st_size, info.offset or 0
-        length = bytes_of(tensor, size - offset) if info.length is None else info.length
-        if offset < 0 or length < 0 or offset + length > size:
-            raise BadFolder(
-                f"{path}: tensor '{tensor.name}' lies at bytes {offset} to {offset + length} of {info.location}, "
-                f"which has {size}: is the file whole?"
-            )
+        file, offset, length = _extent(path, folder, tensor)
         total += length
         _bound(f"{path.name} with its external data", total, max_bytes)
         with file.open("rb") as data:
@@ -208,6 +200,22 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
             tensor.raw_data = data.read(length)
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def _extent(path: Path, folder: Path, tensor: TensorProto) -> tuple[Path, int, int]:
+    """The file in ``folder`` that holds the data of a tensor, the first byte there, and the number of bytes.
+
+    Raises BadFolder where the file is no plain file in that folder, or too short."""
+    info = _place_of_data(path, tensor)
+    file = _inside(path, folder, tensor.name, info.location)
+    size, offset = file.stat().st_size, info.offset or 0
+    length = bytes_of(tensor, size - offset) if info.length is None else info.length
+    if offset < 0 or length < 0 or offset + length > size:
+        raise BadFolder(
+            f"{path}: tensor '{tensor.name}' lies at bytes {offset} to {offset + length} of {info.location}, "
+            f"which has {size}: is the file whole?"
+        )
+    return file, offset, length
 
 
 def bytes_of(tensor: TensorProto, rest: int = 0) -> int:
@@ -230,11 +238,11 @@ def _place_of_data(path: Path, tensor: TensorProto) -> external_data_helper.Exte
 def external_files(path: Path, model: ModelProto) -> dict[str, Path]:
     """The files that hold the data of a model's tensors, by the location that the model names.
 
-    Raises BadFolder for one that is no plain file in the folder of ``path``.
+    Raises BadFolder for one that is no plain file in the folder of ``path``, or too short for its tensors.
     """
+    folder = path.parent.resolve()
     outside = (tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor))
-    named = {_place_of_data(path, tensor).location: tensor.name for tensor in outside}
-    return {place: _inside(path, path.parent.resolve(), tensor, place) for place, tensor in named.items()}
+    return {_place_of_data(path, tensor).location: _extent(path, folder, tensor)[0] for tensor in outside}
 
 
 def _inside(path: Path, folder: Path, tensor: str, location: str) -> Path:

@@ -120,9 +120,9 @@ def test_an_error_that_only_the_noise_excuses_proves_nothing(random):
     limits, original = ParityLimits(), random.uniform(0.3, 1, (8, 6, SIZE)).astype(np.float32)
     half, again = moved(random, original, 3 * U), moved(random, original, 3 * U)
     within_noise = held(original, half, again)
-    assert within_noise.passed and "passes only because the FP32 model itself" in why_noise_proves_nothing(
-        [within_noise], limits
-    )
+    why = why_noise_proves_nothing([within_noise], limits, "born at 'n'; {}".format)
+    assert within_noise.passed and "passes only because the FP32 model itself" in why
+    assert "born at 'n'; give samples" in why
     assert why_noise_proves_nothing([held(original, half)], limits) == "", "a refusal has its own words"
     near = held(original, moved(random, original, 0.5 * U), again)
     assert near.passed and why_noise_proves_nothing([near], limits) == ""

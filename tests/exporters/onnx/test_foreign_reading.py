@@ -71,6 +71,15 @@ def test_external_data_without_a_length_ends_where_the_tensor_does(tmp_path: Pat
     assert np.array_equal(onnx.numpy_helper.to_array(read.graph.initializer[0]).reshape(-1), expected)
 
 
+def test_external_data_that_was_cut_short_is_named_wherever_a_file_is_taken(tmp_path: Path) -> None:
+    file = with_external_data(tmp_path, "weights.bin")
+    with (tmp_path / "weights.bin").open("r+b") as data:
+        data.truncate(100)
+    for takes in (lambda: read_model(file, tmp_path), lambda: guess_onnx(file)):
+        with pytest.raises(BadFolder, match=r"bytes 0 to 256 of weights\.bin, which has 100"):
+            takes()
+
+
 @pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "a/../../secret", "", "..\\secret"])
 def test_external_data_outside_the_folder_is_refused(location: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"x" * 4096)

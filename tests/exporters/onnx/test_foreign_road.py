@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,9 @@ def test_a_half_that_proves_nothing_once_it_was_made_is_taken_away(
 ) -> None:
     seen = list[ParityReport]()
 
-    def always(reports: Iterable[ParityReport], limits: ParityLimits, operations: object) -> str:
+    def always(reports: Iterable[ParityReport], limits: ParityLimits, cause: Callable[[str], str]) -> str:
         seen.extend(reports)
-        return "for a reason"
+        return cause("for a reason")
 
     monkeypatch.setattr("halfeven.exporters.conversion.road.why_noise_proves_nothing", always)
     facts, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
