@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
 _FRAME = re.compile(r'File "([^"<]+)", line (\d+), in [^\n]*\n +([^\n]+)')
+# Of this torch, of a torch that captured elsewhere, and of the process that captures.
+_OTHERS_CODE = (
+    f"{Path(torch.__file__).parent}/",
+    "-packages/torch/",
+    f"{Path(__file__).parent / 'capture'}/",
+)
 _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
 
 
@@ -127,9 +134,22 @@ def writes_into_inputs(target: object) -> bool:
 
 def source_line(node: Node) -> str:
     """ " at FILE:LINE (`code`)": the line outside of torch that a node was traced from; empty where unknown."""
+    file, line, code = _traced_from(node)
+    return f" at {file}:{line} (`{code.strip()}`)" if file else ""
+
+
+def source_place(node: Node) -> str:
+    """ "NAME:LINE": the file and line outside of torch that a node was traced from; empty where unknown. The file's
+    folder is left out: one model is captured alike in any folder."""
+    file, line, _ = _traced_from(node)
+    return f"{PurePath(file).name}:{line}" if file else ""
+
+
+def _traced_from(node: Node) -> tuple[str, str, str]:
+    """File, line and code, each empty where unknown."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    users = [frame for frame in frames if "/torch/" not in frame[0] and not frame[0].startswith("torch/")]
-    return f" at {users[-1][0]}:{users[-1][1]} (`{users[-1][2].strip()}`)" if users else ""
+    users = [frame for frame in frames if not any(place in frame[0] for place in _OTHERS_CODE)]
+    return users[-1] if users else ("", "", "")
 
 
 def on_device(program: ExportedProgram, device: torch.device | str) -> ExportedProgram:

@@ -22,9 +22,11 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kept(JsonFields):
-    """A node that the policy would run in half and the plan keeps in FP32."""
+    """A node that the policy would run in half and the plan keeps in FP32. ``source``: the file name and line of the
+    module's code that it was traced from; empty for the nodes of a file."""
 
     node: str
     op: str
     reason: str
     evidence: str = ""
+    source: str = ""

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from ....models.errors import BadSetting
 from ....models.folder.package import Precision
-from ....models.program import walk, writes_into_inputs
+from ....models.program import source_place, walk, writes_into_inputs
 from ...graph.actions import Action, Kept
 from ...policy.classes import NO_HALF_KERNEL, Rule, Trait, class_of, has
 from ...policy.weights import IN_RANGE
@@ -63,6 +63,11 @@ class PrecisionPlan:
         """The plan with more nodes in FP32."""
         actions = {**self.actions, **dict.fromkeys((one.node for one in kept), Action.FP32)}
         return replace(self, actions=actions, kept=(*self.kept, *kept))
+
+    def with_sources(self, module: GraphModule) -> "PrecisionPlan":
+        """The plan whose kept nodes name the lines of code from which ``module`` was traced."""
+        sources = {name: source_place(node) for name, node in walk(module)}
+        return replace(self, kept=tuple(replace(one, source=sources.get(one.node, "")) for one in self.kept))
 
     def to_json(self, module: GraphModule) -> dict[str, Any]:
         return {

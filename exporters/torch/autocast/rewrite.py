@@ -66,6 +66,7 @@ def rewrite(
     be exported under its new dtypes.
     """
     graph = duplicate(module) if module is not None else runnable(original)
+    plan = plan.with_sources(graph)
     fold_constants(graph, lambda node: foldable(plan, node))
     dtypes = Typing(graph, example).under(plan)
     fold_casts(graph, weight_reads(graph, dtypes), plan.dtype)

@@ -1,6 +1,8 @@
 """The plan: an action for every op, by list and level, and the nodes kept in FP32 with their reason."""
 
+import inspect
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +118,13 @@ def test_a_kept_node_says_who_asked_for_it_and_only_what_would_be_half_is_kept(p
     assert made.kept[0] == Kept("linear_2", "linear", "asked for by keep = 'blocks.1'", "")
     assert {item.op for item in made.kept} == {"linear"}
     assert made.fp32_by_policy == 3, "kept nodes are not among those that are FP32 by list"
+
+
+def test_a_kept_node_names_the_line_of_the_models_code(program: GraphModule) -> None:
+    code, _ = inspect.getsourcelines(Block.forward)
+    line = Block.forward.__code__.co_firstlineno + len(code) - 1
+    found = plan(program, "op:linear").with_sources(program).kept
+    assert [one.source for one in found] == [f"{Path(__file__).name}:{line}"] * 4
 
 
 @pytest.mark.parametrize(
