@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
 _FRAME = re.compile(r'File "([^"<]+)", line (\d+), in [^\n]*\n +([^\n]+)')
-# Of this torch, of a torch that captured elsewhere, and of the process that captures.
+# These folders hold the code of this torch, of a torch that captured elsewhere, and of the process that captures.
 _OTHERS_CODE = (
     f"{Path(torch.__file__).parent}/",
     "-packages/torch/",
@@ -146,7 +146,7 @@ def source_place(node: Node) -> str:
 
 
 def _traced_from(node: Node) -> tuple[str, str, str]:
-    """File, line and code, each empty where unknown."""
+    """The file, the line and the code of the frame; each is empty where it is unknown."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     users = [frame for frame in frames if not any(place in frame[0] for place in _OTHERS_CODE)]
     return users[-1] if users else ("", "", "")
