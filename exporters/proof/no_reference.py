@@ -63,8 +63,8 @@ def why_unstable(
 def cause_of_noise(
     run: ReferenceRun, u: float, original: OriginalGraph | None, operations: Sequence[Operation], advice: str
 ) -> str:
-    """The cause of different answers of the FP32 model when it is evaluated another way. ``advice``: for a model in which
-    nothing is drawn or rounded to steps."""
+    """The cause of different answers of the FP32 model when it is evaluated another way. ``advice``: for a model in
+    which nothing is drawn or rounded to steps."""
     return (
         why_drawn(operations) or why_steps(operations) or f"{where_noise_is_born(run, original, u)}{advice}"
     )
