@@ -75,14 +75,14 @@ def _own_bodies(module: GraphModule) -> None:
 
 
 def without_idle_nodes(module: GraphModule) -> GraphModule:
-    """The module, changed: no dropout in evaluation, no assertions of what a tensor is, no weights unread."""
-    for _, node in list(walk(module)):
-        if node.target in _DROPOUTS and node.args[2] is False:
+    """The module, changed: no dropout in evaluation, no assertions of what a tensor is, no results and no weights that
+    nobody reads. `torch.export` keeps what forward computes and does not return."""
+    for node in reversed([node for _, node in walk(module)]):
+        is_dropout = node.target in _DROPOUTS and node.args[2] is False
+        if is_dropout:
             node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
-            node.graph.erase_node(node)
-        elif node.target is torch.ops.aten._assert_tensor_metadata.default or (
-            node.op == "get_attr" and not node.users
-        ):
+        asserts = node.target is torch.ops.aten._assert_tensor_metadata.default
+        if is_dropout or asserts or not (node.users or node.is_impure()):
             node.graph.erase_node(node)
     for body in module.modules():
         if isinstance(body, GraphModule):

@@ -196,7 +196,7 @@ _CONSTANTS_ALONE = 4  # the first ir_version in which an initialiser need not be
 
 
 def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], path: Path) -> list[str]:
-    """Make named inner values outputs, take out what no named output needs, and rename inputs and outputs, in place;
+    """Make named inner values outputs, take out what no output needs, and rename inputs and outputs, in place;
     gives what to tell.
 
     ``file_names``: a tensor's name in model.toml → its name in the file, where the two differ. An initialiser that is
@@ -219,7 +219,7 @@ def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], pa
     ):
         notes.append(f"outputs that model.toml does not name were taken out: {', '.join(left)}")
         _keep(graph.output, set(wanted))
-        _drop_unread(graph, {file_names.get(tensor.name, tensor.name) for tensor in spec.inputs})
+    _drop_unread(graph, {file_names.get(tensor.name, tensor.name) for tensor in spec.inputs})
     taken = names_in(graph)
     for new, old in file_names.items():
         if new != old and new in taken:
@@ -257,19 +257,20 @@ def _keep(values, names: set[str]) -> None:  # type: ignore[no-untyped-def]
 
 
 def _drop_unread(graph: GraphProto, inputs: set[str]) -> None:
-    """Nodes, constants and inputs that no output needs; ``inputs`` stay."""
-    needed = {value.name for value in graph.output}
-    nodes: list[NodeProto] = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed |= read_by(node)
-            nodes.append(NodeProto.FromString(node.SerializeToString()))
-    del graph.node[:]
-    graph.node.extend(reversed(nodes))
-    _keep(graph.input, needed | inputs)
+    """Take out the nodes, constants and inputs that no output needs, in any order of the nodes; ``inputs`` stay."""
+    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    needed, waiting = set[str](), [value.name for value in graph.output]
+    while waiting:
+        if (name := waiting.pop()) not in needed:
+            needed.add(name)
+            waiting += read_by(graph.node[made_by[name]]) if name in made_by else ()
+    for index in reversed(range(len(graph.node))):
+        if needed.isdisjoint(graph.node[index].output):
+            del graph.node[index]
     for index in reversed(range(len(graph.initializer))):
         if graph.initializer[index].name not in needed:
             del graph.initializer[index]
+    _keep(graph.input, needed | inputs)
 
 
 def _rename(graph: GraphProto, old: str, new: str) -> None:

@@ -11,6 +11,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from tests.corpus import captured, fresh
+from tests.corpus.case import linear, net
+from tests.programs import original
 
 
 def written(program: ExportedProgram) -> list[str]:
@@ -30,17 +32,34 @@ def test_an_engine_changes_nothing_of_the_program_that_it_runs(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["branch by length", "while loop", "scan"])
 def test_bodies_of_its_own_answer_as_the_programs_do(name: str) -> None:
-    original = captured(name)
+    made = captured(name)
     inputs = fresh(name, 4, seed=3)
-    tensors = [inputs[tensor.name] for tensor in original.spec.inputs]
-    module = runnable(original.program)
+    tensors = [inputs[tensor.name] for tensor in made.spec.inputs]
+    module = runnable(made.program)
     with torch.inference_mode():
-        expected, got = original.program.module(check_guards=False)(*tensors), module(*tensors)
+        expected, got = made.program.module(check_guards=False)(*tensors), module(*tensors)
     for one, other in zip(expected, got, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=0)
     bodies = [body for body in module.modules() if isinstance(body, GraphModule)]
-    theirs = {id(body) for body in original.program.graph_module.modules()}
+    theirs = {id(body) for body in made.program.graph_module.modules()}
     assert len(bodies) > 1 and not any(id(body) in theirs for body in bodies)
+
+
+def test_what_forward_computes_for_nobody_is_left_out_and_what_it_writes_is_not() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        unread = torch.softmax(self.get_submodule("last")(x).tanh(), -1)
+        unread = torch.cond(x.sum() > 0, lambda v: v + 1.0, lambda v: v * 2.0, (unread,))
+        found = x * 2.0
+        found[:, :2] = 1.0
+        return found
+
+    program = original(net(forward, last=linear(4, 4)), {"x": torch.randn(8, 4)}).program
+    module, x = runnable(program), torch.randn(3, 4)
+    kept = {getattr(node.target, "__name__", "").partition(".")[0] for _, node in walk(module)}
+    assert any(op.endswith("_") for op in kept) and not kept & {"linear", "tanh", "softmax", "cond"}, kept
+    expected = x * 2
+    expected[:, :2] = 1.0
+    assert torch.equal(module(x)[0], expected)
 
 
 class Tied(nn.Module):

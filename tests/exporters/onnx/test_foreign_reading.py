@@ -242,7 +242,10 @@ def test_stale_value_info_and_disorder_do_no_harm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("g (float[n,8] x) => (float[n,8] y) { a = Relu(b) b = Relu(a) y = MatMul(x, w) }", "in a circle"),
+        (
+            "g (float[n,8] x) => (float[n,8] y) { a = Relu(b) b = Relu(a) c = MatMul(x, w) y = Add(a, c) }",
+            "in a circle",
+        ),
         ("g (float[n,8] x) => (float[n,8] y) { y = Conv(x) }", "not a valid ONNX model"),
         (
             "g (float[n,8] x) => (float[n,8] y) { s = SequenceConstruct(x) i = Constant<value_int=0>() y = SequenceAt(s, i) }",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from halfeven.exporters.conversion import road
@@ -286,6 +287,29 @@ def test_an_output_that_shows_nothing_beside_a_live_one_is_named(name: str, tmp_
         assert not power.is_shown and sorted(power.hiding) == blind, power.to_json()
         why = why_not_shown(power)
         assert all(f"'{one}'" in why for one in blind) and "'y0'" not in why, why
+
+
+class OneReturned(TwoHeads):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x)[0]
+
+
+def test_a_head_that_nobody_reads_is_no_part_of_the_proof(tmp_path: Path) -> None:
+    """`torch.export` keeps what forward computes and does not return. A file may have such nodes too."""
+    program, file = (
+        subject_of(heads(lambda y: torch.sigmoid(torch.tanh(y) + 30)), usual(32))
+        for heads in (OneReturned, TwoHeads)
+    )
+    write_onnx(file.exported, file.spec, tmp_path / "original.onnx", {})
+    model = onnx.load(tmp_path / "original.onnx")
+    del model.graph.output[1]
+    onnx.save(model, tmp_path / "original.onnx")
+    asked = ModelFolder(tmp_path, "original.onnx", (), None, None, program.spec, program.precision)
+    for power in (
+        power_of(program),
+        power_of(*foreign_subject(asked, program.samples, {}, False, lambda _: None)),
+    ):
+        assert power.is_shown and len(power.planted) <= 3, power.to_json()
 
 
 @pytest.mark.parametrize("name", BLIND_PARTS)
