@@ -17,7 +17,16 @@ from .precision.file_graph import FileGraph
 from .precision.rewrite import HalfGraph
 from .reading.batch_first import keep_squeezed_batch, with_batch_first
 from .reading.bounded_file import read_model
-from .reading.graph import BODIES, FLOATING, ForeignProgram, assembled, names_in, read_by, size_in_bytes, walk
+from .reading.graph import (
+    BODIES,
+    FLOATING,
+    ForeignProgram,
+    assembled,
+    drop_unread,
+    names_in,
+    size_in_bytes,
+    walk,
+)
 from .reading.index_ranges import with_ranges
 from .reading.large_files import weights_as_inputs
 from .reading.normalise import normalise
@@ -219,7 +228,8 @@ def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], pa
     ):
         notes.append(f"outputs that model.toml does not name were taken out: {', '.join(left)}")
         _keep(graph.output, set(wanted))
-    _drop_unread(graph, {file_names.get(tensor.name, tensor.name) for tensor in spec.inputs})
+    needed = drop_unread(graph)
+    _keep(graph.input, needed | {file_names.get(tensor.name, tensor.name) for tensor in spec.inputs})
     taken = names_in(graph)
     for new, old in file_names.items():
         if new != old and new in taken:
@@ -254,23 +264,6 @@ def _keep(values, names: set[str]) -> None:  # type: ignore[no-untyped-def]
     kept = [ValueInfoProto.FromString(value.SerializeToString()) for value in values if value.name in names]
     del values[:]
     values.extend(kept)
-
-
-def _drop_unread(graph: GraphProto, inputs: set[str]) -> None:
-    """Take out the nodes, constants and inputs that no output needs, in any order of the nodes; ``inputs`` stay."""
-    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    needed, waiting = set[str](), [value.name for value in graph.output]
-    while waiting:
-        if (name := waiting.pop()) not in needed:
-            needed.add(name)
-            waiting += read_by(graph.node[made_by[name]]) if name in made_by else ()
-    for index in reversed(range(len(graph.node))):
-        if needed.isdisjoint(graph.node[index].output):
-            del graph.node[index]
-    for index in reversed(range(len(graph.initializer))):
-        if graph.initializer[index].name not in needed:
-            del graph.initializer[index]
-    _keep(graph.input, needed | inputs)
 
 
 def _rename(graph: GraphProto, old: str, new: str) -> None:

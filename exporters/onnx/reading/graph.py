@@ -116,6 +116,24 @@ def read_by(node: NodeProto) -> set[str]:
     return set(node.input).union(*(captured(body) for body in bodies(node).values())) - {""}
 
 
+def drop_unread(graph: GraphProto) -> set[str]:
+    """Take out the nodes and constants that no output needs, in any order of the nodes; gives the names of the values
+    that outputs need."""
+    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    needed, waiting = set[str](), [value.name for value in graph.output]
+    while waiting:
+        if (name := waiting.pop()) not in needed:
+            needed.add(name)
+            waiting += read_by(graph.node[made_by[name]]) if name in made_by else ()
+    for index in reversed(range(len(graph.node))):
+        if needed.isdisjoint(graph.node[index].output):
+            del graph.node[index]
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name not in needed:
+            del graph.initializer[index]
+    return needed
+
+
 def assembled(
     model: ModelProto, weights: Mapping[str, np.ndarray], info: Iterable[onnx.ValueInfoProto] = ()
 ) -> ModelProto:

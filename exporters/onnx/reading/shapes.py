@@ -5,14 +5,13 @@ a size that depends on a free dimension stays. onnxscript's `fold_constants` lea
 dimension of x is free.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, helper
+from onnx import ModelProto, NodeProto, TensorShapeProto, helper
 
-from .graph import Names, attribute, graphs, names_in, to_proto, walk
+from .graph import Names, attribute, drop_unread, names_in, to_proto
 from .widening import rename_reads
 
 _SHOWN = 1 << 12  # bytes: constants up to this size may be sizes themselves
@@ -38,18 +37,8 @@ def settle_sizes(model: ModelProto, weights: dict[str, np.ndarray]) -> bool:
             constant = names.fresh(f"{node.output[0]}__size")
             weights[constant] = value
             rename_reads(graph, node.output[0], constant)
-    _drop_unread(graph, outputs)
+    drop_unread(graph)
     return len(weights) > before
-
-
-def _drop_unread(graph: GraphProto, outputs: set[str]) -> None:
-    """Remove the nodes that computed a size which is a constant now, last first."""
-    given = outputs | {value.name for part in graphs(graph) for value in part.output}
-    reads = Counter(name for node in walk(graph) for name in node.input)
-    for node in reversed(list(graph.node)):
-        if node.op_type in ("Shape", "Gather") and not reads[node.output[0]] and node.output[0] not in given:
-            reads.subtract(node.input)
-            graph.node.remove(node)
 
 
 def _value(
