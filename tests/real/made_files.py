@@ -24,6 +24,7 @@ from tests.real.own_inputs import (
     russian,
     scores_of_settings,
     song,
+    terrain,
     thai,
     tones,
     without_text,
@@ -156,6 +157,7 @@ SAMPLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] 
     "EEG: spindles": brain,
     "NMR: a graph net of atoms": atoms,
     "music: voice of a song": song,
+    "terrain: a step of a diffusion": terrain,
 }
 
 

@@ -124,6 +124,16 @@ def scores_of_settings(random: Random, rows: int) -> Inputs:
     return {"input": np.stack(columns, -1).astype(np.float32)}
 
 
+def terrain(random: Random, rows: int, size: int = 128) -> Inputs:
+    """Heights with noise of a level that is above 0: the model takes its logarithm, and answers NaN to others."""
+    sigma = _fp32(np.exp(random.normal(-1.2, 1.2, rows)))
+    x, y = np.meshgrid(*[np.linspace(0, 1, size)] * 2)
+    turns, shift = random.uniform(1, 6, (2, rows, 1, 1)), random.uniform(0, 2 * np.pi, (rows, 1, 1))
+    heights = np.sin(2 * np.pi * (turns[0] * x + turns[1] * y) + shift)
+    noisy = heights + sigma[:, None, None] * random.normal(size=(rows, size, size))
+    return {"noisy": _fp32(noisy[:, None]), "sigma": sigma, "difficulty": _fp32(random.random(rows))}
+
+
 def atoms(random: Random, rows: int, count: int = 40, edges: int = 160, residues: int = 6) -> Inputs:
     """Graphs of a protein's atoms: edges name two of them by their numbers, and each residue names its own."""
     of_tables = {"element": 7, "amino_acid": 21, "atom_role": 14}
