@@ -128,8 +128,8 @@ def terrain(random: Random, rows: int, size: int = 128) -> Inputs:
     """Heights with noise of a level that is above 0: the model takes its logarithm, and answers NaN to others."""
     sigma = _fp32(np.exp(random.normal(-1.2, 1.2, rows)))
     x, y = np.meshgrid(*[np.linspace(0, 1, size)] * 2)
-    turns, shift = random.uniform(1, 6, (2, rows, 1, 1)), random.uniform(0, 2 * np.pi, (rows, 1, 1))
-    heights = np.sin(2 * np.pi * (turns[0] * x + turns[1] * y) + shift)
+    waves, shift = random.uniform(1, 6, (2, rows, 1, 1)), random.uniform(0, 2 * np.pi, (rows, 1, 1))
+    heights = np.sin(2 * np.pi * (waves[0] * x + waves[1] * y) + shift)
     noisy = heights + sigma[:, None, None] * random.normal(size=(rows, size, size))
     return {"noisy": _fp32(noisy[:, None]), "sigma": sigma, "difficulty": _fp32(random.random(rows))}
 
