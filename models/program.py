@@ -76,7 +76,7 @@ def _own_bodies(module: GraphModule) -> None:
 
 def without_idle_nodes(module: GraphModule) -> GraphModule:
     """The module, changed: no dropout in evaluation, no assertions of what a tensor is, no results and no weights that
-    nobody reads. `torch.export` keeps what forward computes and does not return."""
+    no node reads. `torch.export` keeps what forward computes and does not return."""
     for node in reversed([node for _, node in walk(module)]):
         is_dropout = node.target in _DROPOUTS and node.args[2] is False
         if is_dropout:

@@ -61,7 +61,7 @@ def why_noise_proves_nothing(
     reports: Iterable[ParityReport], limits: ParityLimits, cause: Callable[[str], str] = str
 ) -> str:
     """A reason where every output in floating point errs by more than ``limits`` and passes all the same, in each of
-    these reports; empty otherwise. ``cause`` gives the cause of the noise, followed by the advice that it is given.
+    these reports; empty otherwise. ``cause`` takes advice, and gives the cause of the noise with it.
 
     No limit is narrower than FP32's own noise (`gate/noise.py`). A map of scores of which generated pictures leave
     4e-6 is such noise and nothing else.
