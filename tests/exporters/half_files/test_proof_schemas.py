@@ -25,7 +25,25 @@ def schema(name: str) -> dict[str, Any]:
 
 def check(folder: Path) -> None:
     for name in FILES:
-        jsonschema_rs.validate(schema(name), json.loads((folder / f"{name}.json").read_text()))
+        known, found = schema(name), json.loads((folder / f"{name}.json").read_text())
+        jsonschema_rs.validate(known, found)
+        assert not [*undescribed(found, known, known)], name
+
+
+def undescribed(found: Any, known: dict[str, Any], root: dict[str, Any], place: str = "") -> Iterator[str]:
+    """The places of the keys that a schema does not name. An object of which it names no key may have any."""
+    if "$ref" in known:
+        known = root["$defs"][known["$ref"].rpartition("/")[2]]
+    if isinstance(found, list):
+        for one in found:
+            yield from undescribed(one, known.get("items", {}), root, f"{place}[]")
+    elif isinstance(found, dict) and {"properties", "additionalProperties"} & known.keys():
+        for key, value in found.items():
+            inner = known.get("properties", {}).get(key, known.get("additionalProperties"))
+            if inner is None:
+                yield f"{place}.{key}"
+            else:
+                yield from undescribed(value, inner, root, f"{place}.{key}")
 
 
 @pytest.mark.parametrize("name", FILES)
