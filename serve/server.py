@@ -22,6 +22,7 @@ from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.order.one_order import one_order
+from ..models.order.order_settings import order_bounds
 from ..models.store.reserve import keep_reserve
 from ..models.store.store import Store
 from .access.access_control import AccessControl
@@ -56,7 +57,7 @@ from .http.routes.metrics import RolloutCollector, metrics_text, new_registry
 from .http.routes.versions import history_of
 from .http.routes.versions import router as rollout_router
 from .http.server_load import LoadCollector, ServerLoad
-from .settings import Settings, order_bounds
+from .settings import Settings
 from .tracing.otel_environment import provider_from, traces_wanted
 from .versions.director import Director
 from .versions.loading.release import give_back_freed, one_heap

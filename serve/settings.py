@@ -12,7 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..models.errors import BadSetting
 from ..models.folder.model_name import NAME
 from ..models.nearest_name import nearest_name
-from ..models.order.one_order import DEFAULT_BOUNDS, OrderBounds
+from ..models.order.one_order import DEFAULT_BOUNDS
+from ..models.order.order_settings import LEAST_MEMORY_MIB, LEAST_RUNS, MOST_MEMORY_MIB
 from .access.certificates import Certificates
 from .access.client_key import VARIABLE, VARIABLES
 from .access.keys import NAME_IN_STORE, KeyFile
@@ -82,9 +83,14 @@ class Settings(BaseSettings):
         DEFAULT_BOUNDS.seconds, gt=0, description="seconds of a conversion, with all that it starts"
     )
     convert_memory_mib: int | None = Field(
-        None, ge=256, le=2**24, description="MiB of a conversion's memory; by default most of what there is"
+        None,
+        ge=LEAST_MEMORY_MIB,
+        le=MOST_MEMORY_MIB,
+        description="MiB of a conversion's memory; by default most of what there is",
     )
-    convert_runs: int = Field(DEFAULT_BOUNDS.runs, ge=1, description="trial runs of one bare ONNX file")
+    convert_runs: int = Field(
+        DEFAULT_BOUNDS.runs, ge=LEAST_RUNS, description="trial runs of one bare ONNX file"
+    )
     body_seconds: float = Field(
         DEFAULTS.arrival_seconds,
         gt=0,
@@ -269,14 +275,6 @@ def _is_like(name: str, known: set[str]) -> bool:
 def largest_upload() -> int:
     """Bytes of the largest training file that a server with this environment takes. Raises BadSetting."""
     return _checked().limits.upload_bytes
-
-
-def order_bounds(at_once: int = 1) -> OrderBounds:
-    """The bounds of a conversion with this environment, of which so many run beside each other. Raises BadSetting."""
-    settings = _checked()
-    mib = settings.convert_memory_mib
-    memory = None if mib is None else mib * _MIB
-    return OrderBounds(settings.convert_seconds, memory, settings.convert_runs, at_once)
 
 
 def _checked(**given: object) -> Settings:

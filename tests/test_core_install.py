@@ -21,11 +21,12 @@ from tests.house_sources import Name, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 REFUSED = {
-    "fastapi", "httptools", "multipart", "onnxscript", "prometheus_client", "starlette", "torch", "uvicorn", "uvloop",
+    "fastapi", "httptools", "multipart", "onnxscript", "prometheus_client", "pydantic", "pydantic_settings",
+    "starlette", "torch", "uvicorn", "uvloop",
 }  # fmt: skip
 ROAD = (
     "serve.cli.main", "serve.cli.half_file_commands", "serve.cli.difference_commands", "serve.cli.convert_ending",
-    "serve.python_api.half_files", "serve.python_api.drop_in", "serve.settings", "exporters.conversion.convert",
+    "serve.python_api.half_files", "serve.python_api.drop_in", "exporters.conversion.convert",
     "exporters.half_files.half_file", "exporters.half_files.lock_file", "exporters.differing.diff",
     "exporters.differing.index_check", "exporters.guessing.onnx_file", "models.engines.onnx_engine",
 )  # fmt: skip

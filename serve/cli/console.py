@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ...models.errors import BadSetting, HalfevenError, packages_asked_for
 from ...models.order.one_order import one_order
+from ...models.order.order_settings import order_bounds
 from ..access.client_key import VARIABLE, use_key, use_key_in
 from ..http.error_mapping import exit_code_of
 
@@ -125,8 +126,6 @@ def _finish_order(work: Callable[[], Ended], as_json: bool) -> None:
         os._exit(exit_code_of(error))  # with its children; no code of a library can be interrupted
 
     def within_bounds() -> Ended:
-        from ..settings import order_bounds  # pydantic, which other commands do not need
-
         with one_order(order_bounds()) as bounded, bounded.watched(end):
             return work()
 

@@ -22,10 +22,10 @@ from ...models.engines.device_choice import device_name
 from ...models.errors import BadSamples, BadSetting
 from ...models.folder.package import ModelFolder
 from ...models.order.one_order import one_order
+from ...models.order.order_settings import order_bounds
 from ...models.spec.spec import KINDS
 from ...models.store.store import Store
 from ..cli.console import progress as progress_line
-from ..settings import order_bounds
 from ..versions.versions_in_store import version_called
 from .arrays_given import Given, given_store, rows_in
 from .half import Half

@@ -28,8 +28,8 @@ from ....models.errors import HalfevenError  # noqa: E402
 from ....models.files.durable import no_space_left  # noqa: E402
 from ....models.order.ends_with_parent import reporting  # noqa: E402
 from ....models.order.one_order import one_order  # noqa: E402
+from ....models.order.order_settings import order_bounds  # noqa: E402
 from ....models.store.store import Store  # noqa: E402
-from ...settings import order_bounds  # noqa: E402
 from ..judging.gate import GateTerms, by_set, judge, predictions  # noqa: E402
 from ..judging.judging_sets import sets_of, with_joined  # noqa: E402
 from ..training.loop.setting_names import STATE_FILE  # noqa: E402

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from halfeven.models.errors import StoreError
 from halfeven.models.order.one_order import Order
+from halfeven.models.order.order_settings import order_bounds
 from halfeven.models.store.store import Store
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
 from halfeven.serve.finetune.jobs.supervisor import Supervisor, jobs_at_once, trainer_memory
 from halfeven.serve.finetune.jobs.worker_process import Paused
-from halfeven.serve.settings import order_bounds, read_settings
+from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S
 
