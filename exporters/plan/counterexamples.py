@@ -75,7 +75,8 @@ class Counterexamples:
 
     def errs_little(self, ask: Ask) -> bool:
         """True for a half that errs by at most `CALM` of the limit, and breaks no order, on `CALM_ROWS` unseen rows.
-        False where there are not so many, without asking any: `search` asks them all."""
+        False where there are not so many, without asking any: `search` asks them all. False too after the first set
+        that errs more, without asking the others: they would be lost to the search, whose budget they are a part of."""
         batches, rows = list[Batch](), 0
         for batch in chain(list(self._drawn), self._drawing_on()):
             batches.append(batch)
@@ -84,11 +85,16 @@ class Counterexamples:
                 break
         else:
             return False
-        trials = list(ask(batches))
+        trials, reports, judged = list[Trial](), list[ParityReport](), 0
+        for asked, batch in enumerate(batches, 1):
+            trials += ask([batch])
+            complete = len(trials) if asked == len(batches) else self._before_the_last_set(trials)
+            reports += (report for _, report in self._reports(trials[judged:complete]))
+            judged = complete
+            if any(not excess(report) <= CALM for report in reports):
+                return False
         self.tried = max(self.tried, rows)
-        reports = [report for _, report in self._reports(trials)]
-        worst = max((excess(report) for report in reports), default=0.0)
-        return worst <= CALM and _every_output_errs(reports) and self._order_report(trials) is None
+        return _every_output_errs(reports) and self._order_report(trials) is None
 
     def _drawing_on(self) -> Iterator[Batch]:
         for batch in self._drawing:
@@ -119,6 +125,8 @@ class Counterexamples:
 
     def _before_the_last_set(self, trials: Sequence[Trial]) -> int:
         """The number of trials of the sets before the last one; of the last one not all samples may have been asked."""
+        if not trials:
+            return 0
         last = trials[-1].samples[0] // self.rows
         return sum(trial.samples[0] // self.rows != last for trial in trials)
 

@@ -79,12 +79,21 @@ def errors(found: Counterexamples) -> list[float]:
 
 
 def test_fewer_rows_are_enough_for_a_half_that_errs_little() -> None:
-    many = 2 * CALM_ROWS
-    for error, rows, enough in [(0.45, many, True), (0.55, many, False), (0.45, CALM_ROWS - 1, False)]:
+    """Fewer decide nothing, so none is asked; and none after the first set that errs more, which is known to be
+    complete once the next set begins."""
+    many, asked = 2 * CALM_ROWS, list[int]()
+
+    def counted(batches: Iterable[Batch]) -> Iterator[Trial]:
+        for trial in half(batches):
+            asked.extend(trial.samples)
+            yield trial
+
+    for error, rows, enough, count in [
+        (0.45, many, True, CALM_ROWS), (0.55, many, False, 2), (0.45, CALM_ROWS - 1, False, 0)
+    ]:  # fmt: skip
         found = unseen(*[One(error)] * rows)
-        assert found.errs_little(half) == enough
-        # Fewer decide nothing, so none is asked.
-        assert found.tried == (CALM_ROWS if rows >= CALM_ROWS else 0)
+        asked.clear()
+        assert (found.errs_little(counted), len(asked)) == (enough, count)
         assert not found.search(half) and found.tried == rows and len(found.unseen) == rows
 
 
