@@ -23,8 +23,7 @@ class Action(Enum):
 @dataclass(frozen=True, slots=True)
 class Kept(JsonFields):
     """A node that the policy would run in half and the plan keeps in FP32. ``source``: the file name and line of the
-    module's code that it was traced from; empty for a node of a file and for a
-    module of the live form."""
+    module's code that it was traced from; empty for a node of a file and for a module of the live form."""
 
     node: str
     op: str

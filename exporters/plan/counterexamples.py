@@ -75,8 +75,8 @@ class Counterexamples:
 
     def errs_little(self, ask: Ask) -> bool:
         """True for a half that errs by at most `CALM` of the limit, and breaks no order, on `CALM_ROWS` unseen rows.
-        False where there are not so many, without asking any: `search` asks them all. False too after the first set
-        that errs more, without asking the others: they would be lost to the search, whose budget they are a part of."""
+        False where there are not so many, without asking any: `search` asks them all. False after the first set that
+        errs more, without asking the others: `search` asks all of them again, and both count in its budget."""
         batches, rows = list[Batch](), 0
         for batch in chain(list(self._drawn), self._drawing_on()):
             batches.append(batch)
@@ -89,10 +89,10 @@ class Counterexamples:
         for asked, batch in enumerate(batches, 1):
             trials += ask([batch])
             complete = len(trials) if asked == len(batches) else self._before_the_last_set(trials)
-            reports += (report for _, report in self._reports(trials[judged:complete]))
-            judged = complete
-            if any(not excess(report) <= CALM for report in reports):
+            of_sets = [report for _, report in self._reports(trials[judged:complete])]
+            if any(not excess(report) <= CALM for report in of_sets):
                 return False
+            reports, judged = reports + of_sets, complete
         self.tried = max(self.tried, rows)
         return _every_output_errs(reports) and self._order_report(trials) is None
 

@@ -94,6 +94,7 @@ def test_fewer_rows_are_enough_for_a_half_that_errs_little() -> None:
         found = unseen(*[One(error)] * rows)
         asked.clear()
         assert (found.errs_little(counted), len(asked)) == (enough, count)
+        assert found.tried == (CALM_ROWS if enough else 0)
         assert not found.search(half) and found.tried == rows and len(found.unseen) == rows
 
 
