@@ -252,7 +252,9 @@ def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
         job = ended(client, start(client, tmp_path / "zeros.safetensors", QUICK).id)
         assert (job.status, job.fine_tuned_model, job.error) == ("succeeded", "digits@2", None)
         assert (promotion(job)["state"], promotion(job)["code"]) == ("held", "NO_JUDGING_SET")
-        warned = [event for event in client.fine_tuning.jobs.list_events(job.id) if event.level == "warn"]
+        warned: list[Any] = [
+            event for event in client.fine_tuning.jobs.list_events(job.id) if event.level == "warn"
+        ]
         after, before = (event for event in warned if event.data.get("code") == "NO_JUDGING_SET")
         for way in ("target:logits", "validation_file", "halfeven promote digits@2"):
             assert way in after.message
