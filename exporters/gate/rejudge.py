@@ -1,7 +1,7 @@
 """A version judged again under other limits, from the numbers it kept: no model is run.
 
 The limits under ``[parity]`` may change; what no limit excuses (names, shapes, masks, sentinels, unequal
-integers) stays as it was found.
+integers, things that one side alone found) stays as it was found.
 
 And a half judged on perturbed samples, separately from the real ones, by the rules that hold for each sample alone.
 Rules about many samples together (first choices, rankings, averages) are left out there: perturbed samples do not occur
@@ -23,7 +23,6 @@ from .rule_verdicts import OVER_ALL, Failure
 from .trial import Trial
 from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
-_OF_THE_REPORT = ("names", "samples", "refused")  # failures that are of no output
 _LIMIT_OF = {
     "max_error": "max_error_u",
     "sqnr": "min_sqnr_db",
@@ -42,7 +41,6 @@ def rejudge(saved: Mapping[str, Any], limits: ParityLimits) -> ParityReport:
 
     ``saved`` is one form's report in ``parity.json``. Raises BadInput where it keeps no statistics.
     """
-    failures = (Failure(**found) for found in saved["failures"])
     perturbed = saved.get("perturbed")
     return ParityReport(
         dtype=saved["dtype"],
@@ -53,9 +51,25 @@ def rejudge(saved: Mapping[str, Any], limits: ParityLimits) -> ParityReport:
         adversarial=tuple(AdversarialVerdict.from_json(found) for found in saved["adversarial"]),
         dropped=tuple(saved["dropped"]),
         overrides=overrides_of(limits),
-        failures=tuple(failure for failure in failures if failure.rule in _OF_THE_REPORT),
+        failures=_of_no_output(saved, limits),
         perturbed=perturbed and by_sample(rejudge(perturbed, limits)),
     )
+
+
+def _of_no_output(saved: Mapping[str, Any], limits: ParityLimits) -> tuple[Failure, ...]:
+    """The failures of the report itself: where it has one, no output was judged. Those of the perturbed samples, which
+    are saved behind them, are in their own report."""
+    if saved["outputs"]:
+        return ()
+    others = len((saved.get("perturbed") or {"failures": ()})["failures"])
+    failures = tuple(Failure(**found) for found in saved["failures"][: len(saved["failures"]) - others])
+    before = saved["overrides"].get("max_flips", ParityLimits().max_flips)
+    if limits.max_flips != before and any(failure.rule == "flips" for failure in failures):
+        raise BadInput(
+            "the stored report keeps no scores of the things that were found, so that no other max_flips can be tried "
+            f"on it: set max_flips = {limits.max_flips:g} under [parity] in model.toml and convert the model again"
+        )
+    return failures
 
 
 def _rejudged(output: Mapping[str, Any], limits: ParityLimits, u: float) -> OutputVerdict:

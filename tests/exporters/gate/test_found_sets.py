@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.gate.parity import judge, noise_of
+from halfeven.exporters.gate.rejudge import rejudge
 from halfeven.exporters.gate.trial import Trial
-from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.errors import BadInput
+from halfeven.models.spec.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
@@ -105,6 +107,17 @@ def test_sets_are_equal_or_the_thing_that_one_side_finds_is_named(change: Change
     assert (rules[:1] or [None]) == [rule], [one.message for one in report.all_failures]
     if change is swapped:
         assert not judge(apart("tensor"), "fp16", [Trial((0,), answers, change(answers))]).passed
+    stored = report.to_json()
+    assert rejudge(stored, ParityLimits()).to_json() == stored
+    assert rejudge(stored, ParityLimits(1e30, 0.0, 0.0)).passed == (rule in (None, "max_error"))
+
+
+def test_near_ties_are_judged_under_another_limit_by_a_conversion_alone() -> None:
+    answers = found()
+    half = without(THINGS - 2)(dict(without(THINGS - 1)(answers)))
+    stored = judge(apart("detections"), "fp16", [Trial((0,), answers, half)]).to_json()
+    with pytest.raises(BadInput, match=r"max_flips = 0\.5 under \[parity\]"):
+        rejudge(stored, ParityLimits(max_flips=0.5, overridden=("max_flips",)))
 
 
 def test_near_ties_with_the_least_have_a_limit() -> None:
