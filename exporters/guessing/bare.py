@@ -11,6 +11,7 @@ import numpy as np
 
 from ...models.errors import BadFolder, BadSamples, BadSetting
 from ...models.files.guarded_reading import guarded
+from ...models.files.zip_members import members_of
 from ...models.folder.model_name import NAME
 from ...models.folder.package import ModelFolder, check_program, parse_folder, read_folder
 from ..inputs.samples import read_tensors
@@ -233,7 +234,7 @@ def _held(file: Path) -> tuple[str, str] | None:
         return weights, load
     try:
         with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
+            names = [member.filename for member in members_of(archive)]
             pickle = next(
                 (name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), None
             )

@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 
 from ...models.errors import BadFolder, BadSamples, HalfevenError, TooLarge
 from ...models.files.guarded_reading import reading
+from ...models.files.zip_members import members_of
 from ...models.spec.spec import ModelSpec
 from ..guessing.bare import guess_at
 from ..guessing.guess import Guess, name_for
@@ -249,7 +250,7 @@ def unpack(path: Path, folder: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.infolist() if not member.is_dir()]
+            members = [member for member in members_of(archive) if not member.is_dir()]
             _bound(path, members)
             for member in members:
                 target = folder / _place(path, member)

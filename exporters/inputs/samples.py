@@ -23,6 +23,7 @@ import safetensors.numpy
 from ...models.errors import BadSamples
 from ...models.files.guarded_reading import guarded, reading
 from ...models.files.opened_file import opened_named
+from ...models.files.zip_members import members_of
 from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ...models.spec.value_range import ValueRange
@@ -185,7 +186,7 @@ def _bound(size: int, max_bytes: int) -> None:
 def _read_npz(file: BinaryIO, max_bytes: int) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(file) as archive:
-            _bound(sum(member.file_size for member in archive.infolist()), max_bytes)
+            _bound(sum(member.file_size for member in members_of(archive)), max_bytes)
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}

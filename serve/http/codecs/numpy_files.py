@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ....models.errors import BadRequest, Overloaded, TooLarge
+from ....models.files.zip_members import bytes_of, members_of
 from ..limits.memory_budget import Lease
 from .json_numbers import writable
 
@@ -53,9 +54,9 @@ def read_npz(body: bytes, max_bytes: int, lease: Lease) -> dict[str, np.ndarray]
     _check_directory(body)
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
-            members = archive.infolist()
+            members = members_of(archive)
             lease.add(_unpacked_bytes(members, max_bytes))
-            data = {member.filename.removesuffix(".npy"): archive.read(member) for member in members}
+            data = {member.filename.removesuffix(".npy"): bytes_of(archive, member) for member in members}
     except (BadRequest, TooLarge, Overloaded):
         raise
     except Exception as fault:
