@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
@@ -34,6 +34,7 @@ from ...http.error_mapping import SlowBody
 from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import may_hold
 
+T = TypeVar("T")
 PURPOSE = "fine-tune"
 UPLOADS = "files"  # the folder in the store
 _FIELDS = ("purpose", "file")
@@ -131,13 +132,19 @@ class Files:
         return found
 
     async def receive(
-        self, headers: Iterable[tuple[bytes, bytes]], receive: Receive, owner: str = "", held: int = 0
-    ) -> Upload:
-        """Read one ``multipart/form-data`` body with the fields ``purpose`` and ``file``, and fsync the file. The
-        ``owner`` has files of ``held`` bytes here.
+        self,
+        headers: Iterable[tuple[bytes, bytes]],
+        receive: Receive,
+        keep: Callable[[Upload], T],
+        owner: str = "",
+        held: Callable[[], int] = lambda: 0,
+    ) -> T:
+        """Read one ``multipart/form-data`` body with the fields ``purpose`` and ``file``, fsync the file, and hand it
+        to ``keep``. ``held``: bytes of the files that the ``owner`` has here, asked whenever the owner is to have more:
+        other uploads may end while this one comes. Both are called in threads.
 
-        Raises BadInput, TooLarge (for a declared length before a byte is read), SlowBody, CallerLeft, and
-        QuotaReached, DiskFull and StoreError; nothing is left on the disk then.
+        Raises what ``keep`` raises, BadInput, TooLarge (for a declared length before a byte is read), SlowBody,
+        CallerLeft, and QuotaReached, DiskFull and StoreError; nothing is left on the disk then.
         """
         known = {name.lower(): value for name, value in headers}
         boundary = _boundary(known.get(b"content-type", b""))
@@ -148,7 +155,8 @@ class Files:
         coming = _Coming(self, size, owner, held)
         await asyncio.to_thread(coming.reserve)
         try:
-            return await self._received(coming, boundary, receive)
+            upload = await self._received(coming, boundary, receive)
+            return await asyncio.to_thread(coming.ended_by, keep, upload)
         finally:
             coming.end()
 
@@ -200,12 +208,12 @@ class Files:
             raise CallerLeft
         return message
 
-    def expect(self, change: int, more: int, owner: str, held: int) -> None:
+    def expect(self, change: int, more: int, owner: str, held: Callable[[], int]) -> None:
         """Change the bytes that are declared and not here yet, because ``more`` bytes of an upload of the ``owner`` are
         declared or here. Raises QuotaReached where all would be too many, or the owner's; then nothing is changed."""
         with self.counting:
             size = self.used() + self._coming + change
-            own, taken = held + self._arriving[owner], size - more
+            own, taken = held() + self._arriving[owner] if more else 0, size - more
             if may_hold(more, own, taken, self.most_bytes, owner):
                 self._coming += change
                 self._arriving[owner] += more
@@ -235,7 +243,7 @@ class Files:
 class _Coming:
     """The bytes that one upload has declared: reserved before anything is awaited for them, until they have come."""
 
-    def __init__(self, files: Files, nbytes: int, owner: str, held: int) -> None:
+    def __init__(self, files: Files, nbytes: int, owner: str, held: Callable[[], int]) -> None:
         self._files, self._nbytes, self._owner, self._held = files, nbytes, owner, held
         self._reserved = self._own = 0  # ``own``: declared or written
 
@@ -252,8 +260,17 @@ class _Coming:
             self._reserved -= fewer
             self._expect(-fewer, len(block) - fewer)
 
+    def ended_by(self, keep: Callable[[Upload], T], upload: Upload) -> T:
+        """The record of the upload that ``keep`` makes. Its bytes are counted here until they count in the record."""
+        with self._files.counting:
+            kept = keep(upload)
+            self.end()
+        return kept
+
     def end(self) -> None:
         """Free the bytes that were declared and did not come; the bytes that came are in a record, or deleted."""
+        if not (self._reserved or self._own):
+            return
         self._files.expected(-self._reserved, -self._own, self._owner)
         self._reserved = self._own = 0
 

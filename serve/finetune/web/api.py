@@ -126,9 +126,9 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> N
         owner = permit_of(request.scope).owner
         await run_in_threadpool(kept.delete_expired)
         with lease_of(request.scope).meanwhile(IN_MEMORY):
-            held = await run_in_threadpool(kept.bytes_of, owner)
-            received = await files.receive(request.scope["headers"], request.receive, owner, held)
-        return json_answer(file_body(await run_in_threadpool(kept.keep, received, owner)))
+            keep, held = partial(kept.keep, owner=owner), partial(kept.bytes_of, owner)
+            record = await files.receive(request.scope["headers"], request.receive, keep, owner, held)
+        return json_answer(file_body(record))
 
     @routes.delete("/v1/files/{id}")
     def delete(id: str, request: Request) -> Response:

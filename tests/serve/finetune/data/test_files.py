@@ -53,7 +53,7 @@ def send(
     async def receive() -> dict[str, Any]:
         return next(coming)
 
-    return asyncio.run(files.receive(headers, receive))
+    return asyncio.run(files.receive(headers, receive, lambda upload: upload))
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_declared_length_beyond_the_limit_is_refused_before_a_byte_is_read(
         raise AssertionError("nothing must be read")
 
     with pytest.raises(TooLarge, match=f"at most {LIMIT} are taken"):
-        asyncio.run(files.receive(headers, receive))
+        asyncio.run(files.receive(headers, receive, files.keep))
     assert left(files) == []
 
 
@@ -141,7 +141,7 @@ def test_an_undeclared_body_is_cut_off_at_the_limit_and_leaves_nothing(files: Fi
         return {"type": "http.request", "body": body, "more_body": True}
 
     with pytest.raises(TooLarge, match=f"at most {LIMIT} are taken"):
-        asyncio.run(files.receive([(b"content-type", TYPE)], endless))
+        asyncio.run(files.receive([(b"content-type", TYPE)], endless, files.keep))
     assert sum(read) < 2 * LIMIT
     assert left(files) == []
 
@@ -208,7 +208,7 @@ def test_a_caller_who_falls_silent_is_not_waited_for(tmp_path: Path) -> None:
         raise AssertionError
 
     with pytest.raises(SlowBody, match=r"no byte of the upload came for 0\.05 s"):
-        asyncio.run(files.receive([(b"content-type", TYPE)], silent))
+        asyncio.run(files.receive([(b"content-type", TYPE)], silent, files.keep))
     assert left(files) == []
 
 
@@ -220,7 +220,7 @@ def test_a_caller_who_drips_is_not_waited_for(tmp_path: Path) -> None:
         return {"type": "http.request", "body": b"\r", "more_body": True}
 
     with pytest.raises(SlowBody, match="bytes a second"):
-        asyncio.run(files.receive([(b"content-type", TYPE)], dripping))
+        asyncio.run(files.receive([(b"content-type", TYPE)], dripping, files.keep))
     assert next(seconds) < 60
     assert left(files) == []
 
@@ -314,7 +314,7 @@ def test_uploads_that_begin_at_once_reserve_what_they_declared(tmp_path: Path, c
             return {"type": "http.request", "body": body, "more_body": False}
 
         try:
-            files.keep(await files.receive(headers, receive))
+            await files.receive(headers, receive, files.keep)
         except QuotaReached:
             return False
         return True
@@ -340,10 +340,50 @@ def test_one_key_cannot_take_the_room_of_all_files(tmp_path: Path, content: byte
         async def receive() -> Any:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        return asyncio.run(files.receive([(b"content-type", TYPE)], receive, owner, held))
+        kept = files.receive([(b"content-type", TYPE)], receive, files.keep, owner, lambda: held)
+        return asyncio.run(kept)
 
-    files.keep(sent("greedy", 0))
+    sent("greedy", 0)
     with pytest.raises(QuotaReached, match="the files of this key would have"):
         sent("greedy", 3 * len(content))
     sent("another", 0)
     assert not files._arriving and files._coming == 0
+
+
+def test_uploads_of_one_key_that_begin_together_see_those_that_end_meanwhile(
+    tmp_path: Path, content: bytes
+) -> None:
+    """Of ten files a key may hold five: then as much is free. No length is declared, so that each counts as it comes."""
+    files = Files(tmp_path / "files", LIMIT, most_bytes=10 * len(content))
+    kept = list[Upload]()
+
+    def keep(upload: Upload) -> Upload:
+        kept.append(upload)
+        files.keep(upload)
+        return upload
+
+    def held() -> int:
+        return sum(upload.bytes for upload in kept)
+
+    async def one(number: int, begun: asyncio.Event) -> bool:
+        pieces = iter([form(content[:-1] + bytes([number]))])
+
+        async def receive() -> Any:
+            await begun.wait()
+            return {"type": "http.request", "body": next(pieces), "more_body": False}
+
+        try:
+            await files.receive([(b"content-type", TYPE)], receive, keep, "greedy", held)
+        except QuotaReached:
+            return False
+        return True
+
+    async def one_after_the_other() -> list[bool]:
+        turns = [asyncio.Event() for _ in range(10)]
+        callers = [asyncio.create_task(one(number, turn)) for number, turn in enumerate(turns)]
+        for turn, caller in zip(turns, callers, strict=True):
+            turn.set()
+            await asyncio.wait([caller])
+        return [caller.result() for caller in callers]
+
+    assert sum(asyncio.run(one_after_the_other())) == 5
