@@ -353,7 +353,7 @@ def test_one_key_cannot_take_the_room_of_all_files(tmp_path: Path, content: byte
 def test_uploads_of_one_key_that_begin_together_see_those_that_end_meanwhile(
     tmp_path: Path, content: bytes
 ) -> None:
-    """Of ten files a key may hold five: then as much is free. No length is declared, so that each counts as it comes."""
+    """Of ten files a key may hold five: then as much is free. No length is declared, so each counts as it comes."""
     files = Files(tmp_path / "files", LIMIT, most_bytes=10 * len(content))
     kept = list[Upload]()
 
