@@ -77,11 +77,10 @@ class Options(BaseModel):
             raise BadSetting(
                 f"settings: {', '.join(not_here)}: for `halfeven serve` alone; here Ray's proxies listen and Ray logs"
             )
-        exposed = self.settings.get(
-            "expose_without_auth", read_settings(host="127.0.0.1").expose_without_auth
-        )
-        given = {**self.settings, "store": self.folder(), "host": _BEYOND, "expose_without_auth": True}
-        asked = read_settings(**given).model_copy(update={"expose_without_auth": bool(exposed)})
+        given = {**self.settings, "store": self.folder()}
+        exposed = read_settings(**given, host="127.0.0.1").expose_without_auth  # "false" is a word for no, too
+        asked = read_settings(**{**given, "host": _BEYOND, "expose_without_auth": True})
+        asked = asked.model_copy(update={"expose_without_auth": exposed})
         if asked.needs_keys and asked.keys.read() is None:
             raise BadSetting(
                 f"the proxies of Ray Serve may listen beyond this machine, and {self.store} has no key: "

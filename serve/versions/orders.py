@@ -16,11 +16,12 @@ from typing import Any
 
 from ...models.errors import DamagedFile
 from ...models.files.durable import replace_text
+from ...models.files.json_fields import as_json
 from ...models.files.stored_json import json_of, stored_bytes, stored_json
 from ...models.store.store import Store, Version
 from ..http.limits.request_limits import DEFAULTS
 
-EVENTS_KEPT = 1000
+_SEARCHED = 1000  # events in which the last activation is looked for
 EVENTS_MOST_BYTES = DEFAULTS.events_bytes
 
 
@@ -96,17 +97,19 @@ def _note(version: Version) -> Path:
 def record(
     store: Store, name: str, kind: str, message: str, numbers: Mapping[str, Any] | None = None
 ) -> None:
-    """Append an event. Durable when this returns; the last thousand events are kept."""
+    """Append an event; ``numbers`` that JSON lacks (an infinite error) become null. Durable when this returns. Where the
+    file would be larger than its bound, the newest events in half of that are kept."""
     path = _folder(store, name) / "events.jsonl"
-    event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": dict(numbers or {})}
-    if path.exists() and path.stat().st_size > EVENTS_MOST_BYTES:
-        lines = stored_bytes(path).decode(errors="replace").splitlines(keepends=True)
-        replace_text(path, "".join(lines[-EVENTS_KEPT:]))
+    event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": as_json(numbers or {})}
+    line = json.dumps(event, allow_nan=False).encode() + b"\n"
+    if path.exists() and path.stat().st_size + len(line) > EVENTS_MOST_BYTES:
+        newest = stored_bytes(path)[-(EVENTS_MOST_BYTES // 2) :]
+        replace_text(path, newest.partition(b"\n")[2].decode(errors="replace"))
     with path.open("a+b") as file:
         file.seek(0, os.SEEK_END)
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
             file.write(b"\n")  # a crash cut the last line off
-        file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+        file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
@@ -155,7 +158,7 @@ def newest_events(store: Store, names: Iterable[str], most: int) -> list[dict[st
 def last_activation(store: Store, name: str) -> Mapping[str, Any] | None:
     """The numbers of the newest event that says which version became active; None where there is none."""
     with suppress(DamagedFile):
-        for event in events(store, name, EVENTS_KEPT):
+        for event in events(store, name, _SEARCHED):
             numbers = event.get("numbers")
             if event.get("kind") == "activated" and isinstance(numbers, dict):
                 return numbers

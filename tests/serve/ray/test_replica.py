@@ -112,6 +112,15 @@ def test_an_order_outlives_the_loss_of_the_writer_and_a_writer_that_stays_away_i
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("word", ["false", "no", "0", False, None])
+def test_a_word_for_no_opens_nothing(word: Any, source: Store, tmp_path: Path) -> None:
+    from halfeven.serve.ray import Options
+
+    options = Options(store=str(source.root), cache=tmp_path, settings={"expose_without_auth": word})
+    with pytest.raises(BadSetting):
+        options.server_settings()
+
+
 def test_a_replica_needs_keys_or_a_word(source: Store) -> None:
     with (
         pytest.raises(BadSetting, match=r"may listen beyond this machine, and .* has no key"),

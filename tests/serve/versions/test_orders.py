@@ -1,5 +1,6 @@
 """Orders, notes and events that are damaged on the disk: named or left out, never an error of another kind."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from halfeven.models.errors import DamagedFile
 from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve.versions import orders
 from halfeven.serve.versions.orders import (
+    EVENTS_MOST_BYTES,
     TrafficOrders,
     drifted,
     events,
@@ -69,6 +71,25 @@ def test_a_damaged_line_of_the_events_hides_no_other(version: Version, tmp_path:
     (version.folder.parent / "events.jsonl").mkdir()
     with pytest.raises(DamagedFile, match=r"events\.jsonl cannot be read"):
         events(store, "net")
+
+
+def test_events_of_whatever_size_stay_within_their_bound(version: Version, tmp_path: Path) -> None:
+    store, path = Store(tmp_path), version.folder.parent / "events.jsonl"
+    sizes = np.random.default_rng().integers(100, 20_000, 300).tolist()
+    largest = 0
+    for number, size in enumerate(sizes):
+        record(store, "net", "made_up", f"{number} " + "x" * size)
+        largest = max(largest, path.stat().st_size)
+    assert EVENTS_MOST_BYTES // 2 < largest <= EVENTS_MOST_BYTES
+    numbers = [int(event["message"].split()[0]) for event in events(store, "net", 300)]
+    assert len(numbers) > 20 and numbers == list(range(299, 299 - len(numbers), -1))
+
+
+def test_an_error_without_a_number_is_an_event_too(version: Version, tmp_path: Path) -> None:
+    """An answer that is no number, or a wrong integer, errs by infinity: the worst events of all."""
+    record(Store(tmp_path), "net", "drift", "it was so", {"worst": math.inf, "all": [1.0, math.nan]})
+    (event,) = events(Store(tmp_path), "net")
+    assert event["numbers"] == {"worst": None, "all": [1.0, None]}
 
 
 def test_the_newest_events_of_many_models_are_those_of_all_their_files_and_old_files_are_not_read(
