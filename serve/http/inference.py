@@ -120,8 +120,8 @@ def parameters_of(answer: Answer) -> dict[str, str]:
 
 
 class WorkerThreads:
-    """A few threads that read large, compressed or picture bodies, which would hold up the event loop. They are few, so
-    that callers with such bodies leave most of the processor to the others.
+    """A few threads that read large, compressed or picture bodies and write large answers, which would hold up the
+    event loop. They are few, so that callers with such bodies leave most of the processor to the others.
 
     ``threads``: by default half the usable cores, two where there are two. They are `_NICE` steps of niceness behind
     the event loop.
@@ -133,10 +133,11 @@ class WorkerThreads:
         self._most, self._waiting = self._threads + most_waiting, 0
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The work's result, from a thread. Raises Overloaded where `MOST_WAITING` bodies wait already."""
+        """The work's result, from a thread. Raises Overloaded where `MOST_WAITING` wait already."""
         if self._waiting >= self._most:
             raise Overloaded(
-                f"{self._waiting} requests with pictures or with large or compressed bodies wait to be read; try again"
+                f"{self._waiting} requests with pictures, or with large or compressed bodies or answers, wait for a "
+                "thread; try again"
             )
         self._waiting += 1
         try:

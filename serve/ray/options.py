@@ -78,7 +78,9 @@ class Options(BaseModel):
                 f"settings: {', '.join(not_here)}: for `halfeven serve` alone; here Ray's proxies listen and Ray logs"
             )
         given = {**self.settings, "store": self.folder()}
-        exposed = read_settings(**given, host="127.0.0.1").expose_without_auth  # "false" is a word for no, too
+        exposed = read_settings(
+            **given, host="127.0.0.1"
+        ).expose_without_auth  # "false" is a word for no, too
         asked = read_settings(**{**given, "host": _BEYOND, "expose_without_auth": True})
         asked = asked.model_copy(update={"expose_without_auth": exposed})
         if asked.needs_keys and asked.keys.read() is None:

@@ -97,8 +97,8 @@ def _note(version: Version) -> Path:
 def record(
     store: Store, name: str, kind: str, message: str, numbers: Mapping[str, Any] | None = None
 ) -> None:
-    """Append an event; ``numbers`` that JSON lacks (an infinite error) become null. Durable when this returns. Where the
-    file would be larger than its bound, the newest events in half of that are kept."""
+    """Append an event; ``numbers`` that JSON lacks (an infinite error) become null. Durable when this returns. Where
+    the file would be larger than its bound, the newest events in half of that are kept."""
     path = _folder(store, name) / "events.jsonl"
     event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": as_json(numbers or {})}
     line = json.dumps(event, allow_nan=False).encode() + b"\n"

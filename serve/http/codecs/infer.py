@@ -19,7 +19,7 @@ from ...batching.interface import NO_TERMS, Terms
 from .dialect import OURS, Dialect, UnreadableTensor
 from .infer_fields import DeclaredInput, bytes_tensor, classify, read_inputs, read_outputs
 from .infer_parameters import Wishes, read_wishes
-from .json_numbers import array_of, dump_flat, parse, writable
+from .json_numbers import MANY, PIECE, array_of, dump_flat, parse, writable
 
 _HEADER_LENGTH = re.compile(r"[0-9]{1,12}")
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
@@ -217,6 +217,10 @@ class InferCodec:
         array = np.ndarray(_raw_shape(spec, len(body)), spec.inputs[0].type.numpy, body)
         return InferRequest(None, [array], 1, self._all_binary)
 
+    def is_quick_to_write(self, request: InferRequest, outputs: Sequence[np.ndarray]) -> bool:
+        """True if another thread need not write the answer: binary outputs are only copied."""
+        return request.outputs is self._all_binary or sum(array.size for array in outputs) <= MANY
+
     def write(
         self,
         request: InferRequest,
@@ -257,8 +261,11 @@ class InferCodec:
         if request.id is not None:
             message = {"id": request.id, **message}
         message["outputs"] = entries
-        text = orjson.dumps(message, option=_NUMPY)
-        if b"null" in text:  # orjson's word for a number that is not finite
+        large = any(
+            isinstance(data := entry.get("data"), np.ndarray) and data.size > PIECE for entry in entries
+        )
+        text = b"" if large else orjson.dumps(message, option=_NUMPY)
+        if large or b"null" in text:  # orjson's word for a number that is not finite
             text = _with_nan(message, request.nan_as)
         if not chunks:
             return InferResponse(text, None)

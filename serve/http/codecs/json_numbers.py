@@ -180,6 +180,11 @@ def writable(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.astype(np.float32) if array.dtype == _BF16 else array)
 
 
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+# Elements that are written at once, in 4 ms or less: orjson keeps the interpreter's lock until it has written, so that
+# the event loop waits for it wherever it runs.
+PIECE = 2**16
+MANY = 2**17  # elements that take so long to write that another thread writes them
 _TOKENS = {  # NaN, +Infinity, -Infinity
     "token": (b"NaN", b"Infinity", b"-Infinity"),
     "string": (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
@@ -190,7 +195,21 @@ _TOKENS = {  # NaN, +Infinity, -Infinity
 def dump_flat(array: np.ndarray, nan_as: str = "token") -> tuple[bytes, int]:
     """The elements as a flat JSON list, and how many are not finite: bare tokens, ``string``s or ``null``."""
     flat = writable(array).reshape(-1)
-    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    written = [_dump_piece(flat[at : at + PIECE], nan_as) for at in range(0, flat.size, PIECE)]
+    return b"[%b]" % b",".join(text[1:-1] for text, _ in written), sum(odd for _, odd in written)
+
+
+def dump_nested(array: np.ndarray) -> np.ndarray | orjson.Fragment:
+    """What orjson writes as the nested lists of the array; an array that `writable` gave."""
+    if array.size <= PIECE:
+        return array
+    if array.ndim == 1:
+        return orjson.Fragment(dump_flat(array, "null")[0])
+    return orjson.Fragment(orjson.dumps([dump_nested(row) for row in array], option=_NUMPY))
+
+
+def _dump_piece(flat: np.ndarray, nan_as: str) -> tuple[bytes, int]:
+    text = orjson.dumps(flat, option=_NUMPY)
     if b"null" not in text:  # what orjson writes for a number that is not finite
         return text, 0
     nan, above, below = _TOKENS[nan_as]

@@ -21,7 +21,7 @@ from ....models.spec.datatypes import name_of
 from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
 from ..limits.memory_budget import Lease, json_bytes
-from .json_numbers import array_of, parse, show, writable
+from .json_numbers import MANY, PIECE, array_of, dump_nested, parse, show, writable
 from .multipart import is_multipart, read_parts
 from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz, write_npy, write_npz
 from .pictures import BASE64, array_of_files, arrays_of_parts, is_file, packed, picture_inputs, rows_of
@@ -142,7 +142,7 @@ def write_predict(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bytes:
 
 def _shown(spec: ModelSpec, tensor: TensorSpec, rows: np.ndarray) -> Sequence[Any] | np.ndarray:
     if tensor.kind != "image":
-        return rows
+        return rows if rows.size <= PIECE else [dump_nested(row) for row in rows]
     picture = Picture.of(tensor, spec.batched)
     return [packed(png_of(row, picture)) for row in rows]
 
@@ -167,16 +167,19 @@ def _labels(spec: ModelSpec, rows: Sequence[np.ndarray]) -> list[Any] | None:
 
 _FIRST_OF_TEXT, _LAST_OF_TEXT = 0x09, 0x7E  # the bytes that JSON may begin with lie between
 SHORT_JSON = 65_536  # bytes that are parsed in less time than a hand-over to a thread takes
+_ESCAPE = rb"\u"
 _FILE_IN_JSON = b'"%s"' % BASE64.encode()
 JSON_TYPE, PNG_TYPE = "application/json", "image/png"
-_MANY = 2**20  # elements that take longer to write than a hand-over to a thread
 
 
 def is_quick(content_type: str, body: bytes) -> bool:
     """True if reading the body takes less time than handing it to a thread would."""
     if is_multipart(content_type) or is_picture(body) or body.startswith(NPZ):
         return False
-    return body.startswith(NPY) or (len(body) <= SHORT_JSON and _FILE_IN_JSON not in body)
+    # A key may also be written with escapes: "\\u0062\\u0036\\u0034" is the same key.
+    return body.startswith(NPY) or (
+        len(body) <= SHORT_JSON and _FILE_IN_JSON not in body and _ESCAPE not in body
+    )
 
 
 def read_body_of(
@@ -295,5 +298,5 @@ def write_answer(spec: ModelSpec, outputs: Sequence[np.ndarray], kind: str) -> b
 
 
 def is_quick_to_write(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bool:
-    """True if writing takes less than handing it to a thread would."""
-    return all(tensor.kind != "image" for tensor in spec.outputs) and sum(a.size for a in outputs) < _MANY
+    """True if another thread need not write the answer."""
+    return all(tensor.kind != "image" for tensor in spec.outputs) and sum(a.size for a in outputs) <= MANY

@@ -25,7 +25,7 @@ from ..content_coding import chosen_coding
 from ..inference import Asked, Begun, taken_away
 from ..limits.memory_budget import Lease
 from ..route_scopes import TO_INFER
-from ..routes.infer import SMALL_JSON, InferFront, asked_of, is_small_json
+from ..routes.infer import SMALL_JSON, Headers, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
 from .framing import without_root_path
 from .guarded_protocol import GuardedProtocol
@@ -72,7 +72,7 @@ class HotCycle:
         self.response_complete = False
         self.disconnected = False
         self.message_event = _SILENT
-        self.future: asyncio.Future[Answer] | None = None
+        self.future: asyncio.Future[Any] | None = None  # the answer, or then the writing of a large one
 
     def close(self) -> None:
         """The request has ended: give back what it holds. It may be called again."""
@@ -318,6 +318,11 @@ class HotProtocol(GuardedProtocol):
             self._hot = None
             hot.close()
             return
+        if not (future.cancelled() or future.exception()):
+            answer = future.result()
+            if not begun.codec.is_quick_to_write(begun.request, answer.outputs):
+                self._write_aside(hot, begun, answer)
+                return
         began_ns = perf_counter_ns()
         try:
             if future.cancelled():
@@ -328,6 +333,25 @@ class HotProtocol(GuardedProtocol):
             status, headers, body = self._refusal(hot, error)
         self._respond(hot, status, headers, body)
         begun.written.add(perf_counter_ns() - began_ns)
+
+    def _write_aside(self, hot: HotCycle, begun: Begun[InferRequest], answer: Answer) -> None:
+        """Answer when a thread has written the body. Meanwhile ``hot.future`` is the writing."""
+        assert self._front is not None
+        began_ns = perf_counter_ns()
+        run = self._front.inference.worker_threads.run
+
+        def written(done: asyncio.Task[tuple[Headers, bytes]]) -> None:
+            if hot.disconnected or done.cancelled():
+                self._hot = None
+                hot.close()
+            elif isinstance(error := done.exception(), Exception):
+                self._respond(hot, *self._refusal(hot, error))
+            else:
+                self._respond(hot, 200, *done.result())
+            begun.written.add(perf_counter_ns() - began_ns)
+
+        hot.future = task = self.loop.create_task(run(self._front.finish, begun, answer))
+        task.add_done_callback(written)
 
     def _refusal(self, hot: HotCycle, error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         assert self._front is not None

@@ -245,7 +245,10 @@ class InferFront:
             begun = await inference.ask(asked, read, aside=True)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
-        headers, body = self.finish(begun, answer, fields)
+        if begun.codec.is_quick_to_write(begun.request, answer.outputs):
+            headers, body = self.finish(begun, answer, fields)
+        else:
+            headers, body = await inference.worker_threads.run(self.finish, begun, answer, fields)
         begun.written.add(perf_counter_ns() - began_ns)
         if fields.accepted is not None and (coding := chosen_coding(fields.accepted, self.compress_lists)):
             body = await encoded(body, coding, inference.worker_threads.run)

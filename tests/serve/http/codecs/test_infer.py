@@ -13,6 +13,7 @@ from halfeven.models.spec.datatypes import DATATYPES
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import NO_TERMS
 from halfeven.serve.http.codecs.infer import InferCodec, InferRequest
+from halfeven.serve.http.codecs.json_numbers import PIECE
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -201,6 +202,17 @@ def test_numbers_that_are_not_finite_are_written_as_asked_and_counted(nan_as: st
     odd = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
     body = CODEC.write(request, [odd], "3", PARAMETERS).body
     assert written in body and json.loads(body)["parameters"]["nonfinite_count"] == 3
+
+
+@pytest.mark.parametrize("width", [PIECE, PIECE + 1, 3 * PIECE])
+def test_a_long_answer_in_pieces_is_the_same_list_with_its_odd_numbers_counted(width: int) -> None:
+    codec = model(X, outputs=(tensor("y", "FP32", -1, width),))
+    array = np.random.default_rng().standard_normal((1, width)).astype(np.float32)
+    odd = np.random.default_rng().choice(width, 7, replace=False)
+    array[0, odd[:3]], array[0, odd[3:]] = np.nan, -np.inf
+    message = json.loads(codec.write(codec.read(body_of()), [array], "3", PARAMETERS).body)
+    np.testing.assert_array_equal(np.array(message["outputs"][0]["data"], np.float32), array[0])
+    assert message["parameters"]["nonfinite_count"] == 7
 
 
 def test_terms_are_read_with_the_request_and_remembered_with_its_header() -> None:

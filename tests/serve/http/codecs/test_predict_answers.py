@@ -5,9 +5,11 @@ import io
 import json
 
 import numpy as np
+import orjson
 import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import ModelSpec
+from halfeven.serve.http.codecs.json_numbers import PIECE
 from halfeven.serve.http.codecs.predict import answer_type, is_quick_to_write, write_answer
 from PIL import Image
 
@@ -97,3 +99,12 @@ def test_numbers_come_back_as_numpy_files(outputs: list[np.ndarray]) -> None:
 def test_pictures_and_long_answers_are_not_written_on_the_event_loop(outputs: list[np.ndarray]) -> None:
     assert is_quick_to_write(NUMBERS, outputs[:1]) and not is_quick_to_write(BOTH, outputs)
     assert not is_quick_to_write(NUMBERS, [np.zeros((2**19, 2), np.float32)])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, PIECE), (2 * PIECE + 1,), (1, PIECE + 1), (PIECE + 1, 1)])
+def test_a_long_answer_in_pieces_is_what_orjson_writes_at_once(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng().standard_normal(shape).astype(np.float32)
+    array[..., -1] = np.nan
+    spec = ModelSpec("net", (X,), (tensor("y", "FP32", *shape),), shape[0])
+    whole = orjson.dumps({"predictions": array}, option=orjson.OPT_SERIALIZE_NUMPY)
+    assert write_answer(spec, [array], JSON) == whole

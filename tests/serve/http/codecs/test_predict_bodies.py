@@ -232,5 +232,6 @@ def test_only_short_json_and_npy_are_read_on_the_event_loop() -> None:
         (saved(x=np.zeros(3)), CURL),
         (form(), FORM),
         (b" " * 70_000, CURL),
+        (rb'{"instances": [{"\u0062\u0036\u0034": "iVBORw0K"}]}', CURL),
     ):
         assert not is_quick(kind, body)

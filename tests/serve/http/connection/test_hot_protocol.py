@@ -4,17 +4,19 @@ import asyncio
 import json
 import re
 import socket
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
+from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.connection import hot_protocol
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 from ...conftest import HISTORY
 from ..wire import Wire
@@ -81,10 +83,25 @@ def hot_requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("case", ["json", "binary", "bad json", "unknown input", "empty"])
-def test_both_ways_give_the_same_answer(server: str, case: str, hot_requests: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "case", ["json", "written by a thread", "binary", "bad json", "unknown input", "empty"]
+)
+def test_both_ways_give_the_same_answer(
+    server: str, case: str, hot_requests: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[str]()
+    write = InferCodec.write
+
+    def seen(self: InferCodec, *arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(InferCodec, "write", seen)
+    if case == "written by a thread":
+        monkeypatch.setattr(InferCodec, "is_quick_to_write", lambda *_: False)
     body, headers = {
         "json": (json.dumps({**GOOD, "id": "me"}).encode(), {}),
+        "written by a thread": (json.dumps(GOOD).encode(), {}),
         "binary": binary(),
         "bad json": (b'{"inputs"', {}),
         "unknown input": (json.dumps({"inputs": [{**GOOD["inputs"][0], "name": "z"}]}).encode(), {}),
@@ -99,6 +116,35 @@ def test_both_ways_give_the_same_answer(server: str, case: str, hot_requests: li
         assert len(hot_requests) == 1
     assert short[1] == long[1]
     assert sorted_lines(short[0]) == sorted_lines(long[0])
+    aside = ["halfeven-predict" in name for name in threads]
+    assert aside == {"json": [False] * 2, "written by a thread": [True] * 2, "binary": [False] * 2}.get(
+        case, []
+    )
+
+
+def test_a_caller_who_leaves_while_a_thread_writes_costs_nobody_anything(
+    server: str, hot_requests: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, left = threading.Event(), threading.Event()
+    write = InferCodec.write
+
+    def held(self: InferCodec, *arguments: Any) -> Any:
+        begun.set()
+        assert left.wait(PATIENCE_S)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(InferCodec, "is_quick_to_write", lambda *_: False)
+    monkeypatch.setattr(InferCodec, "write", held)
+    body = json.dumps(GOOD).encode()
+    with connected(server) as leaving:
+        leaving.sendall(request(body))
+        assert begun.wait(PATIENCE_S)
+    until(lambda: hot_requests[0].disconnected)
+    left.set()
+    with connected(server) as connection:
+        connection.sendall(request(body))
+        assert one_response(connection)[0].startswith(b"HTTP/1.1 200")
+    assert not hot_requests[0].response_complete
 
 
 def test_a_refusal_that_says_when_to_come_back_says_it_on_the_short_way_too(server: str, roster: Any) -> None:
