@@ -57,7 +57,7 @@ class JobAdmission:
         validation_file = _text(body, "validation_file", needed=False)
         values = read_hyperparameters(body)
         seed = _seed(body)
-        suffix, metadata = _suffix(body), _metadata(body)
+        suffix, metadata = _suffix(body), checked_metadata(body.get("metadata"))
         assert model and training_file
         parent = self._parent(model)
         check_settings(parent, asked_hyperparameters(body), values)
@@ -177,8 +177,8 @@ def _suffix(body: Mapping[str, Any]) -> str | None:
     return suffix
 
 
-def _metadata(body: Mapping[str, Any]) -> dict[str, str] | None:
-    metadata = body.get("metadata")
+def checked_metadata(metadata: object) -> dict[str, str] | None:
+    """The pairs of a job, or those by which jobs are looked for. Raises BadJob for too many or too long ones."""
     if metadata is None:
         return None
     if not isinstance(metadata, dict) or len(metadata) > _MAX_PAIRS:

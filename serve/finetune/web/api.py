@@ -29,7 +29,7 @@ from ...http.limits.shared_places import SharedPlaces
 from ...http.page_headers import own_page
 from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files, Upload
-from ..jobs.job_admission import JobAdmission
+from ..jobs.job_admission import JobAdmission, checked_metadata
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import FileRecord, JobRequest, step_of
 from .event_stream import open_streams, streamed
@@ -343,9 +343,12 @@ def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bo
         return json_answer(page_of(found, limit, event_body))
 
 
-def _metadata(request: Request) -> dict[str, str]:
-    return {
-        name[len("metadata[") : -1]: value
-        for name, value in request.query_params.items()
-        if name.startswith("metadata[") and name.endswith("]")
-    }
+def _metadata(request: Request) -> dict[str, str] | None:
+    """The pairs that a job must have. Raises BadJob for more than a job can have."""
+    return checked_metadata(
+        {
+            name[len("metadata[") : -1]: value
+            for name, value in request.query_params.items()
+            if name.startswith("metadata[") and name.endswith("]")
+        }
+    )

@@ -55,7 +55,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
             raise bad(name, f"is unknown; the nearest known one is '{near}'")
     values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
     for name, words in WORDS.items():
-        values[name] = asked.get(name) or words[0]
+        values[name] = words[0] if asked.get(name) is None else asked[name]
         if values[name] not in words:
             raise bad(name, f"expected one of {', '.join(words)}, got {shown(values[name])}")
     values[TRAINABLE] = read_trainable(asked.get(TRAINABLE))

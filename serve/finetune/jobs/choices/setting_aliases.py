@@ -115,7 +115,8 @@ def with_own_names(asked: Mapping[str, Any]) -> dict[str, Any]:
             _put(found, name, words.get(str(value), {own: value}))
     if not arguments:
         return found
-    return {**found, OPTIMIZER: _with_arguments(found.get(OPTIMIZER) or DEFAULT, arguments)}
+    named = DEFAULT if found.get(OPTIMIZER) is None else found[OPTIMIZER]
+    return {**found, OPTIMIZER: _with_arguments(named, arguments)}
 
 
 def known_setting(name: str, known: Iterable[str]) -> str:
@@ -140,6 +141,8 @@ def _put(found: dict[str, Any], name: str, values: Mapping[str, Any]) -> None:
 
 def _with_arguments(named: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The optimizer's table. ``adam_beta1`` and ``adam_beta2`` are its ``betas``."""
+    if not isinstance(named, str | Mapping):
+        raise bad(OPTIMIZER, f"expected a name or a table with name and its arguments, got {shown(named)}")
     table = {"name": named} if isinstance(named, str) else dict(named)
     given = {name: value for name, value in arguments.items() if name not in _BETAS}
     if any(name in arguments for name in _BETAS):

@@ -302,6 +302,8 @@ def test_jobs_are_listed_page_by_page_and_chosen_by_metadata(place: Place) -> No
         made[3],
         made[1],
     ]
+    with pytest.raises(openai.BadRequestError, match="at most 16 pairs"):
+        place.client.fine_tuning.jobs.list(metadata={str(n): "" for n in range(1000)})
 
 
 def test_a_queued_job_is_cancelled_and_a_finished_one_gives_its_state(place: Place) -> None:

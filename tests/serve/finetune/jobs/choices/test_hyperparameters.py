@@ -154,6 +154,38 @@ def test_an_optimizer_that_torch_could_not_make_is_refused(value: object, said: 
         asked(optimizer=value)
 
 
+@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("value", [False, 0, "", [], {}])
+def test_an_empty_value_is_no_default(name: str, value: object) -> None:
+    with pytest.raises(BadInput, match=f"{name}: expected one of"):
+        asked(**{name: value})
+
+
+def test_any_values_are_taken_or_refused_by_their_setting_and_never_an_error_of_ours() -> None:
+    random = np.random.default_rng()
+    others = [other for names in NAMES.values() for other in names]
+    names = [
+        *KNOWN,
+        *others,
+        *{name for of in OPTIMIZERS.values() for name in of},
+        "adam_epsilon",
+        "adam_beta1",
+    ]
+    values: list[object] = [
+        5, -1, 10**400, 1e308, math.nan, "", "x", "auto", True, [], ["a"], [[1]], {}, {"a": 1}, {"": None},
+        {"name": "sgd"}, {"name": 5}, {"name": ["a"]}, {"name": "adamw", "betas": 5}, None,
+    ]  # fmt: skip
+    taken = 0
+    for _ in range(4000):
+        drawn = random.choice(names, random.integers(1, 4))
+        try:
+            asked(**{name: values[random.integers(len(values))] for name in drawn})
+            taken += 1
+        except BadInput:
+            continue
+    assert 0 < taken < 4000
+
+
 @pytest.mark.parametrize("factors", [{"x": -1}, ["x"], {"x": "fast"}, {"": 1}])
 def test_factors_of_the_rate_that_are_none_are_refused(factors: object) -> None:
     with pytest.raises(BadInput, match="learning_rates"):
