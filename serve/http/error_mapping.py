@@ -6,7 +6,7 @@ No other file knows both sides.
 import errno
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -166,6 +166,7 @@ _LONG_QUOTATION = re.compile(
     rf"(?<!\w)'[^']{{{_QUOTED},}}'(?!\w)|\"[^\"]{{{_QUOTED},}}\"|\S{{{_QUOTED},}}"  # no apostrophe of a word
 )
 _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
+_SENTENCES = frozenset(("reason", "fault", "message", "notes"))  # names of what is a sentence in facts
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
@@ -252,6 +253,22 @@ def without_folders(text: str) -> str:
     Paths of routes (``/v1/…``, ``/v2/…``) stay.
     """
     return _FOLDERS.sub("", text)
+
+
+def for_callers(facts: Any) -> Any:
+    """Facts as JSON holds them, whose sentences (reasons, faults, messages, notes) are `without_folders`."""
+    if isinstance(facts, Mapping):
+        return {
+            key: _sentences(value) if key in _SENTENCES else for_callers(value)
+            for key, value in facts.items()
+        }
+    return [for_callers(one) for one in facts] if isinstance(facts, list | tuple) else facts
+
+
+def _sentences(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_sentences(one) for one in value]
+    return without_folders(value) if isinstance(value, str) else value
 
 
 def v2_body(message: str) -> bytes:

@@ -18,6 +18,7 @@ from ...versions.director import Director
 from ...versions.versions_in_store import versions_of
 from ..caller import json_answer, read_order
 from ..codecs.json_numbers import parse
+from ..error_mapping import for_callers
 from .app import History
 
 _SMALL_BODY = 2**16
@@ -61,12 +62,12 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
     def model(m: str) -> Response:
         """The loaded versions with label, share of the traffic and trial; `id`, `object` are for OpenAI's clients."""
         openai = {"id": m, "object": "model", "created": director.created(m), "owned_by": "halfeven"}
-        return json_answer(director.describe(m) | openai)
+        return json_answer(for_callers(director.describe(m)) | openai)
 
     @routes.get("/{m}/events")
     def events(m: str, limit: Limit = 100) -> Response:
         """Orders and decisions, the newest first, with their numbers."""
-        return json_answer({"model": m, "events": director.events(m, limit)})
+        return json_answer({"model": m, "events": for_callers(director.events(m, limit))})
 
     @routes.get("/{m}/drift")
     def drift(m: str) -> Response:
@@ -103,7 +104,7 @@ def _share(asked: Mapping[str, Any]) -> tuple[int | None, float]:
 
 
 async def _answer(work: Callable[[], Any]) -> Response:
-    return json_answer(await run_in_threadpool(work))
+    return json_answer(for_callers(await run_in_threadpool(work)))
 
 
 def _body(properties: Mapping[str, Any], required: list[str] | None = None) -> dict[str, Any]:
@@ -117,10 +118,10 @@ def history_of(store: Store) -> History:
     """The store behind ``/v1/models/{m}/versions…``."""
 
     def rollback(model: str) -> dict[str, Any]:
-        return facts_of(store.rollback(model))
+        return for_callers(facts_of(store.rollback(model)))
 
     return History(
-        versions=lambda model: versions_of(store, model),
+        versions=lambda model: for_callers(versions_of(store, model)),
         report=lambda model, number: _report(store.numbered(model, number)),
         plan=lambda model, number: store.numbered(model, number).json("precision.json"),
         lineage=lambda model, number: _lineage(store, store.numbered(model, number)),

@@ -1,6 +1,7 @@
 """Load, unload, drain, swap: with real HTTP around, and versions that load at once."""
 
 import gc
+import json
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
 from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.loading.release import give_back
+from halfeven.serve.versions.orders import record
 from torch.fx import graph_module
 
 from tests.patience import PATIENCE_S, until
@@ -248,6 +250,23 @@ def test_sources_that_torch_keeps_of_closed_programs_are_forgotten() -> None:
     give_back()
     assert not kept
     assert graph(torch.tensor(-1.0)) == 0.0, "what is still loaded runs on"
+
+
+def test_no_answer_says_where_the_store_lies(store: Store, versions: Versions) -> None:
+    with serving(store) as (address, roster):
+        published = publish(store)
+        damaged = published.folder
+        (damaged / "manifest.json").write_text("damaged")
+        store.promote(published)
+        record(store, "net", "made_up", f"{damaged} is damaged")
+        until(lambda: roster.fault("net"))
+        asked = {
+            path: json.dumps(call(address, f"/v1/models/net{path}")[1])
+            for path in ("", "/versions", f"/versions/{published.number}", "/events")
+        }
+    for path, answer in asked.items():
+        assert "manifest.json" in answer or "is damaged" in answer, (path, answer)
+        assert str(store.root) not in answer, (path, answer)
 
 
 def test_no_request_lists_the_original_store(
