@@ -2,18 +2,20 @@
 
 import socket
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 
 from ..models.engines.cpu.openmp import end_openmp_threads
-from ..models.errors import NotReady
+from ..models.errors import HalfevenError, NotReady
 from ..models.store.store import Store
 from .address import address
-from .http.connection.listening import cannot_listen
+from .http.connection.listening import cannot_listen, listeners_at
 from .http.connection.polite_server import PoliteServer
-from .server import build, http_config
+from .server import build, grpc_beside, http_config
 from .settings import Settings
 
 _LOOK_S = 0.2
+_BACKLOG = 2048  # connections that wait in the kernel until they are accepted
 
 
 class BackgroundServer:
@@ -26,34 +28,51 @@ class BackgroundServer:
         certificates = settings.certificates
         end_openmp_threads()  # those of the calling thread would slow what serves
         try:
-            listener = socket.create_server((settings.host, settings.port))
+            listeners = listeners_at(settings.host, settings.port, _BACKLOG)
         except OSError as error:
             raise cannot_listen(settings.host, settings.port, error) from error
         try:
             app, self._roster = build(settings, store)
+            beside = grpc_beside(settings, app, self._roster, certificates)
         except BaseException:
-            listener.close()
+            for listener in listeners:
+                listener.close()
             raise
-        self._server = PoliteServer(http_config(settings, app, certificates), on_leaving=self._roster.leave)
-        host, port = listener.getsockname()[:2]
+        self._server = PoliteServer(
+            http_config(settings, app, certificates), on_leaving=self._roster.leave, beside=beside
+        )
+        host, port = listeners[0].getsockname()[:2]
         self.url = f"{'http' if certificates is None else 'https'}://{address(host, port)}"
         self._ended = threading.Event()
+        self._fault: HalfevenError | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(listener,), name="halfeven-server", daemon=True
+            target=self._run, args=(listeners,), name="halfeven-server", daemon=True
         )
         self._thread.start()
 
-    def _run(self, listener: socket.socket) -> None:
+    def _run(self, listeners: Sequence[socket.socket]) -> None:
         try:
-            self._server.run([listener])
+            self._server.run([*listeners])
+        except HalfevenError as error:  # gRPC's port is taken, for example
+            self._fault = error
         finally:
+            for listener in listeners:
+                listener.close()
             self._ended.set()
 
+    @property
+    def grpc_port(self) -> int | None:
+        """The port on which it listens for gRPC; None without gRPC."""
+        return None if self._server.beside is None else self._server.beside.port
+
     def until_ready(self) -> "BackgroundServer":
-        """Wait until the models of the store are loaded. Raises NotReady, and closes, where one cannot be."""
+        """Wait until the models of the store are loaded. Raises NotReady, and closes, where one cannot be; BadSetting
+        where the port for gRPC is taken."""
         while not self._server.started:
             if not self._thread.is_alive():
-                raise NotReady(f"the server at {self.url} ended while it started; its log says why")
+                raise self._fault or NotReady(
+                    f"the server at {self.url} ended while it started; its log says why"
+                )
             self._ended.wait(_LOOK_S / 10)
         self._roster.wait()
         if reasons := self._roster.not_ready_reasons():

@@ -121,6 +121,17 @@ class _Https(urllib.request.HTTPSHandler):
         return cast(HTTPResponse, self.do_open(_ReadsEarlyAnswersOverTls, req))
 
 
+def is_server_url(url: str) -> bool:
+    """True if a request can be sent there: the scheme is HTTP's, the port a number, the host a name or an address."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname or ""
+        _ = parts.port, host.encode("idna")  # each raises: ``http://net:port``, ``http://a..b``
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(host)
+
+
 def answer_to(
     url: str,
     body: bytes | Iterable[bytes] | None,
@@ -171,7 +182,7 @@ def ask(
     Raises `error_of_status`, with the server's own words, where the server refuses; NotReady where no server answers,
     twice.
     """
-    if not url.startswith(("http://", "https://")):
+    if not is_server_url(url):
         given = _ROUTE.split(url)[0]
         raise BadInput(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {given[:80]!r}")
     sent = {"content-type": kind, "accept": accept, **key_headers(), **(headers or {})}

@@ -31,6 +31,7 @@ def predict_file(
     With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises as `ask`, and
     EngineFailed where the answer is not one of halfeven's.
     """
+    url = url.rstrip("/")
     model = f"{url}/v1/models/{_place(name)}:predict"
     named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
     body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)

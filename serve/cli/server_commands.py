@@ -15,7 +15,7 @@ from .console import LOCAL, Ended, Url, command, listing
 from .store_commands import version_named
 
 _JOBS = "/v1/fine_tuning/jobs"
-_MANY = 10_000
+_MANY = 1000  # the most that the server lists at once
 NameOf = Annotated[str, typer.Argument(help="The model.")]
 Target = Annotated[str, typer.Argument(help="NAME@VERSION; NAME alone ends the canary or shadow.")]
 Percent = Annotated[float | None, typer.Argument(help="The share in percent, above 0 to 100.")]

@@ -17,7 +17,7 @@ import numpy as np
 from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
 from ...models.spec.batch_axis import array_batch_back, array_batch_first
 from ...models.spec.datatypes import name_of
-from ..access.direct_requests import answer_to, words_of
+from ..access.direct_requests import answer_to, is_server_url, words_of
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json
 
 MOST_BYTES = 1 << 30  # of one answer
@@ -71,12 +71,7 @@ def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str])
 
     Raises BadSetting for another URL, NotReady where no server answers, EngineFailed where it has no such model.
     """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and url.isascii()
-    except ValueError:
-        known = False
-    if not known:
+    if not is_server_url(url) or not url.isascii():
         raise BadSetting(
             f"--against {url[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME"
         )

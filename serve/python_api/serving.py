@@ -16,6 +16,8 @@ from .arrays_given import given_store
 from .half import Half
 
 _open: set["Server"] = set()
+# These options are the command's alone: a program has its own log, closes the server itself and calls `convert`.
+_OF_THE_COMMAND = frozenset(("models", "log_level", "log_format", "access_log", "drain_seconds"))
 
 
 class Server(BackgroundServer):
@@ -45,9 +47,14 @@ def serve(
     ``serve(half, port=8000)`` serves on after its last line, until Ctrl-C or SIGTERM; so does every script that does
     not close its server, unless an error ends it. ``endpoint``: code before and behind a model, a class of a file that
     can be imported, or ``"FILE.py:CLASS"``. ``settings``: the options of ``halfeven serve`` with underscores
-    (``host``, ``device``, ``key_file``, …). Raises BadSetting for a port that is taken, NotReady where a model cannot
-    be served.
+    (``host``, ``device``, ``grpc_port``, ``key_file``, …), without those of its log, ``models`` and ``drain_seconds``.
+    Raises BadSetting for these and for a port that is taken, NotReady where a model cannot be served.
     """
+    if not_here := sorted(_OF_THE_COMMAND & settings.keys()):
+        raise BadSetting(
+            f"{', '.join(not_here)}: for the command `halfeven serve` alone; here the program has the log (the logger "
+            "halfeven), converts its models and closes its server"
+        )
     store = model.store if isinstance(model, Half) else given_store(model)
     place = _place_of(endpoint) if isinstance(endpoint, type) else endpoint
     asked = read_settings(store=store.root, port=port, endpoints=place, **settings)

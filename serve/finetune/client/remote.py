@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from ....models.errors import BadInput, CannotServe
 from ....models.files.opened_file import opened_named
 from ...access.client_key import key_headers
-from ...access.direct_requests import answer_to, error_of_status, no_answer, sent_on
+from ...access.direct_requests import answer_to, error_of_status, is_server_url, no_answer, sent_on
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -121,14 +121,9 @@ def _bounded(answer: http.client.HTTPResponse) -> bytes:
 
 def _place_of(url: str) -> str:
     """The URL as requests have it. Raises BadInput for one that is none of a server."""
-    refused = BadInput(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {url[:80]!r}")
-    try:
-        parts = urllib.parse.urlsplit(url)
-        _ = parts.port  # raises where it is no number
-    except ValueError:
-        raise refused from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise refused
+    parts = urllib.parse.urlsplit(url) if is_server_url(url) else None
+    if parts is None or parts.query or parts.fragment:
+        raise BadInput(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {url[:80]!r}")
     host = parts.netloc.rpartition("@")[2]  # urllib would look for a host with the user's name before it
     return parts._replace(netloc=host, path=urllib.parse.quote(parts.path, safe="/%")).geturl()
 

@@ -200,7 +200,7 @@ def dump_flat(array: np.ndarray, nan_as: str = "token") -> tuple[bytes, int]:
 
 
 def dump_nested(array: np.ndarray) -> np.ndarray | orjson.Fragment:
-    """What orjson writes as the nested lists of the array; an array that `writable` gave."""
+    """The nested lists of the array, for orjson to write. The array is one that `writable` gave."""
     if array.size <= PIECE:
         return array
     if array.ndim == 1:

@@ -18,18 +18,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from ....models.errors import HalfevenError, NotReady
-from ...access.access_control import Permit
-from ...batching.interface import Answer, Served
+from ...batching.interface import Answer
 from ..codecs.infer import InferRequest
 from ..content_coding import chosen_coding
 from ..inference import Asked, Begun, taken_away
-from ..limits.memory_budget import Lease
 from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, Headers, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
 from .framing import without_root_path
 from .guarded_protocol import GuardedProtocol
 from .header_cache import KnownHead
+from .hot_cycle import HotCycle
 from .polite_protocol import kept_header
 
 # Requests with one of these headers go through ASGI.
@@ -39,48 +38,6 @@ _ELSEWHERE = frozenset(
 )  # fmt: skip
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
 _URLS, _LONGEST_URL = 1024, 512  # how many paths of models are remembered, and how long they may be
-
-
-class _Silent:
-    """The event that uvicorn sets when more of a body came or the caller left; nothing waits for it here."""
-
-    def set(self) -> None:
-        return
-
-
-class HotCycle:
-    """One infer request and its answer, with the fields that uvicorn's protocol looks at."""
-
-    __slots__ = ("authorization", "body", "disconnected", "future", "header_length", "keep_alive", "lease",
-                 "message_event", "permit", "response_complete", "served")  # fmt: skip
-
-    def __init__(
-        self,
-        served: Served,
-        header_length: str | None,
-        keep_alive: bool,
-        lease: Lease,
-        permit: Permit,
-        authorization: str | None,
-    ) -> None:
-        self.served = served
-        self.header_length = header_length
-        self.keep_alive = keep_alive
-        self.lease, self.permit = lease, permit
-        self.authorization = authorization
-        self.body: bytes | bytearray = b""
-        self.response_complete = False
-        self.disconnected = False
-        self.message_event = _SILENT
-        self.future: asyncio.Future[Any] | None = None  # the answer, or then the writing of a large one
-
-    def close(self) -> None:
-        """The request has ended: give back what it holds. It may be called again."""
-        self.lease.close()
-        self.permit.close()
-
-
-_SILENT = _Silent()
 
 
 class HotProtocol(GuardedProtocol):

@@ -87,7 +87,7 @@ def test_a_picture_is_sent_as_it_is_and_a_painted_one_comes_back(
 ) -> None:
     path, pixels = picture
     (reply,) = predict_file(url, "painting", path)["predictions"]
-    predict_file(url, "painting", path, tmp_path / "painted.png")
+    predict_file(f"{url}/", "painting", path, tmp_path / "painted.png")
     for data in (base64.b64decode(reply["b64"]), (tmp_path / "painted.png").read_bytes()):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(data))), 255 - pixels)
 
@@ -127,7 +127,7 @@ def test_a_server_that_is_none_of_halfevens_is_said(tmp_path: Path) -> None:
                     predict_file(url, "m", files(tmp_path)["npz"])
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://localhost/ü", "localhost:8000"])
+@pytest.mark.parametrize("url", ["http://[::1", "http://localhost/ü", "localhost:8000", "http://a..b:1"])
 def test_a_url_that_is_none_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"--url: expected http://HOST:PORT.*, got '{re.escape(url)}"):
         predict_file(url, "m", files(tmp_path)["npz"])

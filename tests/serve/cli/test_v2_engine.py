@@ -144,7 +144,7 @@ def test_a_server_that_answers_late_or_never_ends_is_left(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://host/x", "http://", "file:///etc/passwd", "http://[::1", "http://host/ü"]
+    "url", ["ftp://host/x", "http://", "file:///etc/passwd", "http://[::1", "http://a..b", "http://host/ü"]
 )
 def test_another_kind_of_url_is_refused(url: str) -> None:
     with pytest.raises(BadSetting, match="expected http://HOST:PORT"):

@@ -17,6 +17,7 @@ import halfeven as he
 import numpy as np
 import pytest
 import torch
+import tritonclient.grpc as triton
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.errors import (
     BadFolder,
@@ -216,6 +217,24 @@ def test_the_served_answer_has_the_bits_of_the_call(half: he.Half, tmp_path: Pat
         np.testing.assert_array_equal(predicted[name], alone[name])
     with pytest.raises(NotReady, match="no server answers"):
         client.predict("twoinputs", **given)
+
+
+def test_a_server_in_a_program_listens_as_its_options_say(half: he.Half, tmp_path: Path) -> None:
+    with he.serve(half, port=0, host="::1", grpc_port=0) as server:
+        assert server.url.startswith("http://[::1]:")
+        assert he.Client(server.url).infer("twoinputs", drawn(2))["answer"].shape == (2, 3)
+        with triton.InferenceServerClient(f"[::1]:{server.grpc_port}") as client:
+            assert client.is_model_ready("twoinputs")
+        (tmp_path / "models").mkdir()
+        with pytest.raises(BadSetting, match="--grpc-port"):
+            he.serve(tmp_path, port=0, host="::1", grpc_port=server.grpc_port)
+
+
+@pytest.mark.parametrize("name", ["models", "log_level", "log_format", "access_log", "drain_seconds"])
+def test_an_option_that_would_do_nothing_is_refused(half: he.Half, name: str) -> None:
+    options: dict[str, Any] = {name: 1}
+    with pytest.raises(BadSetting, match=f"{name}: for the command `halfeven serve` alone"):
+        he.serve(half, port=0, **options)
 
 
 def test_a_proof_of_another_model_is_raised(half: he.Half, tmp_path: Path) -> None:

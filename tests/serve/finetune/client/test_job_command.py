@@ -322,7 +322,8 @@ def test_a_missing_file_and_a_folder_without_pictures_are_named_before_anything_
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://here", "127.0.0.1:8000", "http://", "http://here:port", "http://[", "file:///x"]
+    "url",
+    ["ftp://here", "127.0.0.1:8000", "http://", "http://here:port", "http://[", "http://a..b:1", "file:///x"],
 )
 def test_a_url_that_is_none_is_refused_by_name(url: str) -> None:
     with pytest.raises(BadInput, match="--url"):

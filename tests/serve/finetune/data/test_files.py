@@ -353,7 +353,7 @@ def test_one_key_cannot_take_the_room_of_all_files(tmp_path: Path, content: byte
 def test_uploads_of_one_key_that_begin_together_see_those_that_end_meanwhile(
     tmp_path: Path, content: bytes
 ) -> None:
-    """Of ten files a key may hold five: then as much is free. No length is declared, so each counts as it comes."""
+    """A key may hold five of ten files: then as much is free. No length is declared, so each counts as it comes."""
     files = Files(tmp_path / "files", LIMIT, most_bytes=10 * len(content))
     kept = list[Upload]()
 
@@ -379,10 +379,10 @@ def test_uploads_of_one_key_that_begin_together_see_those_that_end_meanwhile(
         return True
 
     async def one_after_the_other() -> list[bool]:
-        turns = [asyncio.Event() for _ in range(10)]
-        callers = [asyncio.create_task(one(number, turn)) for number, turn in enumerate(turns)]
-        for turn, caller in zip(turns, callers, strict=True):
-            turn.set()
+        starts = [asyncio.Event() for _ in range(10)]
+        callers = [asyncio.create_task(one(number, start)) for number, start in enumerate(starts)]
+        for start, caller in zip(starts, callers, strict=True):
+            start.set()
             await asyncio.wait([caller])
         return [caller.result() for caller in callers]
 
