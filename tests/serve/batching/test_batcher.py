@@ -30,17 +30,6 @@ from tests.serve.batching.stage import (
 
 
 @async_test
-async def test_every_caller_gets_its_own_rows() -> None:
-    random = np.random.default_rng()
-    async with serving(Fake(factor=2.0)) as (batcher, _):
-        inputs = [random.random((int(random.integers(1, 5)), 4), np.float32) for _ in range(50)]
-        answers = await asyncio.gather(*(batcher.submit([x], len(x)) for x in inputs))
-        for x, answer in zip(inputs, answers, strict=True):
-            np.testing.assert_array_equal(answer.outputs[0], x[:, :1] * 2)
-            assert answer.prepared.version == "1"
-
-
-@async_test
 async def test_what_waits_becomes_one_batch_and_the_answer_says_so() -> None:
     engine, clock = Fake(), Clock()
     engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 500)
@@ -229,20 +218,6 @@ async def test_a_caller_who_leaves_while_waiting_costs_nothing_and_is_counted() 
         assert (batcher.all_counters()[0].vanished, batcher.waiting) == (3, 0)
 
 
-@async_test
-async def test_a_caller_who_leaves_during_the_run_does_not_disturb_the_others() -> None:
-    engine, inside = gated()
-    assert engine.gate is not None
-    async with serving(engine) as (batcher, _):
-        futures = [batcher.submit(rows_of(i), 1) for i in range(3)]
-        await inside.wait()
-        futures[0].cancel()
-        engine.gate.set()
-        answers = await asyncio.gather(*futures[1:])
-        assert [float(a.outputs[0][0, 0]) for a in answers] == [1, 2]
-        assert float((await batcher.submit(rows_of(7), 1)).outputs[0][0, 0]) == 7
-
-
 # Beside others
 
 
@@ -268,20 +243,6 @@ async def test_a_batcher_in_the_background_waits_for_the_others_however_late_the
 
 
 @async_test
-async def test_a_poisonous_request_fails_alone_in_a_logarithm_of_runs() -> None:
-    engine = Fake()
-    async with serving(engine) as (batcher, _):
-        values = [POISON if i == 37 else float(i) for i in range(64)]
-        got = await asyncio.gather(*(batcher.submit(rows_of(v), 1) for v in values), return_exceptions=True)
-    for i, answer in enumerate(got):
-        if i == 37:
-            assert isinstance(answer, EngineFailed) and "ValueError: poison" in str(answer)
-        else:
-            assert isinstance(answer, Answer) and answer.outputs[0].item() == i
-    assert len(engine.batches) == 1 + 2 * 6
-
-
-@async_test
 async def test_an_engine_that_exits_the_interpreter_fails_its_batch_and_nothing_else() -> None:
     class Leaving(Fake):
         def run(self, parts: Any) -> list[np.ndarray]:
@@ -295,22 +256,6 @@ async def test_an_engine_that_exits_the_interpreter_fails_its_batch_and_nothing_
             await mates[1]
         assert [(await mates[i]).outputs[0].item() for i in (0, 2)] == [1, 3]
         assert device.alive
-
-
-@pytest.mark.parametrize("extra", ["row", "output"])
-def test_an_engine_that_returns_another_number_of_rows_or_outputs_has_failed(extra: str) -> None:
-    class Wrong(Fake):
-        def run(self, parts: Any) -> list[np.ndarray]:
-            (y,) = super().run(parts)
-            return [np.concatenate([y, y[:1]])] if extra == "row" else [y, y]
-
-    async def scene() -> None:
-        async with serving(Wrong()) as (batcher, _):
-            expected = r"'y' has shape \[3, 1\] for a batch of 2 rows" if extra == "row" else "2 outputs"
-            with pytest.raises(EngineFailed, match=expected):
-                await batcher.submit(rows_of(1, 2), 2)
-
-    asyncio.run(scene())
 
 
 @async_test
