@@ -49,17 +49,6 @@ def test_without_a_file_no_key_is_needed_and_the_first_key_closes_the_running_se
     access.admit(bearer(key), INFER, "digits")
 
 
-def test_a_revoked_key_is_refused_by_the_running_server(file: KeyFile, clock: Clock) -> None:
-    key, record = file.add("ci", ["infer"])
-    access = AccessControl(file, clock=clock)
-    access.admit(bearer(key), INFER, "digits")
-    file.revoke("ci")
-    clock.look_again()
-    with pytest.raises(Unauthenticated, match="revoked"):
-        access.admit(bearer(key), INFER, "digits")
-    assert record.name == "ci"
-
-
 @pytest.mark.parametrize("loss", ["removed", "damaged"])
 def test_a_server_that_had_keys_stays_closed_where_the_file_is_gone_or_cannot_be_read(
     file: KeyFile, clock: Clock, loss: str, caplog: pytest.LogCaptureFixture
