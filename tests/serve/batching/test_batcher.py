@@ -14,7 +14,6 @@ from halfeven.serve.batching.interface import Answer
 from tests.patience import PATIENCE_S
 from tests.serve.batching.stage import (
     POISON,
-    Clock,
     Fake,
     async_test,
     gated,
@@ -25,19 +24,20 @@ from tests.serve.batching.stage import (
     spec,
     tensor,
 )
+from tests.serve.clock import Clock
 
 # Answers
 
 
 @async_test
 async def test_what_waits_becomes_one_batch_and_the_answer_says_so() -> None:
-    engine, clock = Fake(), Clock()
-    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 500)
+    engine, clock = Fake(), Clock(0)
+    engine.entered = lambda: setattr(clock, "now", clock.now + 500)
     async with serving(engine, clock=clock) as (batcher, device):
         device.hold()
         futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
         await looked(device)
-        clock.now_ns = 2000
+        clock.now = 2000
         device.release()
         answers = await asyncio.gather(*futures)
         assert engine.batches == [[(1, 4)] * 5]
@@ -121,15 +121,15 @@ async def test_a_request_with_more_rows_than_one_may_have_is_refused_with_the_li
 @async_test
 async def test_with_a_delay_the_oldest_waits_so_long_and_no_longer() -> None:
     hour_us = 3_600_000_000
-    clock, engine = Clock(), Fake()
+    clock, engine = Clock(0), Fake()
     async with serving(engine, spec(delay_us=hour_us), clock) as (batcher, device):
         first = batcher.submit(rows_of(1), 1)
         await looked(device)
-        clock.now_ns = hour_us * 1000 - 1
+        clock.now = hour_us * 1000 - 1
         second = batcher.submit(rows_of(2), 1)
         await looked(device)
         assert not first.done() and not engine.batches
-        clock.now_ns += 1
+        clock.now += 1
         device.ring()
         await asyncio.gather(first, second)
     assert engine.batches == [[(1, 4), (1, 4)]]
@@ -148,8 +148,8 @@ async def test_with_a_delay_a_full_batch_does_not_wait() -> None:
 
 @async_test
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    clock, engine = Clock(), Fake()
-    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 500_000_000)
+    clock, engine = Clock(0), Fake()
+    engine.entered = lambda: setattr(clock, "now", clock.now + 500_000_000)
     async with serving(engine, spec(queue=3), clock) as (batcher, device):
         await batcher.submit(rows_of(0), 1)  # from this it knows: half a second per batch
         device.hold()
@@ -160,15 +160,15 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         device.release()
         await asyncio.gather(*futures)
         again = batcher.submit(rows_of(4), 1)  # there is room again
-        clock.now_ns += 2_000_000  # the wait after a batch of several
+        clock.now += 2_000_000  # the wait after a batch of several
         await again
         assert (batcher.waiting, batcher.all_counters()[0].rejected) == (0, 1)
 
 
 @async_test
 async def test_callers_who_were_answered_together_are_waited_for_briefly_and_a_lone_one_never() -> None:
-    clock, engine = Clock(), Fake()
-    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 10_000_000)
+    clock, engine = Clock(0), Fake()
+    engine.entered = lambda: setattr(clock, "now", clock.now + 10_000_000)
     async with serving(engine, spec(), clock) as (batcher, device):
         await batcher.submit(rows_of(0), 1)
         # Nothing is waited for after a batch of one: the clock stands still.
@@ -183,7 +183,7 @@ async def test_callers_who_were_answered_together_are_waited_for_briefly_and_a_l
         await asyncio.gather(first, *(batcher.submit(rows_of(i), 1) for i in (4, 5)))
         assert engine.batches[-1] == [(1, 4)] * 3
         late = batcher.submit(rows_of(6), 1)
-        clock.now_ns += 400_000  # a twenty-fifth of what the batch took
+        clock.now += 400_000  # a twenty-fifth of what the batch took
         await late
 
 
