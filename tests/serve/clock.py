@@ -6,7 +6,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Clock(Generic[Number]):
-    """It counts in the unit of ``now``: whole nanoseconds, or seconds."""
+    """A clock in the unit of ``now``: whole nanoseconds, or seconds."""
 
     def __init__(self, now: Number) -> None:
         self.now = now

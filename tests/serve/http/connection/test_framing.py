@@ -4,8 +4,7 @@ streams."""
 import pytest
 from halfeven.serve.http.connection.framing import Cuts
 
-from ..wire import Wire
-from .test_guarded_protocol import CHUNKED, GOOD, INFER, LIVE, on_a_wire, statuses
+from ..wire import CHUNKED, GOOD, INFER, LIVE, Wire, on_a_wire, statuses
 
 HOST = b"host: localhost\r\n"
 DIFFERING = {
