@@ -83,7 +83,7 @@ def of_corpus(name: str, device: torch.device) -> bool:
 
 
 def of_small(name: str, dtype: str, device: torch.device) -> bool:
-    """At batch sizes that the program was not made with; of control flow some go one way, some the other."""
+    """The batch sizes are others than those it was made with; of control flow some go one way, some the other."""
     batches = [SMALL[name].inputs(rows) for rows in 3 * (1, 2, 7)]
     return is_bit_equal(
         captured_small(name), small_half(name, "O1", dtype, device.type), batches, device, dtype
