@@ -218,8 +218,9 @@ TESTS_AS_SUBJECT = {"test_planted_errors.py"}  # it plants an error, and runs th
 
 def imported_tests(text: str) -> list[str]:
     """The test files that a file imports, or imports names of."""
-    whole = r"^ *from (tests[\w.]*\.test_\w+) import|^ *from tests[\w.]* import [^#\n]*\b(test_\w+)"
-    return [one or other for one, other in re.findall(whole, text, re.MULTILINE)]
+    whole = r"^ *from ((?:tests|\.)[\w.]*\btest_\w+) import"
+    names = r"^ *from (?:tests|\.)[\w.]* import (?:\([^)]*|[^#\n(]*)\b(test_\w+)"
+    return [one or other for one, other in re.findall(f"{whole}|{names}", text, re.MULTILINE)]
 
 
 def test_no_test_imports_another_test_file() -> None:
@@ -227,6 +228,10 @@ def test_no_test_imports_another_test_file() -> None:
         "tests.models.store.test_store"
     ]
     assert imported_tests("from tests.models import test_store") == ["test_store"]
+    assert imported_tests("from ..store.test_store import publish") == ["..store.test_store"]
+    assert imported_tests("from .test_store import publish") == [".test_store"]
+    assert imported_tests("from . import (\n    stage,\n    test_store,\n)") == ["test_store"]
+    assert imported_tests("from .stage import publish\nfrom tests.specs import tensor") == []
     files = [file for file in (ROOT / "tests").rglob("*.py") if file.name not in TESTS_AS_SUBJECT]
     assert {str(file): found for file in files if (found := imported_tests(file.read_text()))} == {}
 

@@ -58,8 +58,9 @@ def test_aio_infer(serving: Serving) -> None:
             inputs = mixed_inputs(triton_aio)
             is_right(await client.infer("simple", inputs, outputs=mixed_outputs(triton_aio)))
             is_right(await client.infer("simple", inputs, query_params=QUERY))
-            with pytest.raises(InferenceServerException, match=UNKNOWN):
+            with pytest.raises(InferenceServerException) as refused:
                 await client.infer("wrong_model_name", inputs)
+            assert str(refused.value.message()).startswith(UNKNOWN)
 
     asyncio.run(infer())
 
@@ -104,12 +105,6 @@ def test_health_and_metadata(client: Any) -> None:
         client.get_model_metadata("wrong_model_name")
 
 
-def test_an_unknown_models_refusal_begins_with_tritons_words(client: Any) -> None:
-    with pytest.raises(InferenceServerException) as refused:
-        client.infer("wrong_model_name", mixed_inputs())
-    assert str(refused.value.message()).startswith(UNKNOWN)
-
-
 def test_input_and_output_objects_can_be_used_again(client: Any) -> None:
     inputs, outputs = mixed_inputs(), mixed_outputs()
     for _ in range(2):
@@ -129,15 +124,6 @@ def test_three_inputs_come_back_as_three_outputs(client: Any) -> None:
     result = client.infer("onnx_zero_3_float32", inputs[::-1])
     for index, array in enumerate(arrays):
         np.testing.assert_array_equal(result.as_numpy(f"OUTPUT{index}"), array)
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_half_precision_tensors_come_back_as_they_went(client: Any, binary: bool) -> None:
-    array = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float16)
-    given = triton.InferInput("INPUT0", array.shape, "FP16").set_data_from_numpy(array, binary_data=binary)
-    wanted = [triton.InferRequestedOutput("OUTPUT0", binary_data=binary)]
-    result = client.infer("onnx_zero_1_float16", [given], outputs=wanted)
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
 @pytest.mark.parametrize("binary", [True, False])

@@ -87,12 +87,7 @@ def test_content_encoding_chunked_manually(http: httpx.Client) -> None:
     answer = http.post(FLOATS, content=iter([sent[:5], sent[5:]]), headers=RAW)
     assert answer.request.headers["transfer-encoding"] == "chunked" and answer.status_code == 200
     assert answer.content[int(answer.headers["inference-header-content-length"]) :] == sent
-
-
-def test_a_body_with_two_lengths_is_refused(http: httpx.Client) -> None:
-    chunked = b"4\r\n" + bytes(4) + b"\r\n0\r\n\r\n"
-    two = {"Transfer-Encoding": "chunked", "Content-Length": str(len(chunked))}
-    assert http.post(FLOATS, content=chunked, headers={**RAW, **two}).status_code == 400
+    # A body with both lengths is refused in test_framing.py.
     assert "test_content_encoding_chunked_manually" in DELIBERATE
 
 

@@ -160,34 +160,6 @@ def test_fifty_slow_callers_of_every_kind_hold_up_nobody(serving: Serving) -> No
         assert time.monotonic() - began < 20 * BODY_SECONDS  # each answer would wait for an unfinished body
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("begun", ["no body", "half a body", "a chunk that does not end"])
-def test_a_slow_body_is_given_up_in_time_and_told_so(serving: Serving, begun: str) -> None:
-    with connected(serving) as wire:
-        began = time.monotonic()
-        wire.sendall(UNFINISHED[begun])
-        assert status_of(wire) == 408
-        assert time.monotonic() - began > BODY_SECONDS * 0.9
-
-
-@pytest.mark.parametrize("begun", UNFINISHED)
-def test_a_half_open_socket_is_no_caller(serving: Serving, begun: str) -> None:
-    """The caller shuts its sending side down and waits: no answer is owed for half a request."""
-    with connected(serving) as wire:
-        wire.sendall(UNFINISHED[begun])
-        wire.shutdown(socket.SHUT_WR)
-        answer = wire.recv(4096)
-    assert answer == b"" or 400 <= int(answer.split()[1]) < 500
-
-
-def test_a_whole_request_from_a_half_closed_socket_does_no_harm(serving: Serving) -> None:
-    with connected(serving) as wire:
-        wire.sendall(HEAD + GOOD)
-        wire.shutdown(socket.SHUT_WR)
-        answer = wire.recv(65536)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 200")
-
-
 def test_callers_who_hang_up_in_the_middle_leave_nothing_behind(serving: Serving) -> None:
     def descriptors() -> int:
         return len(list(Path(f"/proc/{serving.process.pid}/fd").iterdir()))

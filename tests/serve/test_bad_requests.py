@@ -102,7 +102,11 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "a dimension that is text": (body_of(shape=["1", 4]), SIZE),
     "a dimension that is true": (body_of(shape=[True, 4]), SIZE),
     "a dimension beyond 64 bits": (body_of(shape=[2**70, 4]), "'shape'"),
-    "too few numbers": (body_of([1, 2, 3]), "input 'x' declares the shape [1, 4] = 4 elements, got 3"),
+    "too few numbers": (
+        body_of([1, 2, 3]),
+        "Shape does not match true shape of 'data' field: input 'x' declares the shape [1, 4] = 4 elements, got 3",
+    ),
+    "no numbers": (body_of([]), "4 elements, got 0"),
     "too many numbers": (body_of([1, 2, 3, 4, 5]), "4 elements, got 5"),
     "transposed": (body_of([[1], [2], [3], [4]] * 2, shape=[2, 4]), "nested to [8, 1]"),
     "ragged": (

@@ -256,6 +256,15 @@ def test_what_does_not_come_straight_from_a_choice_must_be_equal(kind):
     assert find_tied(runnable(found.program), ["y0"]) == []
 
 
+def test_indices_of_a_file_that_are_computed_with_are_not_looked_for() -> None:
+    for graph, tied in (
+        ("(float[n,7] x) => (int64[n,3] y) { k = Constant<value_ints=[3]>() v, y = TopK(x, k) }", ["y"]),
+        ("(float[n,7] x) => (int64[n] y) { i = ArgMax<axis=1,keepdims=0>(x) y = Add(i, i) }", []),
+        ("(float[n,7] x) => (float[n,1] y) { i = ArgMax<axis=1>(x) y = Cast<to=1>(i) }", []),
+    ):
+        assert [one.output for one in tied_of_file(parsed(f"g {graph}"))] == tied
+
+
 def test_an_index_that_is_answered_as_a_number_is_judged_as_a_number():
     x = torch.ones(ROWS, WIDTH)
     found = captured(lambda x: x.argmax(-1).float(), x)

@@ -138,6 +138,7 @@ def test_an_old_opset_is_converted(opset: int, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "net.onnx")
     code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
     assert code == 0 and facts["forms"]["onnx"]["half_nodes"] == 2, said
+    assert any(f"opset {opset} was converted to 17" in note for note in facts["notes"])
 
 
 def test_a_file_that_no_runtime_runs_is_refused(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.staging import SLOTS, Staged, Staging, StreamName
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from halfeven.models.engines.staging import SLOTS, Staging, StreamName
 from torch import Tensor
 
 
@@ -97,38 +95,6 @@ def assert_right(came: list[np.ndarray], parts: list[list[np.ndarray]]) -> None:
     np.testing.assert_array_equal(came[2], x[:, :1] * 2)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    shapes=st.lists(
-        st.tuples(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 6)),
-        min_size=1,
-        max_size=12,
-    ),
-    ahead=st.lists(st.booleans(), min_size=12, max_size=12),
-    chance=st.randoms(use_true_random=False),
-)
-def test_each_batch_gets_its_own_answers_in_whatever_order_the_device_works(
-    shapes: list[tuple[list[int], int]], ahead: list[bool], chance: random.Random
-) -> None:
-    staging = Staging(Shuffled(chance), doubled)  # type: ignore[arg-type]
-    flying: deque[tuple[Staged, list[list[np.ndarray]]]] = deque()
-    taken: list[tuple[list[np.ndarray], list[list[np.ndarray]]]] = []
-
-    def land() -> None:
-        staged, parts = flying.popleft()
-        taken.append((staged.wait(), parts))
-
-    for (rows, width), another in zip(shapes, ahead, strict=False):
-        parts = batch(rows, width)
-        flying.append((staging.launch(parts), parts))
-        while len(flying) == SLOTS or (flying and not another):
-            land()
-    while flying:
-        land()
-    for came, parts in taken:  # at the end: what a caller holds is never written again
-        assert_right(came, parts)
-
-
 def test_the_next_batch_is_copied_in_while_this_one_computes() -> None:
     device = Shuffled(random.Random(0))
     device.chance.random = lambda: 1.0  # type: ignore[method-assign]  # nothing is done before it is waited for
@@ -178,40 +144,6 @@ def test_a_slot_whose_memory_could_not_be_had_takes_smaller_batches(first: Seque
     for rows in (4, 1, 8, 16):
         parts = batch([rows], 3)
         assert_right(staging.launch(parts).wait(), parts)
-
-
-class AtOnce(Shuffled):
-    """A stream that runs what it is given at once, as a CUDA stream runs Python; it remembers who waited."""
-
-    waited: list[str]
-
-    def enqueue(self, name: StreamName, work: Callable[[], None], after: Work | None = None) -> Work:
-        work()
-        made = Work(work, after, self, done=True)
-        made.synchronize = lambda: self.waited.append(name)  # type: ignore[method-assign]
-        return made
-
-
-def test_a_launch_that_fails_half_way_is_waited_for_before_its_slot_is_used_again() -> None:
-    failing = [True]
-
-    def picky(x: Tensor, n: Tensor) -> list[Tensor]:
-        if failing[0]:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return doubled(x, n)
-
-    device = AtOnce(random.Random(3))
-    device.waited = []
-    staging = Staging(device, picky)  # type: ignore[arg-type]
-    for _ in range(3):
-        with pytest.raises(torch.OutOfMemoryError):
-            staging.launch(batch([2], 3))
-    assert device.waited == ["in", "compute"] * 3
-    failing[0] = False
-    parts = [batch([2], 3) for _ in range(SLOTS)]
-    flying = [staging.launch(part) for part in parts]
-    for staged, part in zip(flying, parts, strict=True):
-        assert_right(staged.wait(), part)
 
 
 def test_what_the_device_meets_is_raised_to_who_waits_and_the_slot_is_free_again() -> None:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.keys import SCOPES, KeyFile
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
+from halfeven.serve.finetune.jobs.training_request import NEEDED
 from halfeven.serve.grpc.calls import CALLS
 from halfeven.serve.grpc.grpc_server import GrpcServer
 from halfeven.serve.http.routes.infer import InferFront
@@ -33,6 +34,7 @@ from tests.serve.conftest import started
 from tests.serve.http.route_table import routes
 from tests.serve.versions.traffic.conftest import Versions, publish, spec
 from tests.serve.versions.traffic.conftest import versions as versions
+from tests.specs import tensor
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ALIASES = ("{}", "{}/", "{}?limit=2&after=nothing", "{}%20", "//localhost{}")
@@ -66,6 +68,11 @@ class Watched:
         self.job_store = JobStore(self.store.root / "halfeven.db")
         (self.store.root / "files").mkdir()
         self.mine, self.theirs = (self._owned(name, *made[name]) for name in (MINE, THEIRS))
+        # A file and a job from before the server had keys.
+        before = self.job_store.add_file(FileRecord("file-before", "0" * 64, 9, "rows.npz", 1))
+        older = JobRequest(MINE, MINE, 1, before.id, {"n_epochs": 2}, 3)
+        self.older = self.job_store.create_job(older)[0].id
+        self.job_store.request_pause(self.older)
         self.front, self.roster = build(read_settings(store=self.store.root, device="cpu"), self.store)
 
     def _owned(self, name: str, key: str, record: Any) -> Owned:
@@ -205,10 +212,51 @@ def test_no_route_tells_or_changes_anything_of_another_key(watched: tuple[Watche
     assert probes > 2500
 
 
+def _trainable(store: Store) -> str:
+    """One more version of the first key's model: with files that the trainer needs."""
+    of = replace(spec(name=MINE), outputs=(tensor("y", "FP32", -1, 4, kind="logits"),))
+    with store.draft(MINE) as draft:
+        draft.write_json("spec.json", of.to_json())
+        for file in NEEDED:
+            (draft.folder / file).write_bytes(b"for the trainer")
+        return f"{MINE}@{draft.publish('live', {'model': MINE}).number}"
+
+
+def test_another_key_s_job_and_file_are_not_found_and_its_model_is_forbidden(
+    watched: tuple[Watched, str, str],
+) -> None:
+    server, address, _ = watched
+    mine, other = server.mine, server.theirs
+    asked = [one for one in paths(server.front, mine, other) if other.job in one[1] or other.file in one[1]]
+    asked += [
+        ("GET", f"/v1/files?after={other.file}"),
+        ("GET", f"/v1/fine_tuning/jobs?after={other.job}"),
+    ]
+    assert len(asked) >= 13
+    with caller(address, mine.key) as ask:
+        assert [one for one in asked if ask(*one)[0] != 404] == []
+        trainable = _trainable(server.store)
+        for model, file, status in (
+            (trainable, other.file, 404),
+            (f"{other.model}@1", mine.file, 403),
+            (7, mine.file, 400),
+        ):
+            job = json.dumps({"model": model, "training_file": file})
+            assert ask("POST", "/v1/fine_tuning/jobs", job)[0] == status
+        jobs = ask("GET", "/v1/fine_tuning/jobs")[1]
+        assert mine.job in jobs and server.older not in jobs
+
+
 def test_the_same_idempotency_key_and_the_same_bytes_do_not_meet(watched: tuple[Watched, str, str]) -> None:
     server, address, _ = watched
     mine, other = server.mine, server.theirs
     before = server.state_of(other)
+    for one in (mine, other):
+        job = {"model": one.model, "training_file": one.file, "suffix": f"{one.model}-suffix"}
+        with caller(address, one.key) as ask:
+            asked = {"idempotency-key": one.idempotency_key}
+            status, answer = ask("POST", "/v1/fine_tuning/jobs", json.dumps(job), **asked)
+        assert status == 200 and one.job in answer
     form = (
         '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
         '--b\r\nContent-Disposition: form-data; name="expires_after[anchor]"\r\n\r\ncreated_at\r\n'
@@ -220,6 +268,8 @@ def test_the_same_idempotency_key_and_the_same_bytes_do_not_meet(watched: tuple[
         assert status == 200 and mine.file in answer and other.file not in answer
         status, answer = ask("GET", "/v1/files")
         assert status == 200 and mine.file in answer and other.file not in answer
+        expiries = [server.job_store.file(one.file).expires_at is None for one in (mine, other)]
+        assert expiries == [False, True], "each file has its own"
         status, answer = ask("DELETE", f"/v1/files/{mine.file}")
         assert status == 400 and mine.job in answer, "its own job needs it"
         assert ask("POST", f"/v1/fine_tuning/jobs/{mine.job}/cancel")[0] == 200
@@ -263,6 +313,7 @@ def test_an_operator_s_key_sees_all_and_readiness_names_to_each_its_own(
         for path in ("/v1/files", "/v1/fine_tuning/jobs"):
             answer = ask("GET", path)[1]
             assert MINE in answer and THEIRS in answer
+        assert server.older in ask("GET", "/v1/fine_tuning/jobs")[1]
 
 
 def test_no_call_of_grpc_tells_or_changes_anything_of_another_key(watched: tuple[Watched, str, str]) -> None:

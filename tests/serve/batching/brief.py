@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tests.serve.batching.stage import (
-    Clock,
     Fake,
 )
+from tests.serve.clock import Clock
 
 
 @dataclass(eq=False)
@@ -17,14 +17,14 @@ class Brief(Fake):
     """An engine that says that it is brief, and remembers the thread of each batch; ``costs_ns`` moves the clock."""
 
     brief: bool = True
-    clock: Clock | None = None
+    clock: Clock[int] | None = None
     costs_ns: int = 0
     threads: list[int] = field(default_factory=list)
 
     def run(self, parts: Any) -> list[np.ndarray]:
         self.threads.append(threading.get_ident())
         if self.clock is not None:
-            self.clock.now_ns += self.costs_ns
+            self.clock.now += self.costs_ns
         return super().run(parts)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the batcher's tests: a fake engine, a clock moved by hand, a batcher on a device of its own.
+"""The parts of the batcher's tests: a fake engine, a batcher on a device of its own.
 
 Every interleaving is made by hooks (hold, release, gates), none by sleeping.
 """
@@ -51,16 +51,6 @@ class Fake(Engine):
 
     def close(self) -> None:
         self.closed = True
-
-
-class Clock:
-    """A clock that a test moves by hand."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def __call__(self) -> int:
-        return self.now_ns
 
 
 @contextmanager

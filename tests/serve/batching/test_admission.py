@@ -9,14 +9,15 @@ from halfeven.serve.batching.admission import Pace
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 
-from tests.serve.batching.stage import Clock, Fake, Future, async_test, gated, rows_of, serving, spec
+from tests.serve.batching.stage import Fake, Future, async_test, gated, rows_of, serving, spec
+from tests.serve.clock import Clock
 
 MS = 1_000_000
 
 
-def slow(clock: Clock, ms: int) -> Fake:
+def slow(clock: Clock[int], ms: int) -> Fake:
     """An engine whose every batch takes so long by the clock."""
-    return Fake(entered=lambda: setattr(clock, "now_ns", clock.now_ns + ms * MS))
+    return Fake(entered=lambda: setattr(clock, "now", clock.now + ms * MS))
 
 
 # Bytes
@@ -49,11 +50,11 @@ async def test_one_that_is_larger_than_the_limit_is_let_in_when_nothing_waits() 
 
 @async_test
 async def test_a_batch_has_a_limit_in_bytes_by_the_size_of_its_rows() -> None:
-    engine, clock, futures = Fake(), Clock(), []
+    engine, clock, futures = Fake(), Clock(0), []
     async with serving(engine, spec(width=-1, max_batch_bytes=64), clock) as (batcher, device):
         device.hold()
         for width in (4, 4, 8, 4, 8, 4, 4, 8, 32):
-            clock.now_ns += 1
+            clock.now += 1
             futures.append(batcher.submit(rows_of(1, width=width), 1))
         device.release()
         await asyncio.gather(*futures)
@@ -73,7 +74,7 @@ async def test_a_large_request_is_cut_by_bytes_as_well() -> None:
 
 @async_test
 async def test_a_request_that_would_wait_too_long_is_refused_with_when_to_come_back() -> None:
-    clock = Clock()
+    clock = Clock(0)
     async with serving(slow(clock, 100), spec(rows=4, max_queue_ms=250), clock) as (batcher, device):
         await batcher.submit(rows_of(*range(4)), 4)
         device.hold()
@@ -89,20 +90,20 @@ async def test_a_request_that_would_wait_too_long_is_refused_with_when_to_come_b
 
 @async_test
 async def test_the_rest_of_the_batch_under_way_counts() -> None:
-    clock = Clock()
+    clock = Clock(0)
     engine, inside = gated()
     assert engine.gate is not None
     async with serving(engine, spec(rows=4, max_queue_ms=50), clock) as (batcher, _):
         batcher._scheduler.pace.ended(4, 1, 0, 100 * MS, 4)  # it knows: 100 ms for four rows
-        clock.now_ns = 1000 * MS
+        clock.now = 1000 * MS
         first = batcher.submit(rows_of(*range(4)), 4)
         await inside.wait()
-        clock.now_ns += 30 * MS
+        clock.now += 30 * MS
         with pytest.raises(Overloaded, match="about 70 ms"):
             batcher.submit(rows_of(1), 1)
-        clock.now_ns += 30 * MS
+        clock.now += 30 * MS
         second = batcher.submit(rows_of(1), 1)
-        clock.now_ns += 300 * MS  # it takes longer than it ever did: nobody is refused for that
+        clock.now += 300 * MS  # it takes longer than it ever did: nobody is refused for that
         third = batcher.submit(rows_of(1), 1)
         engine.gate.set()
         await asyncio.gather(first, second, third)
@@ -110,7 +111,7 @@ async def test_the_rest_of_the_batch_under_way_counts() -> None:
 
 @async_test
 async def test_nothing_is_refused_on_a_guess_before_anything_was_measured() -> None:
-    async with serving(Fake(), spec(rows=1, max_queue_ms=1), Clock()) as (batcher, device):
+    async with serving(Fake(), spec(rows=1, max_queue_ms=1), Clock(0)) as (batcher, device):
         device.hold()
         futures = [batcher.submit(rows_of(1), 1) for _ in range(50)]
         device.release()
@@ -119,7 +120,7 @@ async def test_nothing_is_refused_on_a_guess_before_anything_was_measured() -> N
 
 @async_test
 async def test_shapes_that_differ_wait_for_each_others_batches() -> None:
-    clock = Clock()
+    clock = Clock(0)
     async with serving(slow(clock, 100), spec(width=-1, max_queue_ms=150), clock) as (batcher, device):
         await batcher.submit(rows_of(*range(64)), 64)
         device.hold()
@@ -175,7 +176,7 @@ def test_the_batches_of_other_models_count_as_what_it_costs() -> None:
 
 @async_test
 async def test_after_an_overload_everybody_is_let_in_at_once() -> None:
-    clock = Clock()
+    clock = Clock(0)
     async with serving(slow(clock, 100), spec(rows=2, max_queue_ms=300), clock) as (batcher, device):
         await batcher.submit(rows_of(1, 2), 2)
         admitted, refused = await overload(batcher, device, 50)

@@ -16,7 +16,8 @@ from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.request_queue import Request, RequestQueue
 
 from tests.serve.batching.brief import Brief, here
-from tests.serve.batching.stage import POISON, TOY, Clock, asleep, async_test, rows_of, serving, spec
+from tests.serve.batching.stage import POISON, TOY, asleep, async_test, rows_of, serving, spec
+from tests.serve.clock import Clock
 
 
 @asynccontextmanager
@@ -27,7 +28,7 @@ async def lonely(
 
     On a clock that stands still: a machine that is busy makes no batch a long one.
     """
-    async with serving(engine, spec, clock or Clock()) as (batcher, device):
+    async with serving(engine, spec, clock or Clock(0)) as (batcher, device):
         await asleep(device)
         await batcher.submit(rows_of(1.0), 1)
         await asleep(device)
@@ -44,14 +45,14 @@ async def lonely(
 
 async def counted(values: np.ndarray, past_the_queue: bool) -> list[Any]:
     """The answers and the counters for requests of one to three rows that are sent one after the other."""
-    clock = Clock()
+    clock = Clock(0)
     engine = Brief(factor=3.0, clock=clock, costs_ns=40_000)
     async with lonely(engine, clock=clock) as (batcher, _, past):
         if not past_the_queue:
             batcher._answer_here = lambda spec, request: False  # type: ignore[method-assign]
         seen: list[Any] = []
         for index, value in enumerate(values):
-            clock.now_ns += 100_000
+            clock.now += 100_000
             rows = index % 3 + 1
             future = batcher.submit(rows_of(*[value] * rows), rows)
             assert future.done() and batcher.waiting == 0
@@ -167,7 +168,7 @@ async def test_nothing_is_run_on_a_device_that_is_lost() -> None:
 
 @async_test
 async def test_after_one_alone_that_took_long_the_next_go_to_the_device_thread() -> None:
-    clock = Clock()
+    clock = Clock(0)
     engine = Brief(clock=clock)
     async with lonely(engine, clock=clock) as (batcher, _, past):
         engine.costs_ns = 3_000_000

@@ -12,7 +12,6 @@ from tests.patience import PATIENCE_S
 from tests.serve.batching.brief import Brief, here
 from tests.serve.batching.stage import (
     POISON,
-    Clock,
     Fake,
     asleep,
     async_test,
@@ -22,12 +21,13 @@ from tests.serve.batching.stage import (
     serving,
     spec,
 )
+from tests.serve.clock import Clock
 
 
 @async_test
 async def test_a_brief_batch_runs_on_the_event_loop_while_the_device_sleeps() -> None:
     engine = Brief(factor=3.0)
-    async with serving(engine, clock=Clock()) as (batcher, device):
+    async with serving(engine, clock=Clock(0)) as (batcher, device):
         await asleep(device)
         answers = await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
         assert [float(answer.outputs[0][0, 0]) for answer in answers] == [3.0, 6.0]
@@ -39,7 +39,7 @@ async def test_a_brief_batch_runs_on_the_event_loop_while_the_device_sleeps() ->
 @async_test
 async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batched_again() -> None:
     engine = Brief(factor=3.0)
-    async with serving(engine, clock=Clock()) as (batcher, device):
+    async with serving(engine, clock=Clock(0)) as (batcher, device):
         await asleep(device)
         first = batcher.submit(rows_of(1.0), 1)
         assert not first.done(), "others of this round of the loop may come"
@@ -73,7 +73,7 @@ class Calls:
 
 @async_test
 async def test_the_loop_lingers_after_a_lone_answer_and_after_no_other() -> None:
-    async with serving(Brief(), clock=Clock()) as (batcher, device):
+    async with serving(Brief(), clock=Clock(0)) as (batcher, device):
         batcher._brief_polling = calls = Calls()  # type: ignore[assignment]
         await asleep(device)
         await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
@@ -143,7 +143,7 @@ async def test_a_held_device_holds_brief_batches_too() -> None:
 
 @async_test
 async def test_after_a_batch_that_took_long_the_next_go_to_the_device_thread() -> None:
-    clock = Clock()
+    clock = Clock(0)
     engine = Brief(clock=clock, costs_ns=3_000_000)
     async with serving(engine, clock=clock) as (batcher, device):
         await asleep(device)
@@ -166,7 +166,7 @@ async def test_what_runs_in_the_background_never_runs_on_the_event_loop() -> Non
 @async_test
 async def test_a_poisonous_request_fails_alone_here_too() -> None:
     engine = Brief()
-    async with serving(engine, clock=Clock()) as (batcher, device):
+    async with serving(engine, clock=Clock(0)) as (batcher, device):
         await asleep(device)
         found = await asyncio.gather(
             *[batcher.submit(rows_of(value), 1) for value in (1.0, POISON, 2.0)], return_exceptions=True
@@ -190,7 +190,7 @@ async def test_draining_answers_what_was_just_accepted() -> None:
 async def test_what_the_device_thread_ends_just_then_is_answered_on_the_event_loop() -> None:
     inside, answered = threading.Event(), threading.Event()
     engine = Brief(gate=threading.Event(), entered=inside.set)
-    async with serving(engine, clock=Clock()) as (batcher, device):
+    async with serving(engine, clock=Clock(0)) as (batcher, device):
         await asleep(device)
         batcher._long_ago = 1  # the first goes to the device thread
         first = batcher.submit(rows_of(1.0), 1)

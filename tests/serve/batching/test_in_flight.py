@@ -14,7 +14,6 @@ from halfeven.serve.batching.device import BACKGROUND_EVERY_NS, DeviceThread
 from tests.patience import PATIENCE_S
 from tests.serve.batching.stage import (
     POISON,
-    Clock,
     CountingBell,
     Fake,
     async_test,
@@ -24,6 +23,7 @@ from tests.serve.batching.stage import (
     serving,
     spec,
 )
+from tests.serve.clock import Clock
 
 
 @dataclass(eq=False)
@@ -178,7 +178,7 @@ async def test_another_models_batch_is_begun_while_one_computes_in_the_backgroun
     None
 ):
     engine, ran = InBackground(), []
-    async with serving(engine, spec(rows=2), Clock()) as (batcher, device):
+    async with serving(engine, spec(rows=2), Clock(0)) as (batcher, device):
         future = batcher.submit(rows_of(0), 1)
         assert await asyncio.to_thread(engine.waiting.wait, 30)
         device.attach(_Other(lambda: ran.append("shadow")), background=True)
@@ -196,13 +196,13 @@ async def test_another_models_batch_is_begun_while_one_computes_in_the_backgroun
 @pytest.mark.parametrize("first", ["a shadow's", "its own"])
 def test_a_shadow_takes_no_slot_that_the_engines_own_queue_needs(first: str) -> None:
     async def scene() -> None:
-        engine, clock = Slotted(), Clock()
+        engine, clock = Slotted(), Clock(0)
         async with serving(engine, spec(rows=1), clock) as (batcher, device):
             shadow = Batcher(spec(rows=1), device, prepared(engine), background=True)
             device.hold()
             futures = [shadow.submit(rows_of(9), 1)] if first == "a shadow's" else []
             await looked(device)
-            clock.now_ns += 2 * BACKGROUND_EVERY_NS
+            clock.now += 2 * BACKGROUND_EVERY_NS
             futures += [batcher.submit(rows_of(i), 1) for i in range(2)]
             await looked(device)
             device.release()
@@ -210,7 +210,7 @@ def test_a_shadow_takes_no_slot_that_the_engines_own_queue_needs(first: str) -> 
                 while engine.computing < 2:
                     await asyncio.sleep(0)
                 futures.append(shadow.submit(rows_of(9), 1))
-                clock.now_ns += 2 * BACKGROUND_EVERY_NS
+                clock.now += 2 * BACKGROUND_EVERY_NS
                 await asyncio.sleep(0)
                 device.ring()
             while not {"no slot", "the device thread blocks"} & {*engine.events}:

@@ -11,7 +11,6 @@ from halfeven.serve.batching.interface import Terms
 
 from tests.serve.batching.stage import (
     POISON,
-    Clock,
     Fake,
     async_test,
     gated,
@@ -23,6 +22,7 @@ from tests.serve.batching.stage import (
     tensor,
     timers_by_hand,
 )
+from tests.serve.clock import Clock
 
 
 @async_test
@@ -39,8 +39,8 @@ async def test_a_large_request_is_run_in_full_batches_and_its_rest_shares_one_wi
 
 @async_test
 async def test_the_answer_has_the_longest_wait_and_the_sum_of_what_was_computed() -> None:
-    clock, engine = Clock(), Fake()
-    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 1000)
+    clock, engine = Clock(0), Fake()
+    engine.entered = lambda: setattr(clock, "now", clock.now + 1000)
     async with serving(engine, spec(rows=4), clock) as (batcher, _):
         answer = await batcher.submit(rows_of(*range(10)), 10)
         assert (answer.queue_ns, answer.compute_ns, answer.batch_rows) == (2000, 3000, 4)
@@ -117,7 +117,7 @@ async def test_its_timeout_holds_until_its_first_part_begins() -> None:
     engine, inside = gated()
     assert engine.gate is not None
     soon = Terms(timeout_ns=1_000_000)
-    async with serving(engine, spec(rows=2), Clock()) as (batcher, device):
+    async with serving(engine, spec(rows=2), Clock(0)) as (batcher, device):
         with timers_by_hand() as ring:
             begun = batcher.submit(rows_of(*range(5)), 5, soon)
         await inside.wait()

@@ -12,7 +12,6 @@ from halfeven.serve.http.error_mapping import status_of
 
 from tests.conftest import SEED
 from tests.serve.batching.stage import (
-    Clock,
     Fake,
     async_test,
     gated,
@@ -22,6 +21,7 @@ from tests.serve.batching.stage import (
     spec,
     timers_by_hand,
 )
+from tests.serve.clock import Clock
 
 SOON = Terms(timeout_ns=1_000_000)
 URGENT = Terms(priority=1)
@@ -55,13 +55,13 @@ async def test_a_timeout_fires_while_a_batch_of_others_is_on_the_device_and_the_
 
 @async_test
 async def test_a_request_whose_batch_has_begun_is_answered_however_long_that_takes() -> None:
-    (engine, inside), clock = gated(), Clock()
+    (engine, inside), clock = gated(), Clock(0)
     assert engine.gate is not None
     async with serving(engine, clock=clock) as (batcher, _):
         with timers_by_hand() as ring:
             future = batcher.submit(rows_of(1), 1, SOON)
         await inside.wait()
-        clock.now_ns = 2 * SOON.timeout_ns
+        clock.now = 2 * SOON.timeout_ns
         ring()
         engine.gate.set()
         assert (await future).outputs[0].item() == 1
@@ -96,8 +96,8 @@ async def test_the_models_timeout_holds_for_those_who_name_none() -> None:
 
 @async_test
 async def test_a_request_that_cannot_be_served_in_its_time_is_refused_at_once() -> None:
-    clock, engine = Clock(), Fake()
-    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 50_000_000)
+    clock, engine = Clock(0), Fake()
+    engine.entered = lambda: setattr(clock, "now", clock.now + 50_000_000)
     async with serving(engine, spec(rows=2), clock) as (batcher, device):
         await batcher.submit(rows_of(0, 0), 2)  # from this it knows: 50 ms for a full batch
         device.hold()
@@ -151,7 +151,7 @@ async def test_the_first_level_goes_before_the_second_and_both_keep_their_order(
 
 @async_test
 async def test_who_waits_longer_than_the_head_start_goes_before_urgent_ones_that_come_then() -> None:
-    clock, engine, order = Clock(), Fake(), []
+    clock, engine, order = Clock(0), Fake(), []
     async with serving(engine, spec(rows=1), clock) as (batcher, device):
         device.hold()
 
@@ -160,10 +160,10 @@ async def test_who_waits_longer_than_the_head_start_goes_before_urgent_ones_that
             future.add_done_callback(lambda done: order.append(done.result().outputs[0].item()))
 
         send(1, Terms())
-        clock.now_ns = HEAD_START_NS
+        clock.now = HEAD_START_NS
         send(2, Terms())
         send(3, URGENT)
-        clock.now_ns = HEAD_START_NS + 1
+        clock.now = HEAD_START_NS + 1
         send(4, URGENT)
         device.release()
         await batcher.drain()
@@ -174,7 +174,7 @@ async def test_who_waits_longer_than_the_head_start_goes_before_urgent_ones_that
 @async_test
 async def test_an_urgent_request_does_not_wait_for_a_batch_to_fill() -> None:
     hour_us = 3_600_000_000
-    async with serving(Fake(), spec(delay_us=hour_us), Clock()) as (batcher, device):
+    async with serving(Fake(), spec(delay_us=hour_us), Clock(0)) as (batcher, device):
         slow = batcher.submit(rows_of(1), 1)
         await looked(device)
         assert not slow.done()
@@ -198,7 +198,7 @@ async def test_urgent_shapes_go_before_other_shapes() -> None:
 @async_test
 async def test_of_a_full_queue_of_mixed_shapes_urgent_requests_are_let_in_and_go_first() -> None:
     engine, order, random = Fake(), [], Random(SEED)
-    async with serving(engine, spec(rows=2, width=-1, queue=24), Clock()) as (batcher, device):
+    async with serving(engine, spec(rows=2, width=-1, queue=24), Clock(0)) as (batcher, device):
         device.hold()
 
         def send(width: int, terms: Terms) -> None:
@@ -223,7 +223,7 @@ async def test_of_a_full_queue_of_mixed_shapes_urgent_requests_are_let_in_and_go
 
 @async_test
 async def test_of_urgent_requests_with_many_rows_as_many_wait_as_of_ordinary_ones() -> None:
-    async with serving(Fake(), spec(rows=4, queue=3), Clock()) as (batcher, device):
+    async with serving(Fake(), spec(rows=4, queue=3), Clock(0)) as (batcher, device):
         device.hold()
         for _ in range(3):
             batcher.submit(rows_of(*range(4)), 4, URGENT)
@@ -235,8 +235,8 @@ async def test_of_urgent_requests_with_many_rows_as_many_wait_as_of_ordinary_one
 
 @async_test
 async def test_an_urgent_request_is_let_in_by_the_wait_of_urgent_ones() -> None:
-    clock, engine = Clock(), Fake()
-    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 50_000_000)
+    clock, engine = Clock(0), Fake()
+    engine.entered = lambda: setattr(clock, "now", clock.now + 50_000_000)
     async with serving(engine, spec(rows=1, max_queue_ms=100), clock) as (batcher, device):
         await batcher.submit(rows_of(0), 1)
         device.hold()
@@ -272,5 +272,5 @@ async def test_a_deterministic_request_has_a_batch_of_its_own() -> None:
 
 @async_test
 async def test_a_deterministic_request_waits_for_nobody() -> None:
-    async with serving(Fake(), spec(delay_us=3_600_000_000), Clock()) as (batcher, _):
+    async with serving(Fake(), spec(delay_us=3_600_000_000), Clock(0)) as (batcher, _):
         assert (await batcher.submit(rows_of(1), 1, Terms(deterministic=True))).outputs[0].item() == 1

@@ -85,6 +85,8 @@ def test_a_body_that_is_cut_off_damaged_or_followed_is_refused(coding: str, size
         read(packed + b"extra", coding)
     with pytest.raises(BadRequest, match="cut off"):
         read(b"", coding)
+    with pytest.raises(BadRequest):
+        read(packed[:12] + bytes(20) + packed[32:], coding)
 
 
 def test_many_small_streams_in_a_row_are_refused_at_once() -> None:
@@ -108,6 +110,7 @@ def test_many_small_streams_in_a_row_are_refused_at_once() -> None:
         ("gzip;q=0.5, identity;q=0.5", None, None),
         ("identity;q=0.4, deflate;q=0.5", "deflate", "deflate"),
         ("gzip;q=0", None, None),
+        ("*;q=0", None, None),
         ("gzip;q=2", None, None),
         ("gzip;q=nan", None, None),
         ("identity", None, None),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halfeven.models.errors import Unauthenticated
 from halfeven.models.store.store import Store
 from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES, KeyFile
@@ -254,6 +255,8 @@ def test_a_revocation_ends_a_connection_s_requests_without_a_restart(
     served.file.revoke("ci")
     served.now_s += LOOK_EVERY_S
     assert [infer(serving, served.key, **more) for _ in range(2)] == [401] * 2
+    with pytest.raises(Unauthenticated, match="revoked"):
+        served.access.admit(f"Bearer {served.key}", frozenset(("infer",)), "double")
 
 
 @pytest.mark.parametrize("more", [{}, ASGI], ids=["short", "asgi"])

@@ -6,41 +6,35 @@ from pathlib import Path
 import pytest
 from halfeven.serve.versions.readiness import MOST_SECONDS, Faults
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.serve.clock import Clock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> Clock[float]:
+    return Clock(100.0)
 
 
 @pytest.fixture
-def faults(tmp_path: Path, clock: Clock) -> Faults:
+def faults(tmp_path: Path, clock: Clock[float]) -> Faults:
     (tmp_path / "net" / "1" / "source").mkdir(parents=True)
     (tmp_path / "net" / "live").write_text("1\n")
     return Faults(tmp_path, clock)
 
 
-def failed(faults: Faults, clock: Clock, took_s: float = 0.0, why: str = "a file is missing") -> bool:
+def failed(faults: Faults, clock: Clock[float], took_s: float = 0.0, why: str = "a file is missing") -> bool:
     faults.trying("net")
-    clock.now_s += took_s
+    clock.now += took_s
     return faults.note("net", why)
 
 
-def test_tries_are_further_and_further_apart_up_to_the_most(faults: Faults, clock: Clock) -> None:
+def test_tries_are_further_and_further_apart_up_to_the_most(faults: Faults, clock: Clock[float]) -> None:
     pauses = []
     for _ in range(8):
         failed(faults, clock)
-        began_s = clock.now_s
+        began_s = clock.now
         while faults.waits("net"):
-            clock.now_s += 0.5
-        pauses.append(clock.now_s - began_s)
+            clock.now += 0.5
+        pauses.append(clock.now - began_s)
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30] and MOST_SECONDS == 30
 
 
@@ -48,7 +42,7 @@ def test_tries_are_further_and_further_apart_up_to_the_most(faults: Faults, cloc
     "change", ["a new file", "a longer file", "the alias", "a file deep down", "a file goes"]
 )
 def test_a_model_is_tried_again_when_one_of_its_files_changes(
-    faults: Faults, clock: Clock, tmp_path: Path, change: str
+    faults: Faults, clock: Clock[float], tmp_path: Path, change: str
 ) -> None:
     kept = tmp_path / "net" / "1" / "kept"
     kept.write_bytes(b"1")
@@ -65,7 +59,7 @@ def test_a_model_is_tried_again_when_one_of_its_files_changes(
 
 
 def test_what_changes_while_a_model_is_tried_is_a_reason_for_another_try(
-    faults: Faults, clock: Clock, tmp_path: Path
+    faults: Faults, clock: Clock[float], tmp_path: Path
 ) -> None:
     faults.trying("net")
     (tmp_path / "net" / "1" / "weights.safetensors").write_bytes(b"came meanwhile")
@@ -74,7 +68,7 @@ def test_what_changes_while_a_model_is_tried_is_a_reason_for_another_try(
 
 
 def test_what_the_server_itself_writes_beside_the_versions_is_none(
-    faults: Faults, clock: Clock, tmp_path: Path
+    faults: Faults, clock: Clock[float], tmp_path: Path
 ) -> None:
     failed(faults, clock)
     for name in ("events.jsonl", "rollout.json", "promotions.json", ".promoting"):
@@ -84,16 +78,16 @@ def test_what_the_server_itself_writes_beside_the_versions_is_none(
 
 
 def test_a_try_that_took_long_is_not_made_again_before_as_long_has_passed(
-    faults: Faults, clock: Clock
+    faults: Faults, clock: Clock[float]
 ) -> None:
     failed(faults, clock, took_s=300.0)
-    clock.now_s += 299.0
+    clock.now += 299.0
     assert faults.waits("net")
-    clock.now_s += 1.0
+    clock.now += 1.0
     assert not faults.waits("net")
 
 
-def test_the_same_fault_again_is_no_news(faults: Faults, clock: Clock) -> None:
+def test_the_same_fault_again_is_no_news(faults: Faults, clock: Clock[float]) -> None:
     assert failed(faults, clock) and not failed(faults, clock) and failed(faults, clock, why="another")
     assert faults.of("net") == "another"
     faults.clear("net")

@@ -11,7 +11,7 @@ from halfeven.exporters.graph.actions import Action
 from halfeven.exporters.torch.autocast.kernels import keep_without_kernel
 from halfeven.exporters.torch.autocast.ledger import weigh
 from halfeven.exporters.torch.autocast.plan import make_plan
-from halfeven.exporters.torch.autocast.rewrite import CASTS, Autocast, HalfProgram, rewrite
+from halfeven.exporters.torch.autocast.rewrite import CASTS, HalfProgram, rewrite
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.engines.onnx_engine import OnnxEngine
@@ -21,56 +21,20 @@ from halfeven.models.program import runnable, walk
 from torch.fx import Node
 
 from tests.control_flow import CONTROL_FLOW
-from tests.programs import Original, original
-from tests.slow import slow_part_but
+from tests.exporters.torch.autocast.small_models import captured_small
 
 CPU = torch.device("cpu")
 
 
 @cache
-def captured(name: str) -> Original:
-    return original(CONTROL_FLOW[name].build(), CONTROL_FLOW[name].inputs(8))
-
-
-@cache
 def converted(name: str, level: str = "O1", lists: str = "cpu", keep: tuple[str, ...] = ()) -> HalfProgram:
-    model = captured(name)
+    model = captured_small(name)
     plan = make_plan(runnable(model.program), Precision(level, keep=keep), lists)
     return rewrite(model.program, plan, model.spec, model.example)
 
 
 def half_casts(half: HalfProgram) -> list[tuple[str, Node]]:
     return [(name, node) for name, node in walk(half.program.graph_module) if node.target in CASTS]
-
-
-@pytest.mark.parametrize("rows", slow_part_but(2, {2}, [1, 2, 7]))
-@pytest.mark.parametrize("name", CONTROL_FLOW)
-def test_the_half_program_is_bit_equal_to_live_autocast(name: str, rows: int) -> None:
-    original, half = runnable(captured(name).program), runnable(converted(name).program)
-    for _ in range(4):  # some go one way, some the other
-        tensors = list(CONTROL_FLOW[name].inputs(rows).values())
-        with torch.inference_mode():
-            with torch.autocast("cpu", dtype=torch.float16):
-                expected = original(*tensors)
-            came = half(*tensors)
-        for one, other in zip(expected, came, strict=True):
-            assert torch.equal(one.float(), other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lists", ["cpu", "cuda"])
-@pytest.mark.parametrize("level", slow_part_but(2, {"O1"}, ["O1", "O2", "O3"]))
-@pytest.mark.parametrize("name", CONTROL_FLOW)
-def test_what_is_interpreted_is_what_is_written_at_every_level(name: str, level: str, lists: str) -> None:
-    model, half = captured(name), converted(name, level, lists)
-    tensors = list(CONTROL_FLOW[name].inputs(5).values())
-    with torch.inference_mode():
-        eager = Autocast(runnable(model.program), half.plan).run(*tensors)
-        came = runnable(half.program)(*tensors)
-        exact = model.run(*tensors)
-    for one, other, reference in zip(eager, came, exact, strict=True):
-        assert torch.equal(one.to(other.dtype), other)
-        torch.testing.assert_close(other, reference, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("name", sorted(CONTROL_FLOW.keys() - {"loop"}))
@@ -114,7 +78,7 @@ def test_the_state_of_a_loop_is_as_wide_as_any_turn_makes_it() -> None:
 
 
 def test_nodes_of_bodies_are_planned_and_kept_by_name_by_module_and_by_op() -> None:
-    module = runnable(captured("branches").program)
+    module = runnable(captured_small("branches").program)
     names = [name for name, node in walk(module) if str(node.target) == "aten.linear.default"]
     inner = [name for name in names if "." in name]
     assert len(inner) == 4 and len(names) == 5
@@ -137,7 +101,7 @@ def test_a_kept_node_of_a_body_computes_in_fp32() -> None:
 
 @pytest.mark.parametrize("name", CONTROL_FLOW)
 def test_bodies_have_their_place_in_the_ledger_and_their_kernels_are_asked_for(name: str) -> None:
-    model = captured(name)
+    model = captured_small(name)
     module = runnable(model.program)
     plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example)
     ledger, weighed = weigh(module, plan, model.example)
@@ -164,7 +128,7 @@ def test_it_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     [("branches", "If"), ("uneven", "If"), ("loop", "Loop"), ("recurrent", "Scan")],
 )
 def test_the_onnx_form_has_the_same_bodies_and_answers(name: str, op: str, tmp_path: Path) -> None:
-    model, half, path = captured(name), converted(name), tmp_path / "half.onnx"
+    model, half, path = captured_small(name), converted(name), tmp_path / "half.onnx"
     write_onnx(half.program, model.spec, path, {})
     assert op in {node.op_type for node in onnx.load(path).graph.node}
     for rows in (1, 6):
@@ -179,7 +143,7 @@ def test_the_onnx_form_has_the_same_bodies_and_answers(name: str, op: str, tmp_p
 @pytest.mark.slow
 def test_a_loop_from_an_archive_has_its_onnx_form_too(tmp_path: Path) -> None:
     """The operands of a loop are lists in an archive, tuples in a program that was never written."""
-    model = captured("loop")
+    model = captured_small("loop")
     save_program(model.program, tmp_path / "original.pt2", weights=True)
     loaded = load_program(tmp_path / "original.pt2")
     half = rewrite(loaded, make_plan(runnable(loaded), Precision("O1"), "cpu"), model.spec, model.example)
@@ -191,7 +155,7 @@ def test_a_loop_from_an_archive_has_its_onnx_form_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "words"), [("mapped", "map_impl"), ("nested", "while_loop_body_graph_0")])
 def test_what_torch_cannot_write_as_onnx_is_told_by_name(name: str, words: str, tmp_path: Path) -> None:
     """A map has no op there, and torch.onnx 2.13 cannot inline a body in a body."""
-    model = captured(name)
+    model = captured_small(name)
     with pytest.raises(ExportFailed, match=rf"{words}.*--form torch"):
         write_onnx(model.program, model.spec, tmp_path / "original.onnx", {})
     assert list(tmp_path.iterdir()) == []

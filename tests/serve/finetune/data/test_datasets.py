@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.errors import BadInput, BadSamples
+from halfeven.models.errors import BadSamples
 from halfeven.models.folder.loss_and_optimizer_names import IGNORED
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.spec.value_range import ValueRange
@@ -74,14 +74,6 @@ def test_both_formats_give_the_same_data_and_each_target_its_loss(
 def test_probabilities_are_learnt_by_their_logarithm() -> None:
     spec = replace(SPEC, outputs=(tensor("p", "FP32", -1, 3, kind="probabilities"),))
     assert learnable_outputs(spec) == {"p": "nll_of_probabilities"}
-
-
-def test_a_model_without_an_output_to_learn_is_refused_by_name(tmp_path: Path) -> None:
-    spec = replace(SPEC, outputs=(SPEC.outputs[2], tensor("count", "INT64", -1)))
-    with pytest.raises(
-        BadInput, match=r"'net' has no output that can be learnt.*'best' \(INT64, kind indices\)"
-    ):
-        learnable_outputs(spec)
 
 
 def test_non_finite_inputs_name_ten_rows_and_how_many(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:

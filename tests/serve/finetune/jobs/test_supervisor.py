@@ -1,7 +1,6 @@
 """The road back, whole: a real server, a real trainer, the `openai` client, and what happens when things die."""
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -314,29 +313,6 @@ def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_th
         assert ended(client, running.id).status == "cancelled"
         assert ended(client, waiting.id).status == "succeeded"
     assert store.live_number("digits") == 2
-
-
-@pytest.mark.slow(seconds=30)
-def test_data_that_poison_every_step_stop_the_job_with_its_reason_and_touch_nothing(
-    store: Store, tmp_path: Path
-) -> None:
-    """Finite images so large that half cannot hold the first products: every loss is not finite."""
-    labels = np.arange(64, dtype=np.int64) % 10
-    images = (
-        np.full((64, 1, 8, 8), 3e38, np.float32) * np.where(np.arange(64) % 2, 1, -1)[:, None, None, None]
-    )
-    save_file({"image": images.astype(np.float32), "target:logits": labels}, tmp_path / "poison.safetensors")
-    before = json.loads((store.root / "models/digits/1/manifest.json").read_text())
-    with served_to_client(store) as (_, port, client):
-        done = ended(
-            client, start(client, tmp_path / "poison.safetensors", {**QUICK, "precision": "fp16"}).id
-        )
-        assert done.status == "failed"
-        assert done.error.code in ("DIVERGED", "BAD_DATA", "SCALE_COLLAPSE")
-        assert len(done.error.message) > 40
-        assert served_version(port, "digits") is not None
-    assert json.loads((store.root / "models/digits/1/manifest.json").read_text()) == before
-    assert store.numbers("digits") == [1]
 
 
 def ready() -> Loading:

@@ -19,6 +19,7 @@ from halfeven.serve.finetune.training.checkpoints import (
     Identity,
     OtherData,
 )
+from halfeven.serve.finetune.training.training_job import identity_of
 
 OURS = Identity("ftjob-1", "settings", "rows")
 
@@ -157,6 +158,8 @@ def test_of_another_job_or_other_settings_none_is_used(tmp_path: Path) -> None:
     written(tmp_path, 10, 20)
     for other in (replace(OURS, job="ftjob-2"), replace(OURS, settings="another learning rate")):
         assert last_good(tmp_path, other) == (None, [FOREIGN, FOREIGN])
+    asked = {"rows": [3], "hyperparameters": {"learning_rate": 0.1}}
+    assert identity_of(asked) != identity_of({**asked, "hyperparameters": {"learning_rate": 0.2}})
 
 
 def test_made_from_other_rows_it_is_an_error_and_not_a_new_beginning(tmp_path: Path) -> None:

@@ -12,12 +12,10 @@ from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 from tests.patience import PATIENCE_S
 from tests.serve.finetune.training.hard_training import (
     EVERY,
-    HARD,
     STEPS,
     elsewhere,
     hard_job,
@@ -101,24 +99,6 @@ def test_killed_behind_its_last_step_it_makes_no_step_again(hard: Line, expected
 
 
 @pytest.mark.slow
-def test_paused_twice_it_ends_as_if_it_had_not_been(hard: Line, expected: tuple[str, str]) -> None:
-    for _ in range(2):
-        with started(hard) as process:
-            assert process.stdin and process.stdout
-            reported = []
-            for line in map(json.loads, process.stdout):
-                reported.append(line)
-                if line["type"] == "step" and not line.get("replayed"):
-                    process.stdin.write("pause\n")
-                    process.stdin.flush()
-            assert process.wait(PATIENCE_S) == 0
-        assert reported[-1]["type"] == "paused"
-        assert reported[-1]["step"] == max(line["step"] for line in reported if line["type"] == "step")
-    lines, _ = run(hard)
-    assert outcome(hard, lines) == expected
-
-
-@pytest.mark.slow
 def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
     hard: Line, expected: tuple[str, str]
 ) -> None:
@@ -148,31 +128,6 @@ def test_a_checkpoint_that_was_changed_with_its_digests_is_refused(hard: Line, n
     lines, _ = run(hard)
     assert (lines[-1]["type"], lines[-1]["code"]) == ("failed", "CORRUPT_CHECKPOINT"), lines[-1]
     assert not (Path(hard["out"]) / "weights.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_with_other_rows_it_is_refused(hard: Line) -> None:
-    kill_at(hard, calls(12))
-    with started(hard) as process:
-        process.wait(PATIENCE_S)
-    data = load_file(hard["data"])
-    data["x"][0] += 1
-    save_file(data, hard["data"])
-    lines, _ = run(hard)
-    assert (lines[-1]["type"], lines[-1]["code"]) == ("failed", "OTHER_DATA")
-    assert "create a new job" in lines[-1]["message"]
-    assert not (Path(hard["out"]) / "weights.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_with_other_settings_it_begins_anew_and_says_so(hard: Line) -> None:
-    kill_at(hard, calls(7))
-    with started(hard) as process:
-        process.wait(PATIENCE_S)
-    other = hard | {"hyperparameters": {**HARD, "learning_rate": 0.02}}
-    lines, _ = run(other)
-    assert {line["code"] for line in lines if line["type"] == "note"} == {"FOREIGN_CHECKPOINT"}
-    assert outcome(other, lines) == left_alone(other)
 
 
 @pytest.mark.slow

@@ -13,17 +13,12 @@ from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import CANCELLED, JobRequest
 from halfeven.serve.finetune.web.api import KeptFiles
 
-
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.serve.clock import Clock
 
 
 class Place:
     def __init__(self, root: Path) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1_000_000.0)
         self.job_store = JobStore(root / "halfeven.db", self.clock)
         self.files = Files(root / "files", 1000)
         self.kept = KeptFiles(self.job_store, self.files, self.clock)

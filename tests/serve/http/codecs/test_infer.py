@@ -295,7 +295,7 @@ def test_integers_at_the_edges_of_their_datatype_are_exact() -> None:
         assert codec.read(body_of(data, shape=[2], datatype=name)).arrays[0].tolist() == data
 
 
-@pytest.mark.parametrize("head", ["-1", "", "99999999999999999999", " 5", "0x10", "1e3", "٣"])
+@pytest.mark.parametrize("head", ["-1", "+2", "", "99999999999999999999", " 5", "0x10", "1e3", "٣"])
 def test_a_header_length_that_is_no_number_of_bytes_is_refused(head: str) -> None:
     with pytest.raises(BadRequest, match="Inference-Header-Content-Length must be a number"):
         CODEC.read(body_of(), head)

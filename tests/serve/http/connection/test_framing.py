@@ -4,8 +4,7 @@ streams."""
 import pytest
 from halfeven.serve.http.connection.framing import Cuts
 
-from ..wire import Wire
-from .test_guarded_protocol import CHUNKED, GOOD, INFER, LIVE, on_a_wire, statuses
+from ..wire import CHUNKED, GOOD, INFER, LIVE, Wire, on_a_wire, statuses
 
 HOST = b"host: localhost\r\n"
 DIFFERING = {
@@ -28,6 +27,11 @@ DIFFERING = {
         400,
     ),
     "two lengths": (INFER % 3 + b"abc", 200),
+    "a negative length": (LIVE.replace(HOST, HOST + b"content-length: -5\r\n"), 400),
+    "a length in words": (LIVE.replace(HOST, HOST + b"content-length: five\r\n"), 400),
+    "a length of two numbers": (LIVE.replace(HOST, HOST + b"content-length: 5, 5\r\n"), 400),
+    "a header without a name": (LIVE.replace(HOST, HOST + b": x\r\n"), 400),
+    "a null byte": (LIVE.replace(HOST, HOST + b"a: a\0b\r\n"), 400),
     "a folded header": (LIVE.replace(HOST, HOST + b"a: b\r\n c\r\n"), 400),
     "a line feed alone": (LIVE.replace(HOST, HOST + b"a: b\n"), 400),
     "a space before the colon": (LIVE.replace(b"host:", b"host :"), 400),

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import logging
-import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -19,40 +17,7 @@ from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
 from ...conftest import HISTORY, FakeRoster, make_roster
-from ..wire import Wire
-
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-INFER = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-GOOD = json.dumps(
-    {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-).encode()
-CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def on_a_wire(
-    steps: Callable[[Wire], Awaitable[Any]],
-    bounds: ServerBounds | None = None,
-    roster: FakeRoster | None = None,
-) -> Any:
-    """Run the steps on a connection to the application as it is served: 10 seconds for heads and bodies."""
-
-    async def run() -> Any:
-        wire = wires(bounds, roster)()
-        try:
-            return await steps(wire)
-        finally:
-            wire.protocol.connection_lost(None)
-            await wire.settled()
-
-    return asyncio.run(run())
-
-
-def wires(bounds: ServerBounds | None = None, roster: FakeRoster | None = None) -> Callable[[], Wire]:
-    """Each call is one more connection to one server."""
-    found = roster or make_roster()
-    shared = bounds or ServerBounds(10.0)
-    front = InferFront(build_app(found, lambda: b"", HISTORY, body_timeout_s=10.0), found, bounds=shared)
-    return lambda: Wire(front)
+from ..wire import CHUNKED, GOOD, INFER, LIVE, Wire, on_a_wire, statuses, wires
 
 
 def held_back() -> FakeRoster:
@@ -65,10 +30,6 @@ def held_back() -> FakeRoster:
 def release(roster: FakeRoster) -> None:
     double = roster.models["double"]
     double.held[0].set_result(Answer([np.ones((1, 4), np.float32)], double.prepared, 1, 1, 1))
-
-
-def statuses(written: bytes) -> list[int]:
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", written)]
 
 
 # Heads.

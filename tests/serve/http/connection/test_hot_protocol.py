@@ -188,20 +188,6 @@ def test_a_body_that_comes_in_pieces_is_whole(server: str, hot_requests: list[An
     assert len(hot_requests) == 1
 
 
-def test_a_body_that_does_not_come_is_given_up_and_the_connection_closed(server: str) -> None:
-    with connected(server) as connection:
-        connection.sendall(request(b"x" * 100)[:-60])
-        head, body = one_response(connection)
-        assert head.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.2 s" in body
-        assert connection.recv(100) == b""
-
-
-def test_a_head_that_never_ends_is_hung_up_on(server: str) -> None:
-    with connected(server) as connection:
-        connection.sendall(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\n")
-        assert connection.recv(100) == b""
-
-
 def test_a_connection_that_is_not_kept_alive_is_closed_after_its_answer(server: str) -> None:
     with connected(server) as connection:
         connection.sendall(request(json.dumps(GOOD).encode(), {"connection": "close"}))
@@ -274,17 +260,6 @@ def test_only_short_urls_of_models_that_are_there_are_remembered(roster: Any) ->
         return front.urls
 
     assert list(asyncio.run(run())) == [b"/v2/models/double/infer"]
-
-
-def test_a_caller_who_leaves_cancels_his_request(server: str, roster: Any, hot_requests: list[Any]) -> None:
-    double = roster.models["double"]
-    double.holding = True
-    connection = connected(server)
-    connection.sendall(request(json.dumps(GOOD).encode()))
-    assert double.submitted.wait(PATIENCE_S) and not double.cancelled.is_set()
-    connection.close()
-    assert double.cancelled.wait(PATIENCE_S)
-    assert len(hot_requests) == 1
 
 
 def test_a_large_answer_comes_whole(server: str, roster: Any) -> None:

@@ -33,7 +33,7 @@ from tests.control_group_tree import UNIFIED, control_groups, of_version_1
 from tests.specs import tensor
 
 from ...conftest import HISTORY, FakeRoster, FakeServed, make_roster
-from ..test_caller import GONE, chunk, receiving
+from ..messages import GONE, chunk, receiving
 from ..wire import Wire
 
 MIB = 2**20

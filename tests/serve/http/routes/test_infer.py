@@ -126,19 +126,6 @@ def sending(server: str, body: bytes, length: int | None = None) -> socket.socke
     return connection
 
 
-def test_a_caller_who_leaves_cancels_his_request_and_disturbs_nobody(
-    server: str, http: httpx.Client, roster: Any
-) -> None:
-    double = roster.models["double"]
-    double.holding = True
-    connection = sending(server, json.dumps(GOOD).encode())
-    assert double.submitted.wait(PATIENCE_S) and not double.cancelled.is_set()
-    connection.close()
-    assert double.cancelled.wait(PATIENCE_S)
-    double.holding = False
-    still_serves(http)
-
-
 def test_a_caller_who_leaves_while_sending_submits_nothing(
     server: str, http: httpx.Client, roster: Any
 ) -> None:

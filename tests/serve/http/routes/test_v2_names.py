@@ -42,6 +42,16 @@ ODD = [
     "/v2/models/" + "a" * 5000 + "/infer",
     "/v2/models/*/infer",
     "/v2/models/double;x=1/infer",
+    "/v2//models/double/infer",
+    "/v2/models/x/../double/infer",
+    "/v2/models/double%252e/infer",
+    "/v2/models/double\\infer",
+    "/v2/models/%5c..%5c/infer",
+    "/v2/models/%2fetc%2fpasswd/infer",
+    "/v2/models/double/versions/0/infer",
+    "/v2/models/double/versions/1.0/infer",
+    "/v2/models/double/versions/latest/infer",
+    "/v2/models/double/versions/99999999999999999999999/infer",
 ]
 GOOD = [
     "/v2/models/double/infer",
@@ -71,6 +81,7 @@ def test_an_odd_name_is_nobody_s(path: str, server: str) -> None:
         path.replace("/infer", ""),
         path.replace("/infer", "/config"),
         path.replace("/infer", "/ready"),
+        path.replace("/infer", "/stats"),
     ):
         status, body = status_of(server, "GET", asked)
         assert status in (404, 405, 400), (asked, body)

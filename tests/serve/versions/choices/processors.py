@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from halfeven.models.engines import engine
 from halfeven.models.engines.cpu.setup import (
@@ -25,6 +26,7 @@ from halfeven.models.engines.cpu.setup import (
 )
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
+from halfeven.serve.versions.loading import candidate_forms, cpu_choice, useful_rows
 from halfeven.serve.versions.loading.tuned import Way
 
 CPU = torch.device("cpu")
@@ -140,6 +142,7 @@ class World:
     runs: list[tuple[Way, int, float]] = field(default_factory=list)
     loaded: list["Engine"] = field(default_factory=list)
     most_loaded: int = 0
+    possible: Callable[[str, CpuSetup], set[str]] = possible
 
     device = CPU
     rescue = True
@@ -161,13 +164,27 @@ class World:
         engine.run(parts)
         return self.now - began
 
+    def seconds_on_core(self, run: Callable[[], object]) -> float:
+        began = self.now
+        run()
+        return self.now - began
+
+    def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The choices of a load measure by this clock, on these cores."""
+        for module in (cpu_choice, candidate_forms, useful_rows):
+            monkeypatch.setattr(module, "seconds_on_core", self.seconds_on_core)
+        for module in (cpu_choice, candidate_forms):
+            monkeypatch.setattr(module, "Crowding", self.crowding)
+        monkeypatch.setattr(cpu_choice, "usable_cores", lambda: self.processor.cores)
+        monkeypatch.setattr(cpu_choice, "_SPINNING_ENDS_SECONDS", 0.0)
+
     def crowding(self, at_once: bool = True) -> Any:
         return SimpleNamespace(
             disturbance=lambda: self.crowded, share=lambda: self.crowded, counted=nullcontext
         )
 
     def engine(self, form: str, precision: str, setup: CpuSetup) -> "Engine":
-        made = Engine(self, form, precision, setup.only(possible(form, setup)))
+        made = Engine(self, form, precision, setup.only(self.possible(form, setup)))
         self.now += self.load_s
         self.loaded.append(made)
         self.most_loaded = max(self.most_loaded, len(self.loaded))
@@ -210,7 +227,7 @@ class Engine(engine.Engine):
     closed: bool = False
 
     def __post_init__(self) -> None:
-        self.possible = possible(self.form, self.setup)
+        self.possible = self.world.possible(self.form, self.setup)
 
     @property
     def way(self) -> Way:

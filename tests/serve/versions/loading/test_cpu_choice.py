@@ -1,7 +1,7 @@
 """A pass that is not measured faster on this processor is not taken: it has to gain beside the plain program."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,74 +14,36 @@ from halfeven.models.engines.cpu.setup import (
     WITHOUT_LOCK,
     CpuSetup,
 )
-from halfeven.models.engines.engine import Engine
-from halfeven.serve.versions.loading import cpu_choice
 from halfeven.serve.versions.loading.cpu_choice import CpuChoice, choose_setup
+from halfeven.serve.versions.loading.tuned import Way
+
+from tests.serve.versions.choices.processors import Processor, World
 
 Seconds = Callable[[CpuSetup, int], float]  # of a batch, by its setup and rows
 CORES = 4
 
 
-class Simulated(Engine):
-    """An engine that takes as long as a formula says; it never sleeps."""
+@dataclass(frozen=True, eq=False)
+class Given(Processor):
+    """A processor whose batches take as long as a formula says."""
 
-    form, precision, device = "torch", "fp32", "cpu"
-    live: int = 0  # engines that are loaded
+    of: Seconds = lambda setup, rows: 0.0
 
-    def __init__(self, setup: CpuSetup, possible: set[str], seconds: Seconds) -> None:
-        self.possible, self.setup, self.seconds = possible, setup.only(possible), seconds
-        self.in_flight = 2 if SHARED_ROWS in self.setup.passes else 1
-        type(self).live += 1
-
-    def warm_up(self, parts: Any) -> None: ...
-
-    def run(self, parts: Any) -> list[np.ndarray]:
-        clock.now += self.seconds(self.setup, len(parts[0][0]))
-        return []
-
-    def launch(self, parts: Any) -> Any:
-        self.run(parts)
-        return self
-
-    def wait(self) -> None: ...
-
-    def close(self) -> None:
-        type(self).live -= 1
+    def seconds(self, way: Way, rows: int) -> float:
+        return self.of(way.setup, rows)
 
 
-class Clock:
-    now = 0.0
-
-
-clock = Clock()
-
-
-def disturbed_by(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    for fact in ("share", "disturbance"):
-        monkeypatch.setattr(cpu_choice.Crowding, fact, lambda self: share)
-
-
-@pytest.fixture(autouse=True)
-def simulated_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seconds_on_core(run: Callable[[], object]) -> float:
-        began = clock.now
-        run()
-        return clock.now - began
-
-    monkeypatch.setattr(cpu_choice, "seconds_on_core", seconds_on_core)
-    disturbed_by(monkeypatch, 0.0)
-    monkeypatch.setattr(cpu_choice, "usable_cores", lambda: CORES)
-    monkeypatch.setattr(Simulated, "live", 0)
-
-
-def chosen(possible: set[str], seconds: Seconds, most_rows: int = 32) -> CpuChoice:
+def chosen(passes: set[str], of: Seconds, most_rows: int = 32, crowded: float = 0.0) -> CpuChoice:
     def batch_of(rows: int) -> list[list[np.ndarray]]:
         return [[np.zeros(rows or 1)]]
 
-    choice = choose_setup(
-        lambda setup: Simulated(setup, possible, seconds), batch_of, most_rows, lambda run: run()
-    )
-    assert Simulated.live == 0, "an engine that was only measured stays loaded"
+    world = World(Given("given", {}, CORES, of=of), crowded=crowded, possible=lambda *_: passes)
+    with pytest.MonkeyPatch.context() as patched:
+        world.take_over(patched)
+        choice = choose_setup(
+            lambda setup: world.engine("torch", "fp32", setup), batch_of, most_rows, world.call
+        )
+    assert world.loaded == [], "an engine that was only measured stays loaded"
     return choice
 
 
@@ -97,21 +59,14 @@ def times(**factors: float) -> Seconds:
     return seconds
 
 
-def test_a_pass_that_is_slower_on_this_processor_is_not_taken_and_one_that_is_faster_is() -> None:
-    both = {PACKED_CONVOLUTIONS, PACKED_PRODUCTS}
-    avx2 = chosen(both, times(packed_convolutions=8.0, packed_products=0.9))
-    assert avx2.setup == CpuSetup(CORES, frozenset({PACKED_PRODUCTS}))
-    avx512 = chosen(both, times(packed_convolutions=0.5, packed_products=0.7))
-    assert avx512.setup == CpuSetup(CORES, frozenset(both))
-    assert chosen(both, times()).setup == CpuSetup(CORES), "no gain, no pass"
-
-
 def test_a_pass_that_gains_with_large_batches_and_loses_with_one_row_is_not_taken() -> None:
     def seconds(setup: CpuSetup, rows: int) -> float:
         factor = (1.2 if rows == 1 else 0.5) if PACKED_CONVOLUTIONS in setup.passes else 1.0
         return factor * 1e-3 * rows / setup.threads
 
     assert chosen({PACKED_CONVOLUTIONS}, seconds).setup.passes == frozenset()
+    both = {PACKED_CONVOLUTIONS, PACKED_PRODUCTS}
+    assert chosen(both, times()).setup == CpuSetup(CORES), "no gain, no pass"
 
 
 @pytest.mark.parametrize("name", [WITHOUT_LOCK, BRIEF_SPINNING, NO_SPINNING])
@@ -138,21 +93,15 @@ def test_more_threads_have_to_gain_a_tenth_and_a_brief_batch_never_gets_them() -
     assert brief.setup.threads == 1 and len(brief.measured) == 1
 
 
-def test_on_a_crowded_machine_a_long_batch_gets_every_core_and_nothing_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_crowded_machine_a_long_batch_gets_every_core_and_nothing_is_kept() -> None:
     """Two threads on one core look slow for as long as the other program runs, and would be chosen for ever."""
-    disturbed_by(monkeypatch, 0.5)
-    choice = chosen(set(), lambda setup, rows: 1e-3 * rows)
+    choice = chosen(set(), lambda setup, rows: 1e-3 * rows, crowded=0.5)
     assert choice.setup.threads == CORES and choice.crowded
 
 
 @pytest.mark.parametrize(("factor", "taken"), [(0.7, True), (1.5, True), (8.0, False)])
-def test_beside_other_programs_a_pass_is_taken_unless_it_is_far_slower(
-    factor: float, taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disturbed_by(monkeypatch, 0.5)
-    choice = chosen({PACKED_PRODUCTS}, times(packed_products=factor))
+def test_beside_other_programs_a_pass_is_taken_unless_it_is_far_slower(factor: float, taken: bool) -> None:
+    choice = chosen({PACKED_PRODUCTS}, times(packed_products=factor), crowded=0.5)
     assert (PACKED_PRODUCTS in choice.setup.passes) == taken and choice.crowded
 
 

@@ -1,13 +1,12 @@
 """The choices of a load on four processors, by given facts: the fastest threads, passes, form and useful rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.engines.cpu.row_shares import LONG_ROW_SECONDS
 from halfeven.models.engines.cpu.setup import BRIEF_SPINNING, NO_SPINNING, SHARED_ROWS, CpuSetup
-from halfeven.serve.versions.loading import candidate_forms, cpu_choice, useful_rows
 from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN, CandidateForm, ModelHere
 from halfeven.serve.versions.loading.cpu_choice import choose_setup
 from halfeven.serve.versions.loading.tuned import Way
@@ -34,18 +33,7 @@ SERVES = {AVX2: ("onnx", "fp32"), AVX512: ("torch", "fp32"), BF16: ("torch", "bf
 @pytest.fixture(params=PROCESSORS, ids=lambda one: one.name)
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(request.param)
-
-    def seconds_on_core(run: Callable[[], object]) -> float:
-        began = made.now
-        run()
-        return made.now - began
-
-    for module in (cpu_choice, candidate_forms, useful_rows):
-        monkeypatch.setattr(module, "seconds_on_core", seconds_on_core)
-    monkeypatch.setattr(cpu_choice, "usable_cores", lambda: made.processor.cores)
-    for module in (cpu_choice, candidate_forms):
-        monkeypatch.setattr(module, "Crowding", made.crowding)
-    monkeypatch.setattr(cpu_choice, "_SPINNING_ENDS_SECONDS", 0.0)
+    made.take_over(monkeypatch)
     yield made
     assert made.loaded == [], "an engine that was only measured stays loaded"
 

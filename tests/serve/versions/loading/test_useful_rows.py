@@ -13,13 +13,7 @@ from halfeven.serve.versions.loading.useful_rows import (
     useful_rows,
 )  # fmt: skip
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.serve.clock import Clock
 
 
 def measured(
@@ -30,7 +24,7 @@ def measured(
     worth: RowsWorth = ONE_BY_ONE,
 ) -> tuple[int, float]:
     """The useful rows, and the seconds after which they were found; each measurement takes ``runs`` runs."""
-    clock = Clock()
+    clock = Clock(0.0)
 
     def run_seconds(rows: int) -> float:
         clock.now += runs * cost(rows)
@@ -86,7 +80,7 @@ def test_no_opinion_while_throughput_still_rises_when_the_time_is_over() -> None
 
 def test_a_disturbed_measurement_is_made_again() -> None:
     disturbed = {64}
-    clock = Clock()
+    clock = Clock(0.0)
 
     def run_seconds(rows: int) -> float:
         taken = 1e-3 + 1e-6 * rows

@@ -223,17 +223,6 @@ def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: 
 
 
 @pytest.mark.slow
-def test_answers_that_are_not_finite_roll_back(store: Store, versions: Versions) -> None:
-    versions.prepare[2] = lambda engine: setattr(engine, "change", lambda y: y * np.float32(np.nan))
-    with serving(store, rescue=False, parity_sample=0.0) as (address, roster):
-        with traffic(address) as callers:
-            call(address, "/v1/models/net/promote", {"version": 2})
-            until(lambda: roster.active("net") == "1")
-        assert (callers.failed, callers.faults) == (0, [])
-        until(lambda: store.live_number("net") == 1)
-
-
-@pytest.mark.slow
 def test_a_slow_version_is_rolled_back(store: Store, versions: Versions) -> None:
     versions.prepare[2] = lambda engine: setattr(engine, "seconds", 0.02)
     with serving(store, parity_sample=0.0) as (address, roster):

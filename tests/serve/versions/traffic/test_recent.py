@@ -5,21 +5,16 @@ import pytest
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters
 from halfeven.serve.versions.traffic.recent import BIN_S, BINS, Recent, quantile_ns, together
 
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.serve.clock import Clock
 
 
-def noted(recent: Recent, clock: Clock, *counters: Counters) -> None:
-    clock.now_s += BIN_S
+def noted(recent: Recent, clock: Clock[float], *counters: Counters) -> None:
+    clock.now += BIN_S
     recent.note(lambda: [one.copy() for one in counters])
 
 
 def test_a_bin_has_what_came_since_the_one_before(random: np.random.Generator) -> None:
-    clock, one, two = Clock(), Counters("1"), Counters("2")
+    clock, one, two = Clock(100.0), Counters("1"), Counters("2")
     recent = Recent(clock)
     counts = random.integers(0, 9, (4, 2))
     for first, second in counts:
@@ -33,7 +28,7 @@ def test_a_bin_has_what_came_since_the_one_before(random: np.random.Generator) -
 
 
 def test_before_its_time_nothing_is_read_and_only_the_last_five_minutes_are_kept() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     recent = Recent(clock)
     recent.note(lambda: pytest.fail("it is not yet time"))
     for _ in range(BINS + 7):
@@ -44,7 +39,7 @@ def test_before_its_time_nothing_is_read_and_only_the_last_five_minutes_are_kept
 
 
 def test_a_version_that_goes_or_is_loaded_anew_makes_no_negative_number() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     recent, old, anew = Recent(clock), Counters("1"), Counters("1")
     for _ in range(5):
         old.executed([10], 1, 10)
@@ -58,7 +53,7 @@ def test_a_version_that_goes_or_is_loaded_anew_makes_no_negative_number() -> Non
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
 def test_a_quantile_is_right_to_its_bucket(random: np.random.Generator, share: float) -> None:
-    clock, counters = Clock(), Counters("1")
+    clock, counters = Clock(100.0), Counters("1")
     recent = Recent(clock)
     waits = random.lognormal(13, 2, 500).astype(int).clip(1, 9_000_000_000)
     for start in range(0, 500, 5):

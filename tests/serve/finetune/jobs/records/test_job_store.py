@@ -370,33 +370,6 @@ def test_the_queue_is_first_come_first_served_and_lists_begin_with_the_newest(jo
     assert job_store.unfinished() == made[1:]
 
 
-def test_cancel_ends_what_waits_and_flags_what_runs(job_store: JobStore, job: JobRow) -> None:
-    waiting, _ = job_store.create_job(request())
-    assert job_store.request_cancel(waiting.id).status == CANCELLED
-    job_store.move(job.id, RUNNING)
-    assert job_store.request_cancel(job.id).cancel_requested
-    events = len(job_store.events(job.id))
-    assert job_store.request_cancel(job.id).status == RUNNING
-    assert len(job_store.events(job.id)) == events
-
-
-def test_one_key_makes_one_job_however_often_and_however_fast(job_store: JobStore) -> None:
-    together = threading.Barrier(8)
-
-    def create(_: int) -> tuple[str, bool]:
-        together.wait(PATIENCE_S)
-        job, created = job_store.create_job(request(), "a key")
-        return job.id, created
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(create, range(8)))
-    assert len({id for id, _ in answers}) == 1 == sum(created for _, created in answers)
-    assert len(job_store.jobs()) == 1
-    with pytest.raises(BadInput, match="another request"):
-        job_store.create_job(request(asked={"model": "other"}), "a key")
-    assert job_store.create_job(request(), "another key")[1]
-
-
 def test_the_same_content_and_name_is_one_file_and_deleting_forgets_it(job_store: JobStore) -> None:
     again = FileRecord("file-2", FILE.sha256, 10, FILE.filename, 2)
     other_name = FileRecord("file-3", FILE.sha256, 10, "other.npz", 2)
@@ -408,14 +381,6 @@ def test_the_same_content_and_name_is_one_file_and_deleting_forgets_it(job_store
         job_store.file(FILE.id)
     assert job_store.delete_file("file-3")
     assert job_store.add_file(again) == again
-
-
-def test_a_file_that_a_job_still_needs_is_not_deleted(job_store: JobStore, job: JobRow) -> None:
-    with pytest.raises(BadInput, match=job.id):
-        job_store.delete_file(FILE.id)
-    job_store.request_cancel(job.id)
-    assert job_store.delete_file(FILE.id)
-    assert job_store.job(job.id).training_file == FILE.id
 
 
 def _not_a_database(path: Path) -> None:

@@ -188,15 +188,6 @@ def run_past_the_collapse(problem: Problem) -> list[StepRecord]:
     return [next(loop) for _ in range(160)]
 
 
-def test_with_the_floor_the_collapse_is_stopped_before_it_can_do_harm() -> None:
-    problem = Problem()
-    before = problem.state()
-    with pytest.raises(Stopped) as stopped:
-        run_past_the_collapse(problem)
-    assert stopped.value.code == "SCALE_COLLAPSE"
-    assert same(problem.state(), before)
-
-
 def test_without_the_floor_the_collapse_goes_on_and_clean_batches_are_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
