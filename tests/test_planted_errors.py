@@ -26,12 +26,12 @@ from halfeven.models.engines.staging import CudaStreams, Staging
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest, EngineFailed
 from halfeven.models.spec.filled_lengths import Lengths
-from halfeven.serve.batching import warming
 from halfeven.serve.batching.arrivals import Arrivals
 from halfeven.serve.batching.engine_runner import EngineRunner
 from halfeven.serve.batching.execution import Execution
 from halfeven.serve.batching.request_queue import Request, RequestQueue
 from halfeven.serve.batching.scheduler import BatchScheduler
+from halfeven.serve.versions.loading import warming
 from torch import Tensor, nn
 
 from tests.models.engines import test_cuda_graphs as graphs

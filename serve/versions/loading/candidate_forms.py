@@ -23,11 +23,11 @@ from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.place import Place
-from ...batching.warming import warm
 from .cpu_choice import CROWDED
 from .invariance import batch_invariance
 from .release import free_bytes, give_back, give_back_tried
 from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
+from .warming import warm
 
 logger = logging.getLogger("halfeven.roster")
 LONG_SECONDS = 0.5  # of a batch that is measured on a CPU

@@ -11,7 +11,7 @@ import torch
 from halfeven.models.engines.torch_engine import TorchEngine, run_in_every_slot
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.engine_runner import EngineRunner, Run
-from halfeven.serve.batching.warming import warm
+from halfeven.serve.versions.loading.warming import warm
 from torch import Tensor, nn
 
 from tests.programs import original

@@ -16,7 +16,7 @@ from halfeven.models.spec.datatypes import Wire
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.batching.warming import warm
+from halfeven.serve.versions.loading.warming import warm
 from torch import Tensor, nn
 
 from tests.patience import PATIENCE_S

@@ -13,8 +13,8 @@ from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.padding import Parts
-from halfeven.serve.batching.warming import warm
 from halfeven.serve.versions.loading.invariance import batch_invariance
+from halfeven.serve.versions.loading.warming import warm
 
 
 class Cold(Engine):

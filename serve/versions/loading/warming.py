@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...models.engines.engine import Engine
-from ...models.engines.faults import give_back_cached_memory, out_of_memory
-from ...models.engines.memory import free_cuda_bytes, rows_that_fit
-from ...models.engines.wire_widening import as_sent
-from ...models.errors import BadRequest
-from ...models.spec.buckets import buckets_of
-from ...models.spec.spec import ModelSpec
-from .ceiling import Ceiling
-from .padding import Parts
+from ....models.engines.engine import Engine
+from ....models.engines.faults import give_back_cached_memory, out_of_memory
+from ....models.engines.memory import free_cuda_bytes, rows_that_fit
+from ....models.engines.wire_widening import as_sent
+from ....models.errors import BadRequest
+from ....models.spec.buckets import buckets_of
+from ....models.spec.spec import ModelSpec
+from ...batching.ceiling import Ceiling
+from ...batching.padding import Parts
 
 logger = logging.getLogger("halfeven.batcher")
 BatchOf = Callable[[int], Parts]  # that many rows of real samples (0: one sample of a model without a batch)
