@@ -10,6 +10,7 @@ device thread happens once per iteration of the event loop, and the way back is 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class Batcher:
         self._ran_alone = False  # in this iteration of the loop
         self._brief_polling = BriefPolling(device.clock, lambda: device.asleep)
         self._drained: asyncio.Event | None = None
+        self._is_let_go = False
         device.attach(self, background)
 
     # The methods for the event loop.
@@ -181,8 +183,17 @@ class Batcher:
             self._bind(asyncio.get_running_loop())
             self._drained = asyncio.Event()
         self._flush()
-        if self._device.ring():
+        if self._device.ring() and not self._is_let_go:
             await self._drained.wait()
+
+    def let_go(self) -> None:
+        """Leave the device, which takes no turn for this batcher any more: `drain` waits for nothing then. From any
+        thread."""
+        self._device.detach(self)
+        self._is_let_go = True  # before the event is looked at: `drain` makes it before it looks at this
+        if self._drained is not None and self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._drained.set)
 
     def refuse(self) -> None:
         """Accept no more requests; those that wait are still answered. From any thread."""

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 
+from ...models.errors import NotReady
 from .device import DeviceThread
 
 T = TypeVar("T")
@@ -30,6 +31,16 @@ class Place:
     def call(self, fn: Callable[[], T]) -> T:
         """Run ``fn`` on the device thread, between two batches, and wait for it."""
         return self.thread.call(fn).result()
+
+    def answers_within(self, timeout_s: float) -> bool:
+        """False if the device has run nothing new after ``timeout_s`` seconds: its batch does not come back."""
+        try:
+            self.thread.call(lambda: None).result(timeout_s)
+        except TimeoutError:
+            return False
+        except NotReady:  # the thread has ended
+            pass
+        return True
 
     @property
     def lost(self) -> str | None:

@@ -87,9 +87,14 @@ class Roster:
         for thread in (*self._threads, self._choices):
             await asyncio.to_thread(thread.join, timeout_s)
         self._judge.shutdown(wait=False, cancel_futures=True)
-        for served in self._served.values():
-            for loaded in served.end():
-                await asyncio.to_thread(loaded.close)
+        ended = [loaded for served in self._served.values() for loaded in served.end()]
+        if ended and not await asyncio.to_thread(self.place.answers_within, timeout_s):
+            logger.error(
+                "the device has not ended its batch after %g s: its engines are not closed", timeout_s
+            )
+            ended = []
+        for loaded in ended:
+            await asyncio.to_thread(loaded.close)
         await asyncio.to_thread(self.place.thread.stop, timeout_s)
 
     # The methods for every request.

@@ -116,6 +116,7 @@ class Remeasuring(threading.Thread):
             self._looked_s = now_s
             self._look()
         if self._busy():
+            self.close()  # a rival that serves for a moment would serve for as long as a version is being loaded
             return LOOK_EVERY_S
         if self._steps is None:
             due = self._next_due()

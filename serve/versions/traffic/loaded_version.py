@@ -110,7 +110,7 @@ class LoadedVersion:
 
     def forget(self, batcher: Batcher) -> None:
         """Drop a background queue with its requests: no caller waits for them."""
-        self._place.thread.detach(batcher)
+        batcher.let_go()
         self._behind.remove(batcher)
 
     def fall_back(self, reason: str) -> bool:

@@ -244,3 +244,22 @@ def test_the_thread_ends_when_it_is_told_and_closes_what_is_under_way(stage: Sta
     stage.remeasuring.start()
     stage.remeasuring.join(30)
     assert ended.is_set() and not stage.remeasuring.is_alive()
+
+
+def test_a_rival_serves_no_longer_where_a_version_begins_to_be_loaded(stage: Stage) -> None:
+    """Loading and proving take minutes, for which the rival would stay in its place."""
+    serves = list[bool]()
+
+    def lending(loaded: Any) -> Any:
+        try:
+            serves.append(True)
+            yield 0.0
+        finally:
+            serves.append(False)
+
+    stage.remeasuring._steps = lending(stage.loaded)
+    stage.remeasuring.turn()
+    assert serves == [True]
+    stage.busy = True
+    stage.remeasuring.turn()
+    assert serves == [True, False]

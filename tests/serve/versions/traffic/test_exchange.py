@@ -1,5 +1,7 @@
 """Another engine takes the place of one that serves, under HTTP traffic: no request is lost, no closed engine runs."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +11,9 @@ from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.roster import Roster
-from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
+from halfeven.serve.versions.traffic.loaded_version import LoadedVersion, retire
 
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
@@ -130,3 +132,35 @@ def test_an_exchange_beside_a_promotion_loses_nothing(store: Store, versions: Ve
                 assert old.closed
         until(lambda: callers.answered > 50)
     assert (callers.failed, callers.faults) == (0, [])
+
+
+def test_a_version_that_is_retired_while_its_engine_is_exchanged_is_closed(
+    store: Store, versions: Versions
+) -> None:
+    """The queue of checks is dropped after `drain` has begun: it waits for no turn that will not come."""
+    with serving(store, parity_sample=1.0) as (address, roster), ThreadPoolExecutor(2) as pool:
+        loaded, device = loaded_of(roster), roster.place.thread
+        device.hold()
+        waiting = pool.submit(infer, address)
+        until(lambda: loaded.waiting == 1)
+        retired = pool.submit(retire, [loaded], loaded.batcher._loop)
+        until(lambda: loaded.batcher._drained is not None)
+        new = Engine(1, "fp32")
+        assert loaded.exchange(
+            loaded.prepared.engine, replace(loaded.prepared, engine=new, precision="fp32", original=None)
+        )
+        device.release()
+        assert waiting.result(PATIENCE_S) == "1"
+        retired.result(PATIENCE_S)
+        assert new.closed and versions.originals[1].closed and versions.halves[1].closed
+
+
+def test_a_shutdown_does_not_wait_for_a_device_that_does_not_come_back(
+    store: Store, versions: Versions
+) -> None:
+    hangs = threading.Event()
+    with serving(store, shutdown_seconds=0.2) as (_, roster):
+        engine = versions.halves[1]
+        roster.place.thread.call(hangs.wait)
+    assert not hangs.is_set() and not engine.closed
+    hangs.set()
