@@ -11,7 +11,7 @@ from ..models.store.store import Store
 from .address import address
 from .http.connection.listening import cannot_listen, listeners_at
 from .http.connection.polite_server import PoliteServer
-from .server import build, grpc_beside, http_config
+from .server import build, grpc_beside, grpc_server, http_config
 from .settings import Settings
 
 _LOOK_S = 0.2
@@ -26,6 +26,8 @@ class BackgroundServer:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         certificates = settings.certificates
+        if settings.grpc_port is not None:
+            grpc_server()  # while nothing is open yet
         end_openmp_threads()  # those of the calling thread would slow what serves
         try:
             listeners = listeners_at(settings.host, settings.port, _BACKLOG)

@@ -9,11 +9,11 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -66,29 +66,36 @@ from .versions.roster import Roster
 from .versions.traffic.loaded_version import LoadedVersion
 from .versions.traffic.rules import TrialRules
 
+if TYPE_CHECKING:
+    from .grpc.grpc_server import GrpcServer
+
 logger = logging.getLogger("halfeven")
 MOST_JOBS = 100  # on a page
 Notify = Callable[[str], None]
 
 
-def build(
-    settings: Settings,
-    store: Store,
-) -> tuple[InferFront, Roster]:
+def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it.
 
     Raises BadSetting, StoreUnusable.
     """
-    if (state := state_folder(store, settings.state)) is not None:
-        return _build_read_only(settings, LinkedStore(store, state))
+    state = state_folder(store, settings.state)
+    with ExitStack() as opened:  # is closed here where something raises, else by the lifespan
+        if state is not None:
+            return _build_read_only(settings, LinkedStore(store, state), opened)
+        return _build(settings, store, opened)
+
+
+def _build(settings: Settings, store: Store, opened: ExitStack) -> tuple[InferFront, Roster]:
     store.root.mkdir(parents=True, exist_ok=True)
     place = place_of(settings)
     roster = Roster(store, place, rules_of(settings), required=settings.required)
-    lock = alone_with(store)
+    opened.enter_context(alone_with(store))
     keep_reserve(store.root)
-    job_store = JobStore(store.root / DATABASE)
+    job_store = opened.enter_context(closing(JobStore(store.root / DATABASE)))
     newest = partial(job_store.jobs, None, MOST_JOBS, None)
     app, front = application(settings, roster, job_store.count_by_status, newest)
+    opened.callback(close_all, app.state.endpoints)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     threads, kind = settings.trainer_threads, place.device.type
     priority, processes = settings.trainer_priority, settings.trainer_processes
@@ -100,20 +107,21 @@ def build(
     device, leaving = str(place.device), lambda: roster.leaving
     trials = TrialRuns(job_store, files, store, device, threads, trainer_memory(settings, kind), leaving)
     app.include_router(router(job_store, files, store, supervisor.wake, leaving, trials.run))
-    app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds, supervisor, job_store)
+    app.router.lifespan_context = _lifespan(roster, opened.pop_all(), settings.shutdown_seconds, supervisor)
     return front, roster
 
 
-def _build_read_only(settings: Settings, linked: LinkedStore) -> tuple[InferFront, Roster]:
+def _build_read_only(settings: Settings, linked: LinkedStore, opened: ExitStack) -> tuple[InferFront, Roster]:
     """The front door and the roster of a server over a store that is only read: nothing is trained, and no alias
     moves."""
     logger.warning("the store %s is only read; state is kept in %s", linked.source.root, linked.store.root)
-    lock = alone_with(linked.store)
+    opened.enter_context(alone_with(linked.store))
     writer, place = StateWriter(linked), place_of(settings)
     roster = ReadOnlyRoster(linked.store, place, rules_of(settings), writer, settings.required)
     app, front = application(settings, roster.follow_store(linked), dict)
+    opened.callback(close_all, app.state.endpoints)
     refuse_training(app, f"nothing is trained here: {needs_the_store(linked.source.root)}")
-    app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds)
+    app.router.lifespan_context = _lifespan(roster, opened.pop_all(), settings.shutdown_seconds)
     return front, roster
 
 
@@ -146,6 +154,7 @@ def application(
     inference_of, front_of = _traced()
     inference = inference_of(roster, dialect, written)
     history = replace(history_of(roster.store), rollback=director.roll_back)
+    access, guard = AccessControl(settings.keys, settings.needs_keys), settings.guard
     app = build_app(
         roster,
         lambda: metrics_text(registry),
@@ -156,10 +165,10 @@ def application(
         dialect=dialect,
         root_path=settings.root_path,
         inference=inference,
+        # Their processes are started last: nothing below raises, and the caller ends them.
         endpoints=started(settings.endpoint_places, settings.endpoint_seconds, settings.endpoint_memory_mib),
     )
     app.include_router(rollout_router(director))
-    access = AccessControl(settings.keys, settings.needs_keys)
     behind = Behind(roster, director, history, access, jobs, time.monotonic(), settings.root_path)
     add_pages(app, behind, inference, limits.body_bytes, limits.arrival_seconds)
     front = front_of(
@@ -168,7 +177,7 @@ def application(
         limits.body_bytes,
         limits.arrival_seconds,
         inference,
-        settings.guard,
+        guard,
         bounds,
         access,
         load,
@@ -246,21 +255,27 @@ def http_config(settings: Settings, app: InferFront, certificates: Certificates 
     return config
 
 
-def grpc_beside(
-    settings: Settings, front: InferFront, roster: Roster, certificates: Certificates | None
-) -> Beside | None:
-    """The gRPC server that the settings ask for."""
-    if settings.grpc_port is None:
-        return None
+def grpc_server() -> type["GrpcServer"]:
+    """Raises BadSetting where grpcio is not installed."""
     try:
         from .grpc.grpc_server import GrpcServer  # grpcio is 20 MB that a server without gRPC does not need
     except ImportError as error:
         raise BadSetting(
             f"--grpc-port needs grpcio, which cannot be imported ({error}): pip install 'halfeven[grpc]'"
         ) from error
+    return GrpcServer
 
+
+def grpc_beside(
+    settings: Settings, front: InferFront, roster: Roster, certificates: Certificates | None
+) -> Beside | None:
+    """The gRPC server that the settings ask for."""
+    if settings.grpc_port is None:
+        return None
     named = settings.name_on_the_wire
-    return GrpcServer(front, roster, settings.host, settings.grpc_port, named, certificates, settings.limits)
+    return grpc_server()(
+        front, roster, settings.host, settings.grpc_port, named, certificates, settings.limits
+    )
 
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:
@@ -354,9 +369,10 @@ def alone_with(store: Store) -> IO[bytes]:
 
 
 def _lifespan(
-    roster: Roster, lock: IO[bytes], seconds: float,
-    supervisor: Supervisor | None = None, job_store: JobStore | None = None,
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:  # fmt: skip
+    roster: Roster, opened: ExitStack, seconds: float, supervisor: Supervisor | None = None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """``opened``: the lock, the database and the endpoints of the server, which are closed at its end."""
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         roster.start()
@@ -366,10 +382,7 @@ def _lifespan(
         if supervisor is not None:
             await asyncio.to_thread(supervisor.stop, seconds)
         await roster.stop(seconds)
-        close_all(app.state.endpoints)
-        if job_store is not None:
-            job_store.close()
-        lock.close()
+        opened.close()
 
     return lifespan
 

@@ -126,6 +126,7 @@ class AccessControl:
         self._keys: Keys | None = Keys()  # None: the file cannot be read now
         self._stamp: Stamp | None = None
         self._limits: dict[str, tuple[KeyRecord, KeyLimits]] = {}
+        self._open = Permit(None, known=True, access=self)  # stands until the first key is made
         self._look_at_s, self._started = clock() + LOOK_EVERY_S, False
         if file is not None:
             self._read(file, file.stamp())
@@ -159,7 +160,7 @@ class AccessControl:
         """
         now_s = self._now()
         if not self._needed:
-            return OPEN
+            return self._open
         if not scopes:
             return self._recognised(authorization)
         record = self._record_of(authorization)
@@ -176,9 +177,13 @@ class AccessControl:
             _check(self._record_of(authorization), scopes, None)
 
     def has(self, record: KeyRecord | None) -> bool:
-        """True if this is a key's record now."""
+        """True if this is a key's record now; of none, if none is needed."""
         self._now()
-        return record is None or (self._keys is not None and self._keys.by_id.get(record.id) == record)
+        return (
+            not self._needed
+            if record is None
+            else (self._keys is not None and self._keys.by_id.get(record.id) == record)
+        )
 
     def _now(self) -> float:
         """The clock's seconds; where it is time, the file has been looked at."""

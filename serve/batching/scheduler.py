@@ -187,6 +187,9 @@ class BatchScheduler:
         """The answers where memory is lacking, or where the mistake is ours: every request gets the error."""
         logger.error("a batch of '%s' could not be run", self.spec.name, exc_info=error)
         failed = EngineFailed(f"{type(error).__name__}: {error}")
+        for request in batch.requests:
+            if request.part is None:  # of a divided request the last part counts
+                self._counters.failed(self._clock() - request.since_ns)
         return [(request, failed) for request in batch.requests]
 
     def finish_begun(self) -> None:

@@ -20,7 +20,7 @@ from ...models.spec.batch_axis import array_batch_back, batch_first
 from ...models.spec.datatypes import DATATYPES
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import request_headers
-from ..access.direct_requests import answer_to, error_of_status, no_answer
+from ..access.direct_requests import answer_to, error_of_status, is_server_url, no_answer
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -70,9 +70,10 @@ def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> 
     Raises NotReady where no server answers, BadSetting where an option is wrong, UnknownName where there is no such
     model.
     """
-    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    whole = url if "://" in url else f"http://{url}"
+    if not is_server_url(whole):
         raise BadSetting(f"URL {url!r}: expected http://HOST:PORT or https://…")
+    parts = urllib.parse.urlsplit(whole)
     sent = request_headers(headers)
     path = f"{parts.path.rstrip('/')}/v2/models/{urllib.parse.quote(name, safe='')}"
     said = ask(f"{parts.scheme}://{parts.netloc}{path}", sent)

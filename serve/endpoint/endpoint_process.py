@@ -71,6 +71,7 @@ class EndpointProcess:
         self._ids, self._waiting = itertools.count(), 0
         self._first_id = 0  # of the calls that the process of now has
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
         self._connection: socket.socket | None = None
         # One call after the other. The process ends with the thread that starts it, so it is always this one.
         self._thread = ThreadPoolExecutor(1, "halfeven-endpoint")
@@ -151,6 +152,7 @@ class EndpointProcess:
         ]
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, process_group=0)
+            self._is_killed = False
         bound_child(self._process.pid, self._memory_bytes)
         answer, _ = self._answer_within("its start", _START_S, lambda _: None)
         if "failed" in answer:
@@ -202,8 +204,11 @@ class EndpointProcess:
     def _kill(self) -> None:
         """End the process and what its code has started, which may hold the other end of the connection."""
         process, connection = self._process, self._connection
-        if process is not None and process.returncode is None:
-            with suppress(ProcessLookupError):
+        if (
+            process is not None and not self._is_killed
+        ):  # also where it ended by itself: what it started lives on
+            self._is_killed = True
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         if connection is not None:
             with suppress(OSError):

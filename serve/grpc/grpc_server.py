@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ...models.errors import BadRequest, BadSetting, HalfevenError, Unauthenticated
+from ...models.errors import BadRequest, BadSetting, Forbidden, HalfevenError, Unauthenticated
 from ..access.certificates import Certificates
 from ..address import address
 from ..batching.interface import ControlledRoster
@@ -175,7 +175,10 @@ class _Service(grpc.GenericRpcHandler):
                 add_load(context, self._front.load, form, model)
                 return answer
             except Exception as error:
-                add_load(context, self._front.load, form, model)
+                if not isinstance(
+                    error, Forbidden | Unauthenticated
+                ):  # the load is for those who reach the model
+                    add_load(context, self._front.load, form, model)
                 await abort(context, error)
 
         async def stream(messages: AsyncIterator[Any], context: Any) -> None:

@@ -117,7 +117,12 @@ class RemoteWriter(StoreWriter):
         result, error = self._outcome(verb, name, given, tries)
         if error is not None:
             raise error
-        self._after()
+        try:
+            self._after()
+        except (
+            HalfevenError
+        ) as late:  # the order has been carried out: reported as failed, it would be sent again
+            logger.warning("the store's copy does not follow %s yet: %s", verb, late)
         return result
 
     def _outcome(self, verb: str, name: str, given: tuple[Any, ...], tries: int) -> Outcome:

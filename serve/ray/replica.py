@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...models.errors import NotReady
 from ..batching.interface import LoadConfig
 from ..batching.place import Place
+from ..endpoint.endpoint_process import close_all
 from ..finetune.web.refused import refuse_training
 from ..http.error_mapping import NotOffered
 from ..server import application, place_of, rules_of
@@ -62,7 +63,7 @@ class Replica:
         self._was_ready = True
 
     @asynccontextmanager
-    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         following = Following(self._copy, self._roster)
         self._roster.start()
         await asyncio.to_thread(self._roster.wait)
@@ -71,6 +72,7 @@ class Replica:
         # Ray Serve has waited for the requests under way.
         await asyncio.to_thread(following.stop)
         await self._roster.stop(self._shutdown_s)
+        close_all(app.state.endpoints)
 
 
 class _FollowingRoster(Roster):

@@ -73,9 +73,9 @@ def simulate(
     each_s = seconds / len(crowds) / len(DELAYS_US) / ROUNDS
     best: dict[tuple[int, int], Simulated] = {}
     for delay_us in DELAYS_US * ROUNDS:
-        delayed = replace(
-            spec, batching=replace(spec.batching, max_queue_delay_us=delay_us, max_queue_size=1024)
-        )
+        # A queue without bounds: how long requests wait is what is measured.
+        unbounded = {"max_queue_size": 1024, "max_queue_bytes": 2**40, "max_queue_ms": 0, "timeout_ms": 0}
+        delayed = replace(spec, batching=replace(spec.batching, max_queue_delay_us=delay_us, **unbounded))
         for callers in crowds:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 times, took_s = runner.run(_loop(delayed, engine, device, row, callers, each_s))

@@ -3,6 +3,7 @@ on another replica."""
 
 import logging
 import threading
+from collections.abc import Callable
 
 from ...models.errors import HalfevenError, UnknownName
 from ..http.limits.repeated_warnings import RepeatedWarning
@@ -17,27 +18,40 @@ LOOK_EVERY_S = 0.5
 
 
 class Following:
-    """Follows the store on a thread of its own. The roster follows the alias in the copy, as in every server."""
+    """Follows the store on a thread of its own, and the keys on another one: a revoked key waits for no version that is
+    copied or made ready. The roster follows the alias in the copy, as in every server."""
 
     def __init__(self, copy: StoreCopy, roster: Roster) -> None:
         self._copy, self._roster = copy, roster
         self._carried_out: dict[str, TrafficOrders] = {}
         self._stopping = threading.Event()
         self._away = RepeatedWarning(logger, "the store is not followed")
-        self._thread = threading.Thread(target=self._run, name="halfeven-following", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._again_and_again, args=(look,), name=f"halfeven-{name}", daemon=True)
+            for name, look in (("following", self.look), ("following-keys", self.look_at_keys))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+
+    def look_at_keys(self) -> None:
+        """Follow the keys once. Raises nothing."""
+        try:
+            self._copy.follow_keys()
+        except Exception as error:  # of whatever kind: a thread that ends would follow nothing any more
+            self._away.count(str(error))
 
     def look(self) -> None:
         """Follow once. Raises nothing: what is loaded is served on."""
         try:
             self._copy.follow()
-        except HalfevenError as error:
+        except Exception as error:
             self._away.count(str(error))
         for served in self._roster.all():
             try:
@@ -47,9 +61,9 @@ class Following:
             except Exception:
                 logger.exception("the orders for '%s' cannot be followed", served.name)
 
-    def _run(self) -> None:
+    def _again_and_again(self, look: Callable[[], None]) -> None:
         while not self._stopping.wait(LOOK_EVERY_S):
-            self.look()
+            look()
 
     def _follow_orders(self, served: ServedModel) -> None:
         """Carry out what was ordered since the last look. A canary that this replica ended itself stays ended while

@@ -57,6 +57,7 @@ class LinkedStore:
     def __init__(self, source: Store, folder: Path) -> None:
         self.source, self.store = source, Store(folder)
         self._models, self._from = folder / "models", source.root / "models"
+        self._missed: set[str] = set()  # models that the last look did not find
         try:
             self._models.mkdir(parents=True, exist_ok=True)
             self.store.check("the state of this server")
@@ -74,9 +75,10 @@ class LinkedStore:
         names = self.source.names()
         for name in names:
             self._follow_model(name)
-        for folder in self._models.iterdir():
-            if folder.name not in names:
-                shutil.rmtree(folder, ignore_errors=True)
+        gone = {folder.name for folder in self._models.iterdir()} - set(names)
+        for name in gone & self._missed:  # a folder that is replaced by renaming is missed by one look
+            shutil.rmtree(self._models / name, ignore_errors=True)
+        self._missed = gone
 
     def _follow_model(self, name: str) -> None:
         here, there = self._models / name, self._from / name

@@ -36,6 +36,7 @@ _FOLLOWED = re.compile(r"rollout\.json|promotions\.json|events\.jsonl|drifted-[1
 _MOST_BYTES = 16 * 2**20  # of a followed file
 Entry = Mapping[str, Any]
 T = TypeVar("T")
+_OF_A_MODEL = 0  # in place of a version's number: the fault is one of the model's files
 
 
 class StoreCopy:
@@ -56,7 +57,7 @@ class StoreCopy:
         self._faults: dict[
             tuple[str, int], tuple[str, str]
         ] = {}  # (stamp of the version's folder, the fault)
-        self._working = threading.Lock()
+        self._working, self._working_on_keys = threading.Lock(), threading.Lock()
 
     def faults(self) -> list[str]:
         """The reasons why versions of the store could not be copied, a sentence each."""
@@ -71,6 +72,13 @@ class StoreCopy:
         with self._alone("followed"):
             self._follow()
 
+    def follow_keys(self) -> None:
+        """Follow the keys alone, beside whatever is followed or changed. Raises StoreUnusable as `follow`."""
+        if self._only is None:
+            with self._reporting("followed"):
+                self._fs.invalidate_cache()
+                self._follow_keys()
+
     def change(self, name: str, deed: Callable[[], T]) -> T:
         """Follow, let ``deed`` change the copy, and write what it changed for this model back to the source.
 
@@ -78,7 +86,7 @@ class StoreCopy:
         ``deed`` raises; the copy is then as it was.
         """
         with self._alone("written"):
-            self._follow()
+            self._follow(name)
             before = {path: stored_bytes(path) for path in self._followed(name)}
             try:
                 done = deed()
@@ -90,15 +98,23 @@ class StoreCopy:
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
+        with self._reporting(what), self._working, locked(self.store.root / COPYING):
+            yield
+
+    @contextmanager
+    def _reporting(self, what: str) -> Iterator[None]:
+        """Raises StoreUnusable for what the source's library raises: not all of it is an OSError."""
         try:
-            with self._working, locked(self.store.root / COPYING):
-                yield
-        except OSError as error:
+            yield
+        except HalfevenError:
+            raise
+        except Exception as error:
             raise StoreUnusable(
                 f"the store {self.source} cannot be {what}: {error}; what is loaded is served on"
             ) from error
 
-    def _follow(self) -> None:
+    def _follow(self, needed: str | None = None) -> None:
+        """A model that cannot be followed stops no other one, unless it is the one that is ``needed``."""
         self._fs.invalidate_cache()
         if self._only is None:
             self._follow_keys()
@@ -106,7 +122,14 @@ class StoreCopy:
         names = [name for name in names if self._only in (None, name)]
         there: set[tuple[str, int]] = set()
         for name in names:
-            there |= {(name, number) for number in self._follow_model(name)}
+            try:
+                there |= {(name, number) for number in self._follow_model(name)}
+                self._faults.pop((name, _OF_A_MODEL), None)
+            except Exception as error:
+                if name == needed:
+                    raise
+                self._faults[name, _OF_A_MODEL] = "", f"{name} cannot be followed: {error}"
+                there |= {version for version in self._faults if version[0] == name}
         self._faults = {version: fault for version, fault in self._faults.items() if version in there}
         for name in set(_folders_in(self.store.root / "models")) - set(names):
             shutil.rmtree(self.store.root / "models" / name, ignore_errors=True)
@@ -133,8 +156,9 @@ class StoreCopy:
         return [*files, *(path for path in [folder / _ALIAS] if path.exists())]
 
     def _follow_keys(self) -> None:
-        entry = self._listed("").get(NAME_IN_STORE)
-        self._follow_file(NAME_IN_STORE, entry, 0o600)
+        with self._working_on_keys:
+            entry = self._listed("").get(NAME_IN_STORE)
+            self._follow_file(NAME_IN_STORE, entry, 0o600)
 
     def _follow_model(self, name: str) -> list[int]:
         """Copy what has changed of one model. Returns the numbers of its versions in the source."""

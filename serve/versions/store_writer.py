@@ -4,6 +4,7 @@ drift and events. A store has one writer: the server, or one process for many re
 Versions are named by model and number, so that each call can be sent to another process.
 """
 
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,10 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from ...exporters.inputs.drifted_inputs import keep_input
+from ...models.errors import DamagedFile
 from ...models.store.reserve import with_reserve
 from ...models.store.store import Store
 from . import orders
 from .orders import TrafficOrder
+
+logger = logging.getLogger("halfeven.versions")
 
 TRIAL = "trial"  # by whose order the alias goes back
 Role = Literal["canary", "shadow"]
@@ -96,8 +100,13 @@ class StoreWriter:
             orders.record(self._store, name, kind, message, numbers)
 
     def _forget(self, name: str, number: int) -> None:
-        """Delete a canary or shadow order for the version: it is active now."""
-        found = orders.read_orders(self._store, name)
+        """Delete a canary or shadow order for the version: it is active now. Orders that cannot be read stop nothing:
+        a change that is reported as failed is ordered again, and two rollbacks go back twice."""
+        try:
+            found = orders.read_orders(self._store, name)
+        except DamagedFile as error:
+            logger.error("an order for %s@%s may stay: %s", name, number, error)
+            return
         kept: Mapping[str, Any] = {
             role: None if (order := getattr(found, role)) is None or order.version == number else order
             for role in ("canary", "shadow")

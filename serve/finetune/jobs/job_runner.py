@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from safetensors.numpy import save_file
 
 from ....exporters.inputs.samples import Samples
+from ....models.errors import DamagedFile
 from ....models.store.store import Store, Version
 from ...batching.place import Place
 from ...versions.roster import Roster
@@ -76,8 +77,11 @@ class JobRunner:
     def published(self, job: JobRow, number: int | None = None) -> Version | None:
         """The version that this job published last, or in its pass ``number``; None where there is none."""
         for found in reversed(self._store.numbers(job.name)):
-            version = self._store.version(job.name, found)
-            lineage = version.manifest["lineage"]
+            try:
+                version = self._store.version(job.name, found)
+            except DamagedFile:  # of another version: an ended job published the newest ones
+                continue
+            lineage = version.manifest.get("lineage") or {}
             if lineage.get("job") == job.id and number in (None, lineage.get("pass", 1)):
                 return version
         return None

@@ -113,7 +113,11 @@ class Supervisor:
 
         name = f"halfeven-finetune-{job.id}"
         self._running[job.id] = threading.Thread(target=run, name=name, daemon=True)
-        self._running[job.id].start()
+        try:
+            self._running[job.id].start()
+        except BaseException:  # the system has no thread left: the job keeps its turn, and takes no place
+            del self._running[job.id]
+            raise
 
     def _await_models(self) -> None:
         """Wait until the models of the store are ready, or the server ends: a job asks the active version."""

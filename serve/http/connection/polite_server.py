@@ -104,24 +104,28 @@ class PoliteServer(uvicorn.Server):
         self._hurried, self.beside = False, beside
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.beside is not None:
-            await self.beside.start()
         # Python's own number, with the cores that it may use instead of those of the machine.
         pool = ThreadPoolExecutor(usable_cores() + 4, "halfeven-aside")
         asyncio.get_running_loop().set_default_executor(pool)
         await super().startup([])  # connections are accepted here instead
+        has_started, self.started = self.started, False
         config = self.config
         try:
+            if self.beside is not None:
+                await self.beside.start()
             opened = listeners_at(config.host, config.port, config.backlog) if sockets is None else sockets
-        except OSError as error:
+        except BaseException as error:
             await self.lifespan.shutdown()
-            raise cannot_listen(config.host, config.port, error) from error
+            if isinstance(error, OSError):
+                raise cannot_listen(config.host, config.port, error) from error
+            raise
         bounds = config.app.bounds if isinstance(config.app, InferFront) else ServerBounds()
         self.servers: list[Listening] = [  # type: ignore[assignment] (uvicorn looks at it only where it made it)
             Listening(one, self._protocol, config.ssl, bounds) for one in opened
         ]
         for one in self.servers:
             one.start()
+        self.started = has_started
 
     def _protocol(self) -> asyncio.Protocol:
         made: Any = self.config.http_protocol_class

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models.errors import Forbidden, KeyLimitReached, NotReady, Unauthenticated
-from halfeven.serve.access.access_control import LOOK_EVERY_S, NO_KEY, OPEN, AccessControl
+from halfeven.serve.access.access_control import LOOK_EVERY_S, NO_KEY, AccessControl
 from halfeven.serve.access.keys import EVERY_MODEL, KeyFile
 
 from tests.serve.clock import Clock
@@ -32,9 +32,11 @@ def test_without_a_file_no_key_is_needed_and_the_first_key_closes_the_running_se
     file: KeyFile, clock: Clock[float]
 ) -> None:
     access = AccessControl(file, clock=clock)
-    assert access.admit(None, MANAGE, EVERY_MODEL) is OPEN
+    opened = access.admit(None, MANAGE, EVERY_MODEL)
+    assert (opened.owner, opened.owners, opened.known, opened.stands()) == ("", None, True, True)
     key, _ = file.add("ci", ["infer"])
     clock.now += LOOK_EVERY_S
+    assert not opened.stands(), "what it still reads ends"
     with pytest.raises(Unauthenticated, match="needs a key"):
         access.admit(None, INFER, "digits")
     access.admit(bearer(key), INFER, "digits")

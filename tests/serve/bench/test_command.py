@@ -148,6 +148,8 @@ def test_refusals_are_figures_and_only_a_stage_without_any_good_answer_is_a_fail
         (("SERVER", "double", "--shape", "x=big"), "--shape"),
         (("SERVER", "double", "--header", "no colon"), "--header"),
         (("SERVER", "double", "--seconds", "0"), "--seconds"),
+        (("http://[::1", "double"), "expected http://HOST:PORT"),
+        (("http://localhost:abc", "double"), "expected http://HOST:PORT"),
         (("SERVER", "double", "--data", "/nonexistent.npz"), "nonexistent.npz"),
     ],
 )

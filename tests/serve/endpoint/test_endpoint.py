@@ -37,7 +37,7 @@ from halfeven.serve.http.routes.predict import add_endpoints
 from halfeven.serve.python_api.serving import _place_of
 from torch import nn
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 CODE = """
 import os, sys
@@ -85,6 +85,13 @@ class Forking(Hanging):
             with open(request, "w") as given:
                 given.write(str(os.getpid()))
         super().preprocess(request)
+
+class Crashing(Detector):
+    def preprocess(self, request):
+        import subprocess
+        with open(request, "w") as given:
+            given.write(str(subprocess.Popen(["sleep", "10000"]).pid))
+        os.kill(os.getpid(), 11)
 
 class Reading(he.Endpoint):
     model = "detector"
@@ -340,6 +347,17 @@ class Never:
     def __init__(self, given: WhenForked) -> None:
         given(0.0, lambda: None)
         self.start, self.cancel = given.start, given.cancel
+
+
+def test_a_program_that_the_code_runs_ends_with_a_crash_of_the_code(folder: Path, tmp_path: Path) -> None:
+    process = EndpointProcess(f"{folder / 'endpoint.py'}:Crashing", 10.0, 0)
+    with pytest.raises(EndpointFailed, match="SIGSEGV"):
+        asyncio.run(process.preprocess(json.dumps(str(tmp_path / "pid")).encode(), True, ["x"]))
+    started = Path("/proc") / (tmp_path / "pid").read_text() / "cmdline"
+    until(
+        lambda: not started.exists() or not started.read_bytes()
+    )  # nothing: it waits for its parent to look
+    process.close()
 
 
 def test_a_program_that_the_code_runs_does_not_read_the_messages(folder: Path) -> None:

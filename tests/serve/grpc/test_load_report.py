@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -11,6 +12,8 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from halfeven.models.errors import Overloaded
+from halfeven.serve.access.access_control import AccessControl
+from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.batching.counters import Counters
 from halfeven.serve.http.server_load import ServerLoad
 
@@ -35,7 +38,7 @@ def both() -> Iterator[Both]:
         yield both
 
 
-def trailing(address: str, form: str | None) -> dict[str, str | bytes]:
+def trailing(address: str, form: str | None, *metadata: tuple[str, str]) -> dict[str, str | bytes]:
     """The trailing metadata of a call, whether it is answered or refused."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
     request = service_pb2.ModelInferRequest(
@@ -44,7 +47,8 @@ def trailing(address: str, form: str | None) -> dict[str, str | bytes]:
     with grpc.insecure_channel(address) as channel:
         infer: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
         try:
-            _, call = infer.with_call(request, SECONDS, metadata=((FORMAT, form),) if form else ())
+            asked = ((FORMAT, form),) if form else ()
+            _, call = infer.with_call(request, SECONDS, metadata=(*asked, *metadata))
         except grpc.RpcError as error:
             call: Any = error
         return dict(call.trailing_metadata())
@@ -118,3 +122,12 @@ def test_a_refusal_says_the_load_beside_when_to_come_again(both: Both) -> None:
 @pytest.mark.parametrize("form", [None, "XML"])
 def test_no_load_is_said_where_none_or_an_unknown_format_is_asked_for(both: Both, form: str | None) -> None:
     assert TEXT not in trailing(both.grpc, form)
+
+
+def test_a_key_is_not_told_the_load_of_a_model_that_it_may_not_reach(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    keys = {model: file.add(model, ["infer"], models=[model])[0] for model in ("double", "other")}
+    with serving(AccessControl(file), load=ServerLoad(lambda: [Waiting()])) as both:
+        for model, is_told in (("double", True), ("other", False)):
+            found = trailing(both.grpc, "text", ("authorization", f"Bearer {keys[model]}"))
+            assert (TEXT in found) == is_told, found

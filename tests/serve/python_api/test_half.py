@@ -228,6 +228,7 @@ def test_a_server_in_a_program_listens_as_its_options_say(half: he.Half, tmp_pat
         (tmp_path / "models").mkdir()
         with pytest.raises(BadSetting, match="--grpc-port"):
             he.serve(tmp_path, port=0, host="::1", grpc_port=server.grpc_port)
+    he.serve(tmp_path, port=0).close()  # the start that failed has given the store back
 
 
 @pytest.mark.parametrize("name", ["models", "log_level", "log_format", "access_log", "drain_seconds"])

@@ -284,7 +284,10 @@ class Doubling(Engine):
 
 def test_the_simulation_goes_through_the_real_batcher_with_each_delay(place: Place) -> None:
     four = (TensorSpec("x", "FP32", (Dim(), Dim(2, 2))),)
-    spec = ModelSpec("net", four, (TensorSpec("y", "FP32", (Dim(), Dim(2, 2))),), 4, batching=Batching(7, 3))
+    limits = Batching(
+        7, 3, max_queue_bytes=16, max_queue_ms=1, timeout_ms=1
+    )  # of the model, which are not tuned
+    spec = ModelSpec("net", four, (TensorSpec("y", "FP32", (Dim(), Dim(2, 2))),), 4, batching=limits)
     engine, shown = Doubling(), list[str]()
     found = simulate(spec, engine, place.thread, [np.ones((1, 2), np.float32)], 0.6, shown.append)
     assert [(one.delay_us, one.callers) for one in found] == [

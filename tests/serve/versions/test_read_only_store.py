@@ -146,6 +146,24 @@ def test_a_store_that_is_away_for_a_moment_takes_nothing_along(store: Store, tmp
     assert linked.store.live_number("net") == 1
 
 
+def test_a_model_that_one_look_misses_keeps_what_this_server_wrote(store: Store, tmp_path: Path) -> None:
+    """Its folder is replaced by two renames, and a look falls between them."""
+    linked = LinkedStore(store, tmp_path / "state")
+    linked.follow()
+    note = tmp_path / "state/models/net/drifted-1.json"
+    note.write_text("{}")
+    (store.root / "models/net").rename(tmp_path / "away")
+    linked.follow()
+    assert note.exists()
+    (tmp_path / "away").rename(store.root / "models/net")
+    linked.follow()
+    assert note.exists()
+    shutil.rmtree(store.root / "models/net")
+    linked.follow()
+    linked.follow()
+    assert not note.parent.exists()
+
+
 def test_where_the_state_goes(
     store: Store, read_only: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

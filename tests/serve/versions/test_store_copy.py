@@ -229,3 +229,26 @@ def test_a_version_that_another_process_of_the_node_has_copied_since_is_a_fault_
     StoreCopy(str(source.root), copy.store.root).follow()
     copy.follow()
     assert copy.faults() == []
+
+
+def test_orders_that_are_damaged_stop_no_rollback(source: Store) -> None:
+    """A rollback that is reported as failed is ordered again, and goes back twice."""
+    writer = StoreWriter(source)
+    for text in ("second", "third"):
+        writer.promote("net", publish(source, text))
+    (source.root / "models/net/rollout.json").write_text("damaged")
+    assert writer.roll_back("net") == 2 == source.live_number("net")
+
+
+def test_a_model_whose_files_cannot_be_read_stops_no_other_one(source: Store, copy: StoreCopy) -> None:
+    shutil.copytree(source.root / "models/net", source.root / "models/other")
+    copy.follow()
+    (source.root / "models/net/rollout.json").write_bytes(b" " * 2**25)
+    shutil.copytree(source.root / "models/net/1", source.root / "models/other/2")
+    copy.follow()
+    (fault,) = copy.faults()
+    assert fault.startswith("net cannot be followed: models/net/rollout.json has 33554432 bytes")
+    assert (copy.store.root / "models/other/2").is_dir()
+    (source.root / "models/net/rollout.json").unlink()
+    copy.follow()
+    assert copy.faults() == []

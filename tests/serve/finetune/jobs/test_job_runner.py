@@ -151,6 +151,14 @@ def test_with_the_server_dead_in_the_conversion_the_next_one_converts(runner: Ru
     assert runner.made == ["trained", "converted", "converted"]
 
 
+@pytest.mark.parametrize("manifest", ["damaged", '{"version": 1}'])
+def test_a_damaged_version_of_long_ago_ends_no_job(runner: Runner, manifest: str) -> None:
+    job = runner.job()
+    publish(runner.store, job="another")
+    (runner.store.root / "models/net/1/manifest.json").write_text(manifest)
+    assert runner.published(job) is None
+
+
 def test_what_is_published_is_not_published_again(runner: Runner) -> None:
     """The conversion died behind its publishing, alone or with its server."""
     job, seen = runner.job(), []

@@ -358,3 +358,15 @@ def test_where_no_job_can_be_taken_the_next_try_waits_although_a_job_came(
     supervisor.wake()
     supervisor._live()
     assert waited == [False]
+
+
+def test_a_job_whose_thread_cannot_be_started_takes_no_place(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervisor_of(runner, ready())
+    job = runner.job_store.job(runner.job().id)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", always(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            supervisor._start(job)
+    assert supervisor._running == {}

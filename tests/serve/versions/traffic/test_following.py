@@ -207,3 +207,30 @@ def test_a_half_that_drifts_on_one_replica_is_replaced_by_its_original_on_both(
     for replica in replicas:
         assert replica.served.prepared.precision == "fp32"
         assert "5 of the last 50 live requests" in replica.served.prepared.reason
+
+
+def test_whatever_the_library_of_the_store_raises_the_next_look_follows(
+    replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every library of fsspec raises an OSError where a connection is lost."""
+    one, other = replicas
+    Director(one.roster).promote("net", 2)
+    files = type(other.following._copy._fs)
+    with monkeypatch.context() as lost:
+        lost.setattr(files, "ls", lambda *_, **__: [][1])
+        other.following.look()
+        other.following.look_at_keys()
+        assert other.active == 1
+    other.look()
+    assert other.active == 2
+
+
+def test_a_revoked_key_waits_for_no_version_that_is_made_ready(
+    replicas: tuple[Replica, Replica], store: Store
+) -> None:
+    _, other = replicas
+    keys = other.roster.store.root / "keys.json"
+    with other.following._copy._working:  # a version of many gigabytes is being copied
+        (store.root / "keys.json").write_text("{}")
+        other.following.look_at_keys()
+        assert keys.read_text() == "{}"
