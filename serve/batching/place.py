@@ -1,5 +1,6 @@
 """A device and the thread that owns it: versions are made ready there, and run."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,6 +10,7 @@ import torch
 from ...models.errors import NotReady
 from .device import DeviceThread
 
+logger = logging.getLogger("halfeven.device")
 T = TypeVar("T")
 
 
@@ -33,10 +35,11 @@ class Place:
         return self.thread.call(fn).result()
 
     def answers_within(self, timeout_s: float) -> bool:
-        """False if the device has run nothing new after ``timeout_s`` seconds: its batch does not come back."""
+        """False if the device has run nothing new after ``timeout_s`` seconds: then its engines cannot be closed."""
         try:
             self.thread.call(lambda: None).result(timeout_s)
         except TimeoutError:
+            logger.error("device %s: a batch does not end, so that its engines are not closed", self.device)
             return False
         except NotReady:  # the thread has ended
             pass

@@ -88,13 +88,9 @@ class Roster:
             await asyncio.to_thread(thread.join, timeout_s)
         self._judge.shutdown(wait=False, cancel_futures=True)
         ended = [loaded for served in self._served.values() for loaded in served.end()]
-        if ended and not await asyncio.to_thread(self.place.answers_within, timeout_s):
-            logger.error(
-                "the device has not ended its batch after %g s: its engines are not closed", timeout_s
-            )
-            ended = []
-        for loaded in ended:
-            await asyncio.to_thread(loaded.close)
+        if ended and await asyncio.to_thread(self.place.answers_within, timeout_s):
+            for loaded in ended:
+                await asyncio.to_thread(loaded.close)
         await asyncio.to_thread(self.place.thread.stop, timeout_s)
 
     # The methods for every request.

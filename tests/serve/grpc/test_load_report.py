@@ -128,6 +128,6 @@ def test_a_key_is_not_told_the_load_of_a_model_that_it_may_not_reach(tmp_path: P
     file = KeyFile(tmp_path / "keys.json")
     keys = {model: file.add(model, ["infer"], models=[model])[0] for model in ("double", "other")}
     with serving(AccessControl(file), load=ServerLoad(lambda: [Waiting()])) as both:
-        for model, is_told in (("double", True), ("other", False)):
+        for model, is_there in (("double", True), ("other", False)):
             found = trailing(both.grpc, "text", ("authorization", f"Bearer {keys[model]}"))
-            assert (TEXT in found) == is_told, found
+            assert (TEXT in found) == is_there, found
