@@ -4,6 +4,7 @@ The schema belongs to Triton, and fields that it does not have yet must be named
 own tokenizer reads names, numbers and strings. Extensions (``[name]``) are refused.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ MAX_BYTES = 4 << 20
 MAX_DEPTH = 32  # of messages in messages
 _LONGEST = 200  # characters of a fault: it repeats the line
 _MOST_CHARACTERS = 32  # of a number: 64 bits have 21
+_STRING = re.compile(r"""(?:[^\\]|\\[abfnrtv'"\\0-7xuU])*""")
 _CLOSES = {"{": "}", "<": ">"}
 
 
@@ -26,6 +28,16 @@ class Word(str):
 Message = dict[str, list[Any]]  # of str, Word, int, float, Message
 
 
+class _Tokens(Tokenizer):
+    """Refuses an escape that nobody defined, as Triton does: Python would warn and keep the backslash."""
+
+    def NextToken(self) -> None:
+        super().NextToken()
+        if self.token[:1] in ("'", '"') and not _STRING.fullmatch(self.token):
+            fault = "Expected a string with escapes such as \\n or \\x41 only."
+            raise self.ParseError(fault)  # type: ignore[arg-type]  (of the stubs)
+
+
 def read_text_format(path: Path, folder: Path) -> Message:
     """The message in a file of ``folder``: every field with all its values, in order.
 
@@ -33,7 +45,7 @@ def read_text_format(path: Path, folder: Path) -> Message:
     """
     text = foreign_text(folder, path, MAX_BYTES, "the configuration of one model")
     try:
-        return _message(Tokenizer(text.split("\n")), "", 0)
+        return _message(_Tokens(text.split("\n")), "", 0)
     except ParseError as error:
         raise BadFolder(
             f"{path}:{error.GetLine()}: expected the text format of protobuf, got {str(error)[:_LONGEST]}"

@@ -67,6 +67,7 @@ def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
     if not model.graph.node:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
+    _require_text(path, model)
     _bound_ranks(path, model)
     nodes = (node for graph in (model.graph, *model.functions) for node in walk(graph))
     trees = sum(node.ByteSize() for node in nodes if node.op_type.startswith("TreeEnsemble"))
@@ -178,6 +179,29 @@ def _bound_nodes(path: Path, model: ModelProto) -> None:
                 f"{path.name}: expected at most {MAX_NODES} nodes, nested at most {MAX_DEPTH} deep"
             )
         waiting += [(inner, depth + 1) for body in bodies(node).values() for inner in body.node]
+
+
+def _require_text(path: Path, model: ModelProto) -> None:
+    """Raises BadFolder for a name that is not UTF-8: protobuf gives its bytes in place of a string."""
+    if wrong := next((name for name in _names(model) if not isinstance(name, str)), None):
+        raise BadFolder(
+            f"{path}: a name in the graph is {wrong[:80]!r}: expected text in UTF-8; is the file whole?"
+        )
+
+
+def _names(model: ModelProto) -> Iterator[str | bytes]:
+    graphs = [model.graph, *(graph for node in walk(model.graph) for graph in bodies(node).values())]
+    for graph in graphs:
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    yield from (tensor.name for tensor in tensors(model))
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
+    for owner in (model.graph, *model.functions):
+        for node in walk(owner):
+            yield from (node.op_type, node.name, node.domain, *node.input, *node.output)
+            yield from (entry.name for entry in node.attribute)
 
 
 def _bound_ranks(path: Path, model: ModelProto) -> None:

@@ -115,6 +115,7 @@ def test_every_form_of_a_value_is_read(text: str, expected: dict[str, Any], tmp_
         ("a: 12px", "12px"),
         ("a: " + "9" * 40, "numbers of 64 bits"),
         (r"a: '\xff'", "utf-8"),
+        (r"a: 'b' 'c\z'", "Expected a string with escapes"),
         ("[ext.name]: 1", "Expected identifier"),
     ],
 )

@@ -129,6 +129,16 @@ def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
         read_model(tmp_path / "model.onnx", tmp_path)
 
 
+# Names of an operation, a weight, a size, a value.
+@pytest.mark.parametrize("name", [b"MatMul", b"ww", b"nn", b"yy"])
+def test_a_name_that_is_no_text_is_refused(name: bytes, tmp_path: Path) -> None:
+    text = "g (float[nn,8] xx) => (float[nn,8] yy) { h = MatMul(xx, ww) yy = Relu(h) }"
+    whole = linear(text, ww=np.eye(8, dtype=np.float32)).SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(whole.replace(name, b"\xb3" + name[1:]))
+    with pytest.raises(BadFolder, match=r"a name in the graph is b'\\xb3.*UTF-8"):
+        read_model(tmp_path / "m.onnx", tmp_path)
+
+
 def test_the_pointer_of_git_lfs_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     with pytest.raises(BadFolder, match="`git lfs pull`"):
