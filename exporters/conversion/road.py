@@ -82,7 +82,11 @@ class _Conversion:
         self._write()
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]
-        if why := self._why_only_noise(reports, reference_run) or self._why_not_partly_half(forms):
+        if why := (
+            self._why_only_noise(reports, reference_run)
+            or self._why_not_partly_half(forms)
+            or self._why_planning_fails(forms)
+        ):
             self._remove_halves_but(())
             maker.serve_original(why)
             forms = self._proven(planning, reference_run)
@@ -153,6 +157,15 @@ class _Conversion:
             return ""
         why, self.not_shown = self.not_shown, ""
         return why
+
+    def _why_planning_fails(self, forms: Mapping[str, Form]) -> str:
+        """The reason why nothing is half where the judged samples pass and those that chose the plan do not."""
+        if not any(form.passed for form in forms.values()) or not (missed := self.maker.why_failed()):
+            return ""
+        return (
+            "the half passes on the judged samples, but not on those that choose its plan (every second sample and "
+            f"inputs made of these), whatever is kept in FP32: counted among them, {missed}"
+        )
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:
         """The forms under the first plan that passes, or under the last; each is stricter than the one before.

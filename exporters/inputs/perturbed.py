@@ -1,8 +1,8 @@
 """Perturbed samples: a plan that passes only by chance on few samples fails on samples near them.
 
 A large number whose square overflows, a small one whose square vanishes: such faults are rare among a dozen samples,
-and perturbed samples cost only more runs. Numbers get noise, pictures are shifted and dimmed, integers continue as
-another sample from a random place on. Masks and lengths stay as they are.
+and perturbed samples cost only more runs. Numbers get noise, pictures are shifted and dimmed, whole numbers continue as
+those of another sample from a random place on. Masks and lengths stay as they are.
 """
 
 import warnings
@@ -47,9 +47,10 @@ def changeable(spec: ModelSpec, samples: Samples) -> list[TensorSpec]:
     """The inputs that a perturbation changes."""
 
     def changes(tensor: TensorSpec) -> bool:
-        if is_mask(tensor) or tensor.datatype == "BOOL" or tensor.lengths_of:
+        array = samples.arrays[tensor.name]
+        if is_mask(tensor) or tensor.datatype == "BOOL" or tensor.lengths_of or not array.size:
             return False
-        return tensor.type.is_float or (samples.arrays[tensor.name].ndim > 1 and samples.count > 1)
+        return tensor.type.is_float or (array.ndim > 1 and samples.count > 1)
 
     return [tensor for tensor in spec.inputs if changes(tensor)]
 
@@ -60,34 +61,42 @@ def perturbed_rows(
     """The samples of these numbers, perturbed; a number may occur several times."""
     changed = changeable(spec, samples)
     arrays = {name: array[rows] for name, array in samples.arrays.items()}
-    if not all(tensor.type.is_float for tensor in changed):
+    whole = {
+        tensor.name: columns
+        for tensor in changed
+        if not tensor.picture and (columns := _whole_columns(samples.arrays[tensor.name])).any()
+    }
+    crossed = dict[str, np.ndarray]()
+    if whole:
         others, cuts = random.integers(0, samples.count, len(rows)), random.random(len(rows))
-        for name in (tensor.name for tensor in changed if not tensor.type.is_float and not tensor.picture):
-            arrays[name] = _crossed(arrays[name], samples.arrays[name][others], cuts)
+        crossed = {name: _crossed(arrays[name], samples.arrays[name][others], cuts) for name in whole}
     for tensor in changed:
+        name = tensor.name
         if tensor.picture is not None:
             spatial = Picture.of(tensor, spec.batched).spatial
-            arrays[tensor.name] = _moved(arrays[tensor.name], [axis + 1 for axis in spatial], random)
+            arrays[name] = _moved(arrays[name], [axis + 1 for axis in spatial], random)
         elif tensor.type.is_float:
-            arrays[tensor.name] = _with_noise(arrays[tensor.name], samples.arrays[tensor.name], random)
+            arrays[name] = _with_noise(arrays[name], samples.arrays[name], random)
+        if name in whole:
+            arrays[name] = np.where(whole[name], crossed[name], arrays[name])
     return Samples(arrays, source="generated")
+
+
+def _whole_columns(samples: np.ndarray) -> np.ndarray:
+    """True for each column of the last axis that has whole numbers alone: an id, a length, a count, also where the graph
+    takes it in floating point and casts it. With noise it would leave its table, or lie between two of them."""
+    return np.asarray((samples == np.rint(samples)).all(tuple(range(max(samples.ndim - 1, 1)))))
 
 
 def _with_noise(array: np.ndarray, samples: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Each number with normal noise of half its sample's standard deviation; a constant sample stays.
 
-    Where the columns of the last axis are of different kinds (an age, an income), it is the deviation of the column. A
-    column of whole numbers (a length, an id, a count that the graph casts to integers) keeps whole numbers between its
-    least and its largest: beyond these a table ends, and between two of them the least error decides which one a cast
-    takes.
+    Where the columns of the last axis are of different kinds (an age, an income), it is the deviation of the column.
     """
     spread = _deviation(array, tuple(range(1, array.ndim)) if array.ndim > 1 else None)
     if array.ndim > 1 and (columns := deviation_by_kind(samples)) is not None:
         spread = columns
-    changed = array + NOISE * spread * random.standard_normal(array.shape)
-    others = tuple(range(max(samples.ndim - 1, 1)))
-    whole = np.clip(np.rint(changed), samples.min(others), samples.max(others))
-    return np.where((samples == np.rint(samples)).all(others), whole, changed).astype(array.dtype)
+    return (array + NOISE * spread * random.standard_normal(array.shape)).astype(array.dtype)
 
 
 def deviation_by_kind(samples: np.ndarray) -> np.ndarray | None:
@@ -112,7 +121,10 @@ def _deviation(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
 
 
 def _crossed(array: np.ndarray, other: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """Each row of ``array`` up to its cut, a share of the last axis, and ``other`` from there on."""
+    """Each row of ``array`` up to its cut, a share of the last axis, and ``other`` from there on; ``other`` where a row is
+    one number."""
+    if array.ndim == 1:
+        return other
     places = np.arange(array.shape[-1])
     starts = (cuts * array.shape[-1]).astype(int).reshape(-1, *(1,) * (array.ndim - 1))
     return np.where(places < starts, array, other)

@@ -145,6 +145,7 @@ class LiveForms(Maker):
     _planned: bool = False
     _half: LiveEngine | None = None
     _search: str = NOT_ASKED
+    _why_failed: str = ""
     _operations: Operations | None = None
 
     @property
@@ -197,6 +198,10 @@ class LiveForms(Maker):
 
     def serve_original(self, because: str) -> None:
         self.subject, self.kept, self._planned = self.subject.served_original(because), (), False
+        self._why_failed = ""
+
+    def why_failed(self) -> str:
+        return self._why_failed
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         """Write ``live.json``, which serves the half and the original. Raises CannotConvert where it cannot run."""
@@ -262,11 +267,14 @@ class LiveForms(Maker):
         asked = asked_islands(live.module, called, self.subject.precision.keep)
         kept = [self._kept(path, f"asked for by keep = {pattern!r}") for path, pattern in asked.items()]
         rehearsal = LiveRehearsal(live, dtype, CPU, planning, share, self.operations)
-        self._search = NOT_NEEDED
+        self._search, self._why_failed = NOT_NEEDED, ""
         if not rehearsal.score(asked).passed:
             notify("searching for the modules that must stay in FP32")
             found = find_islands(rehearsal, asked, notify)
             self._search = outcome(found)
+            if found is None:
+                at_the_limits = LiveRehearsal(live, dtype, CPU, planning, 1.0, self.operations).score(asked)
+                self._why_failed = "" if at_the_limits.passed else at_the_limits.reason
             kept += [self._found(path, found) for path in found.kept] if found else []
         return tuple(kept)
 

@@ -79,6 +79,9 @@ class PlannedForms(Generic[G, H]):
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
 
+    def why_failed(self) -> str:
+        return self.planner.why_failed if self.planner else ""
+
     def facts(self) -> dict[str, Any]:
         return {
             **self.half.facts(),

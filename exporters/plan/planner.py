@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from ..graph.actions import Kept
 from ..graph.backend import Graph
 from ..inputs.samples import Samples
-from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome, refined
+from ..search.delta_debugging import FAILED, NOT_ASKED, NOT_NEEDED, Budget, Found, outcome, refined
 from .aims import RETREATS, SEARCHED, SHARES, Aims, aims, largest_of, stricter
 from .rehearsal import Rehearsal
 
@@ -50,12 +50,15 @@ class Planner(Generic[G]):
     """Settles the plan of one graph; may be asked again, under stricter limits.
 
     ``search``: look for kept nodes at O3 too, which otherwise means exactly what was asked; None: at no level.
+    ``why_failed``: how the plan misses the gate's limits on the planning samples where the search failed; empty
+    otherwise.
     """
 
     def __init__(self, graph: G, planning: Samples, search: bool | None) -> None:
         self.graph, self._planning = graph, planning
         self.plan = CandidatePlan(graph)
         self.search = NOT_ASKED
+        self.why_failed = ""
         level = graph.precision.level
         self._searches = search is not None and (level in ("O1", "O2") or (level == "O3" and search))
         self._settled = False
@@ -69,12 +72,13 @@ class Planner(Generic[G]):
         if self._searches and not self.graph.has_half():
             self.search = NOT_NEEDED
         elif self._searches and share in RETREATS:
-            self.plan = self._with_more(share, notify)
+            self.plan, self.why_failed = self._with_more(share, notify), ""
         elif self._searches:
             notify("rehearsing")
             spec, dtype = self.graph.spec, self.graph.precision.dtype
             self.plan = self._searched(aims(spec.parity, dtype, share), notify)
             self.search = outcome(self.plan.found)
+            self.why_failed = self._rehearsal.why_it_misses(()) if self.search == FAILED else ""
         return first or self.plan.graph is not before.graph or self.plan.names != before.names
 
     def _searched(self, limits: Aims, notify: Notify) -> CandidatePlan[G]:
@@ -84,8 +88,8 @@ class Planner(Generic[G]):
             return plain
         exhausted = plain.found.exhausted
         if not exhausted and not self.graph.has_half(plain.names) and not self._rehearsal.floor_passes():
-            # Rounding errs too much whatever its range: no set of nodes cures that. Nothing would be left in half; the
-            # gate refuses the plan as it is, and names the override.
+            # Rounding errs too much whatever its range: no set of nodes cures that, and nothing would be left in half.
+            # Mostly the gate refuses the plan as it is, and names the override.
             return CandidatePlan(self.graph)
         if self._repaired is None:
             return plain

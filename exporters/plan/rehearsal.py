@@ -13,6 +13,7 @@ import numpy as np
 
 from ...models.spec.spec import ModelSpec, ParityLimits
 from ..gate.parity import judge
+from ..gate.refusals import without_advice
 from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
 from ..graph.backend import Graph
@@ -129,9 +130,15 @@ class Rehearsal:
 
     def floor_passes(self) -> bool:
         """True if rounding alone, with FP32's range, stays within the gate's limits."""
-        ask = self._ask((), floor=True)
-        report = self._judged(self._graph.spec.parity, list(ask(self.samples)), list(ask(self.adversarial())))
-        return report.passed
+        return self._at_the_limits(self._ask((), floor=True)).passed
+
+    def why_it_misses(self, kept: Collection[str]) -> str:
+        """How the half misses the gate's limits on the planning samples; empty where it does not."""
+        report = self._at_the_limits(self._ask(kept))
+        return "" if report.passed else without_advice(report.all_failures[0]).message
+
+    def _at_the_limits(self, ask: Ask) -> ParityReport:
+        return self._judged(self._graph.spec.parity, list(ask(self.samples)), list(ask(self.adversarial())))
 
     def _judged(
         self, limits: ParityLimits, real: list[Trial], odd: list[Trial] | None = None

@@ -66,6 +66,11 @@ class Maker(Protocol):
     def keep_outputs(self, names: frozenset[str]) -> None:
         """Keep in FP32 all that these outputs are computed from; asked only of a maker with a graph."""
 
+    def why_failed(self) -> str:
+        """How the plan misses the gate's limits on the samples that chose it, where no set of kept nodes passes there;
+        empty otherwise."""
+        return ""
+
     def nearest(self, notify: Notify) -> str:
         """A sentence about the nearest plan that would pass, for a refusal; may be empty."""
         return ""

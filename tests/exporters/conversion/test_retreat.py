@@ -119,6 +119,14 @@ def test_a_plan_that_passed_and_misses_by_more_gives_as_much_more_at_once(
     assert shares_asked(monkeypatch, lambda share: error_u, search=outcome) == [*FAR, *retreats]
 
 
+@pytest.mark.parametrize("missed", ["output 'y' errs by 9u", ""])
+def test_a_form_that_passes_under_a_plan_that_misses_on_its_own_samples_serves_fp32(missed: str) -> None:
+    forms, nothing = {"torch": form(2.0, FAILED)}, cast(Any, None)
+    maker = SimpleNamespace(why_failed=lambda: missed)
+    why = _Conversion(nothing, cast(Any, maker), nothing, nothing)._why_planning_fails(forms)
+    assert missed in why and bool(why) == bool(missed)
+
+
 def test_where_all_stays_in_fp32_the_verdict_names_the_output_that_misses_its_own_limit() -> None:
     report = form(24.0, COMPLETE).report
     assert report is not None

@@ -166,6 +166,7 @@ def test_where_only_fp32_everywhere_would_pass_the_half_is_left_as_it_is() -> No
     """The gate refuses it then, and names the override that would accept it."""
     made = settled(TooFine(), Precision("O2"))
     assert made.plan.searched == () and made.search == "failed" and made.graph.has_half()
+    assert "output 'y0' errs by" in made.why_failed and "--keep" not in made.why_failed
 
 
 def test_asked_again_it_only_says_so_where_the_plan_is_another() -> None:
