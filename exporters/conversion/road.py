@@ -160,7 +160,8 @@ class _Conversion:
 
     def _why_planning_fails(self, forms: Mapping[str, Form]) -> str:
         """The reason why nothing is half where the judged samples pass and those that chose the plan do not."""
-        if not any(form.passed for form in forms.values()) or not (missed := self.maker.why_failed()):
+        missed = self.maker.why_failed()
+        if not (missed and self.maker.facts()["half_nodes"] and any(form.passed for form in forms.values())):
             return ""
         return (
             "the half passes on the judged samples, but not on those that choose its plan (every second sample and "

@@ -36,7 +36,7 @@ from .measured import Measured, in_units, thinned
 from .noise import Noise, with_room
 from .order import measure_order
 from .rule_verdicts import DecisionVerdict, Failure
-from .trial import Pair, Trial, counted_axes, pairs_of
+from .trial import Pair, Trial, by_row, counted_axes, pairs_of
 from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
 SENTINEL_LANDS = 1e4
@@ -145,8 +145,8 @@ def measure(
     return replace(
         measured,
         faults=(fault,) if fault else (),
-        tied=sum(pair.replaced for pair in pairs),
-        stepped=sum(pair.reference.size for pair in pairs if pair.stepped),
+        tied=_once_each(pairs, [pair.replaced for pair in pairs]),
+        stepped=_stepped(pairs),
         worst=divergence.worst,
         worst_sample=divergence.worst_sample,
         scale=divergence.scale,
@@ -257,7 +257,7 @@ def _diverge(spec: TensorSpec, pairs: Sequence[Pair]) -> tuple[Divergence, Failu
 
 
 def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) -> Measured:
-    different, tied, stepped, faults = 0, 0, 0, ()
+    different, tied, faults = 0, list[Sequence[int]](), ()
     worst: int | None = None
     for pair in pairs:
         wrong = _unequal(pair)
@@ -265,8 +265,7 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
             worst = pair.samples[int(np.argwhere(wrong)[0][0])]
             faults = (refusals.unequal(spec, pair.samples, pair.reference, pair.candidate, wrong),)
         different += int(wrong.sum())
-        tied += int((pair.candidate != pair.reference).sum()) - int(wrong.sum())
-        stepped += pair.reference.size if pair.stepped else 0
+        tied.append(by_row((pair.candidate != pair.reference) & ~wrong))
     error, sqnr_db = (np.inf, -np.inf) if different else (0.0, np.inf)
     return replace(
         measured,
@@ -275,9 +274,28 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
         worst_sample=worst,
         sqnr_db=sqnr_db,
         different=different,
-        tied=tied,
-        stepped=stepped,
+        tied=_once_each(pairs, tied),
+        stepped=_stepped(pairs),
     )
+
+
+def _stepped(pairs: Sequence[Pair]) -> int:
+    """The number of elements that come from a step."""
+    sizes = (
+        [pair.reference.size // len(pair.samples)] * len(pair.samples) if pair.stepped else ()
+        for pair in pairs
+    )
+    return _once_each(pairs, sizes)
+
+
+def _once_each(pairs: Sequence[Pair], counts: Iterable[Sequence[int]]) -> int:
+    """The sum of ``counts``, by pair and row, in which a sample that several batches asked is counted once: by the
+    largest of its counts."""
+    found = dict[int, int]()
+    for pair, of_rows in zip(pairs, counts, strict=True):
+        for sample, count in zip(pair.samples, of_rows, strict=False):
+            found[sample] = max(found.get(sample, 0), count)
+    return sum(found.values())
 
 
 def _unequal(pair: Pair) -> np.ndarray:

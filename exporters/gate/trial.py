@@ -33,14 +33,15 @@ class Trial:
 @dataclass(frozen=True, slots=True)
 class Pair:
     """One output of one trial: axis 0 of each array is ``samples``; ``ties`` is True where two answers tie.
-    ``stepped``: at steps. ``replaced``: so many numbers tie and are left out: they are those of the reference."""
+    ``stepped``: at steps. ``replaced``: so many numbers of each row tie and are left out: they are those of the
+    reference."""
 
     samples: tuple[int, ...]
     reference: np.ndarray
     candidate: np.ndarray
     ties: np.ndarray | None = None
     stepped: bool = False
-    replaced: int = 0
+    replaced: tuple[int, ...] = ()
 
     def chunks(self) -> Iterator["Pair"]:
         """Whole rows, as many at a time as may be held in FP64."""
@@ -53,6 +54,11 @@ class Pair:
             yield Pair(self.samples[part], reference, candidate)
 
 
+def by_row(wrong: np.ndarray) -> tuple[int, ...]:
+    """The number of elements of each row that are True."""
+    return tuple(wrong.sum(tuple(range(1, wrong.ndim))).tolist())
+
+
 def pairs_of(spec: ModelSpec, tensor: TensorSpec, trials: Iterable[Trial]) -> list[Pair]:
     """One output of every trial; a model that is not batched gets a batch axis of one."""
 
@@ -62,9 +68,9 @@ def pairs_of(spec: ModelSpec, tensor: TensorSpec, trials: Iterable[Trial]) -> li
     def pair(trial: Trial) -> Pair:
         reference, candidate = rows(trial.reference[tensor.name]), rows(trial.candidate[tensor.name])
         ties = rows(trial.ties[tensor.name]) if tensor.name in trial.ties else None
-        replaced = 0
+        replaced: tuple[int, ...] = ()
         if ties is not None and candidate.dtype.kind == "f":
-            replaced = int((ties & (candidate != reference)).sum())
+            replaced = by_row(ties & (candidate != reference))
             candidate = np.where(ties, reference, candidate)
         return Pair(trial.samples, reference, candidate, ties, tensor.name in trial.stepped, replaced)
 

@@ -185,6 +185,8 @@ class ParityReport:
             return f"refused: {first.message}{more}{why}"
         worst = max(self.outputs, key=lambda output: output.max_error_u)
         error = "no error" if worst.exact else f"{worst.max_error_u:.2f}u of {worst.limit_u:g}u"
+        if tied := sum(output.tied for output in self.outputs):
+            error += f" but for {tied} near tie{'s' * (tied > 1)}"
         noise = f", {self.sqnr_db:.1f} dB" if math.isfinite(self.sqnr_db) else ""
         sizes = ", ".join(map(str, self.batch_sizes))
         more = f" and {self.perturbed.samples} perturbed ones" if self.perturbed else ""

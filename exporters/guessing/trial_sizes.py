@@ -185,15 +185,21 @@ class _Trial:
             name = self.dim(group).name
             if self.runs_larger(sizes, [index], rows):
                 find = self.least_picture if self.is_picture(group) else self.least
-                least = find(sizes, index, rows)
-                dim, why = Dim(1 if size <= 2 else least, None, name), f"{least} and larger sizes run"
+                least = find(sizes, index, rows) if size else 0
+                dim, why = (
+                    Dim(min(size, 1) if size <= 2 else least, None, name),
+                    f"{least} and larger sizes run",
+                )
             elif len(alike) > 1 and self.runs_larger(sizes, alike, rows):
-                dim, why = Dim(1 if size <= 2 else size, None, f"size{alike[0]}"), "only equal sizes run"
+                dim, why = (
+                    Dim(min(size, 1) if size <= 2 else size, None, f"size{alike[0]}"),
+                    "only equal sizes run",
+                )
             else:
                 others = f"{size + 1} and {2 * size} do not" if size > 1 else "2 does not"
                 dim, why = Dim(size, size, name), f"{size} runs, {others}"
             dims |= dict.fromkeys(group, dim)
-            if dim.fixed or dim.minimum > 1 or dim.name != name:
+            if dim.fixed or dim.minimum != 1 or dim.name != name:
                 needed |= dict.fromkeys(group, why)
         for group, with_group, least in self.growing_together(sizes, dims, rows):
             name, axis = with_group[0]
@@ -219,7 +225,7 @@ class _Trial:
         for one, other in itertools.product(fixed, range(len(self.groups))):
             if one == other or not all(runs_shifted((one, other), by) for by in (1, 5)):
                 continue
-            down = min(sizes[one], sizes[other]) - 1
+            down = max(min(sizes[one], sizes[other]) - 1, 0)
             down = down if down and runs_shifted((one, other), -down) else 0
             yield self.groups[one], self.groups[other], sizes[one] - down
             yield self.groups[other], self.groups[one], sizes[other] - down

@@ -83,8 +83,8 @@ def perturbed_rows(
 
 
 def _whole_columns(samples: np.ndarray) -> np.ndarray:
-    """True for each column of the last axis that has whole numbers alone: an id, a length, a count, also where the graph
-    takes it in floating point and casts it. With noise it would leave its table, or lie between two of them."""
+    """True for each column of the last axis that has whole numbers alone: an id, a length, a count, also one that the
+    graph takes in floating point and casts. With noise it would leave its table, or lie between two of them."""
     return np.asarray((samples == np.rint(samples)).all(tuple(range(max(samples.ndim - 1, 1)))))
 
 
@@ -121,8 +121,8 @@ def _deviation(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
 
 
 def _crossed(array: np.ndarray, other: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """Each row of ``array`` up to its cut, a share of the last axis, and ``other`` from there on; ``other`` where a row is
-    one number."""
+    """Each row of ``array`` up to its cut, a share of the last axis, and ``other`` from there on; where a row is one
+    number, that of ``other``."""
     if array.ndim == 1:
         return other
     places = np.arange(array.shape[-1])

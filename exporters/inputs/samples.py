@@ -227,8 +227,8 @@ def _to_numpy(name: str, view: Mapping[str, Any]) -> np.ndarray:
 def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Samples:
     """Tensors that were read, checked against the spec. Raises BadSamples as `load_samples` does."""
     _check_names(tensors, spec)
-    arrays = {tensor.name: narrowed(tensors[tensor.name], tensor.datatype) for tensor in spec.inputs}
-    wide = [name for name, array in arrays.items() if array.dtype != tensors[name].dtype]
+    arrays = {tensor.name: as_fp32(tensors[tensor.name], tensor.datatype) for tensor in spec.inputs}
+    others = [name for name, array in arrays.items() if array.dtype != tensors[name].dtype]
     for tensor in spec.inputs:
         stacked = replace(tensor, shape=(Dim(), *_inner(spec, tensor)))
         if fault := stacked.fault(arrays[tensor.name].shape, name_of(arrays[tensor.name].dtype)):
@@ -243,19 +243,20 @@ def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Sampl
     for tensor in spec.outputs:
         if tensor.name in targets and tensor.kind in ("logits", "probabilities"):
             _check_classes(targets[tensor.name], tensor, _inner(spec, tensor))
-    notes = (
-        (f"the samples of {', '.join(map(repr, wide))} were FP64 and are converted to FP32",) if wide else ()
+    notes = tuple(
+        f"the samples of '{name}' were {name_of(tensors[name].dtype)} and are converted to FP32"
+        for name in others
     )
     return Samples(arrays, targets, "given", notes)
 
 
-def narrowed(array: np.ndarray, wanted: str) -> np.ndarray:
-    """FP64 as FP32 where that is wanted and no number becomes infinite; any other array as it is."""
-    if array.dtype != np.float64 or wanted != "FP32":
+def as_fp32(array: np.ndarray, wanted: str) -> np.ndarray:
+    """FP64, FP16 and BF16 as FP32 where that is ``wanted`` and no number becomes infinite; any other array as it is."""
+    if wanted != "FP32" or array.dtype not in (np.float64, np.float16, DATATYPES["BF16"].numpy):
         return array
     with np.errstate(over="ignore"):
-        narrow = array.astype(np.float32)
-    return narrow if np.array_equal(np.isfinite(narrow), np.isfinite(array)) else array
+        single = array.astype(np.float32)
+    return single if np.array_equal(np.isfinite(single), np.isfinite(array)) else array
 
 
 def _ranges(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> list[ValueRange | None]:

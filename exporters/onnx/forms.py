@@ -27,7 +27,7 @@ from ..proof.prove import ReferenceRun, answers_of, ask_reference, take
 from ..proof.subject import CPU, Subject
 from ..proof.threads import fixed_threads, threads_now
 from ..question import Answers, Arrays
-from .bounded_loops import bounded_answers
+from .bounded_answers import bounded_answers
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .original_file import OriginalFile, why_original
 from .parted_transposes import part_transposes

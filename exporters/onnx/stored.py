@@ -17,7 +17,7 @@ from ..proof.prove import ReferenceRun, Taken, answers_of, take
 from ..proof.subject import CPU
 from ..proof.threads import threads_now
 from ..question import Answers, TieTolerance
-from .bounded_loops import bounded_answers, has_open_loop
+from .bounded_answers import bounded_answers, is_unbounded
 from .output_names import as_in_spec
 from .own_layout import put_batch_first
 from .precision.oracle import Oracle, to_half_and_back
@@ -61,11 +61,12 @@ def stored_original(version: Version) -> Answers:
 
 
 def bounded_original(version: Version, samples: Samples) -> Answers | None:
-    """A version's FP32 file as ONNX Runtime runs it on a CPU, with its Loops bounded (`bounded_answers`); None for a
-    file without a Loop to bound."""
+    """A version's FP32 file as ONNX Runtime runs it on a CPU, bounded (`bounded_answers`); None for a file with nothing
+    to bound."""
     model = _stored(version, "original.onnx")
-    bounded = has_open_loop(model)
-    return as_in_spec(version.spec(), bounded_answers(model, version.spec(), samples)) if bounded else None
+    if not is_unbounded(model):
+        return None
+    return as_in_spec(version.spec(), bounded_answers(model, version.spec(), samples))
 
 
 def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:

@@ -50,8 +50,8 @@ class Planner(Generic[G]):
     """Settles the plan of one graph; may be asked again, under stricter limits.
 
     ``search``: look for kept nodes at O3 too, which otherwise means exactly what was asked; None: at no level.
-    ``why_failed``: how the plan misses the gate's limits on the planning samples where the search failed; empty
-    otherwise.
+    ``why_failed``: the limit of the gate that the plan misses on the planning samples, where the search failed;
+    empty otherwise.
     """
 
     def __init__(self, graph: G, planning: Samples, search: bool | None) -> None:

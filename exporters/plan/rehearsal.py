@@ -133,7 +133,7 @@ class Rehearsal:
         return self._at_the_limits(self._ask((), floor=True)).passed
 
     def why_it_misses(self, kept: Collection[str]) -> str:
-        """How the half misses the gate's limits on the planning samples; empty where it does not."""
+        """The first limit of the gate that the half misses on the planning samples; empty where it misses none."""
         report = self._at_the_limits(self._ask(kept))
         return "" if report.passed else without_advice(report.all_failures[0]).message
 

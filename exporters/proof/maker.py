@@ -67,7 +67,7 @@ class Maker(Protocol):
         """Keep in FP32 all that these outputs are computed from; asked only of a maker with a graph."""
 
     def why_failed(self) -> str:
-        """How the plan misses the gate's limits on the samples that chose it, where no set of kept nodes passes there;
+        """The limit of the gate that the plan misses on the samples that chose it, where no set of kept nodes passes there;
         empty otherwise."""
         return ""
 

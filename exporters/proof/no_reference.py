@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ..gate.curve import divergence_curve
 from ..graph.original_graph import OriginalGraph
-from ..question import Answers
+from ..question import Answers, Question
 from .prove import SAME_IN_FP32, ReferenceRun, gap
 
 Operation = tuple[str, str]  # the name of a node, and what it does
@@ -27,19 +27,28 @@ _DRAWN = (
 
 
 def why_it_does_not_repeat(run: ReferenceRun, original: Answers, operations: Iterable[Operation]) -> str:
-    """A reason where the model answers the same input otherwise each time; empty where it does not."""
-    asked = next(iter((*run.small, *run.bulk)), None)
-    if asked is None:
-        return ""
-    again = original(asked.inputs)
-    changed = [name for name, array in asked.reference.items() if not gap(array, again[name]) <= SAME_IN_FP32]
+    """A reason where the model answers the same input otherwise each time; empty where it does not.
+
+    One question shows a model that keeps values. Where nodes draw numbers all questions are asked again: a mask that is
+    drawn may seldom change anything.
+    """
+    drawn = why_drawn(operations := list(operations))
+    asked = [*run.small, *run.bulk]
+    changed = next(filter(None, (_changed(one, original) for one in (asked if drawn else asked[:1]))), "")
     if not changed:
         return ""
     if trains := named(operations, TRAINS):
         cause = f"{trains} computes with the mean of the batch and keeps it; export the model in evaluation"
     else:
-        cause = why_drawn(operations) or f"it draws random numbers, or keeps values from run to run{_DRAWN}"
-    return f"the FP32 model answers the same input otherwise each time (output '{changed[0]}'): {cause}"
+        cause = drawn or f"it draws random numbers, or keeps values from run to run{_DRAWN}"
+    return f"the FP32 model answers the same input otherwise each time (output '{changed}'): {cause}"
+
+
+def _changed(asked: Question, original: Answers) -> str:
+    """The first output that the model answers otherwise when it is asked again; empty where there is none."""
+    again = original(asked.inputs)
+    differs = (name for name, array in asked.reference.items() if not gap(array, again[name]) <= SAME_IN_FP32)
+    return next(differs, "")
 
 
 def why_unstable(

@@ -36,6 +36,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gate.noise import ROOM
+from ..gate.verdict import tied_of
 from ..proof.power import EXPLAINED, FAULTS
 from ..search.delta_debugging import EXHAUSTED
 from .gate_rows import Row, few_pairs, gate_rows
@@ -108,15 +109,17 @@ def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
     ]
     outputs = (found.get("parity") or {}).get("outputs") or []
     for output in outputs:
-        decisions = output.get("decisions")
+        decisions, tied = output.get("decisions"), tied_of(output)
+        is_exact = output["exact"] and not tied
+        flips = f"{decisions['flipped']}/{decisions['decisions']}" if decisions else "–"
         yield [
             escape(form),
             escape(output["name"]),
             "[green]passed[/]" if output["passed"] else "[red]refused[/]",
             f"{number_text(output['max_error_u'])}/{output['limit_u']:g}",
-            db_text(output["sqnr_db"], output["exact"]),
-            db_text((output.get("worst_slice") or {}).get("db"), output["exact"]),
-            f"{decisions['flipped']}/{decisions['decisions']}" if decisions else "–",
+            db_text(output["sqnr_db"], is_exact),
+            db_text((output.get("worst_slice") or {}).get("db"), is_exact),
+            f"{tied} tied" if tied and not decisions else flips,
             *graph,
         ]
     if not outputs:

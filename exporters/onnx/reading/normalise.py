@@ -48,6 +48,7 @@ BLOCKED = "com.microsoft.nchwc"  # convolutions on blocks of channels
 OLDEST = 13  # below it too many ops take no half
 TARGET = 17
 _SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "StringSplit")
+_DEFAULTS = {"STFT": ("onesided", 1), "MeanVarianceNormalization": ("axes", [0, 2, 3])}
 
 
 def normalise(model: ModelProto, path: Path) -> ForeignProgram:
@@ -66,7 +67,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
         model = in_order(inline_local_functions(model, convert_version=True), path)
     model = _raise_opset(model, path, notes)
     unfold(model)
-    _write_sides_of_spectra(model)
+    _write_own_defaults(model)
     _refuse_what_is_not_taken(model, path)
     close_bodies(model)
     model, weights = named_and_lifted(model)
@@ -139,16 +140,25 @@ def _raise_opset(model: ModelProto, path: Path, notes: list[str]) -> ModelProto:
             f"{path} is of opset {version}, too old for half precision, and cannot be converted to {TARGET}: "
             f"{str(error)[:300]}; export it again with opset {TARGET} or later"
         ) from error
+    before, after = (
+        {value.name: value.type for value in graph.input} for graph in (model.graph, converted.graph)
+    )
+    if changed := [name for name in before if before[name] != after.get(name)]:
+        raise BadFolder(
+            f"{path} is of opset {version}, and its conversion to {TARGET} gives input '{changed[0]}' another shape: "
+            f"export it again with opset {TARGET} or later"
+        )
     notes.append(f"opset {version} was converted to {TARGET}: older ones take too few ops in half")
     return converted
 
 
-def _write_sides_of_spectra(model: ModelProto) -> None:
-    """Write the attribute of each STFT that has a default: onnx's shape inference takes another one than the standard
-    says."""
+def _write_own_defaults(model: ModelProto) -> None:
+    """Write the defaults of which onnx's shape inference knows others than the standard (STFT), or none."""
     for node in walk(model.graph):
-        if node.op_type == "STFT" and node.domain in ONNX and attribute(node, "onesided") is None:
-            node.attribute.append(helper.make_attribute("onesided", 1))
+        if node.domain in ONNX and node.op_type in _DEFAULTS:
+            name, value = _DEFAULTS[node.op_type]
+            if attribute(node, name) is None:
+                node.attribute.append(helper.make_attribute(name, value))
 
 
 def _refuse_what_is_not_taken(model: ModelProto, path: Path) -> None:

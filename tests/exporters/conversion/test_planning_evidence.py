@@ -1,4 +1,4 @@
-"""What the samples that choose a plan show against a half counts, although others judge it."""
+"""An error on a sample that chose the plan counts against a half, although others judge it."""
 
 from pathlib import Path
 
@@ -56,8 +56,8 @@ def test_no_half_is_proven_that_errs_beyond_the_limit_on_a_sample(
     given = samples(random, weights, row)
     if form == "onnx":
         text = "g (float[n,16] x) => (float[n,8] y) { h = MatMul(x, w) a = Abs(h) b = Add(a, e) y = Reciprocal(b) }"
-        onnx.save(parsed(text, {"w": weights, "e": np.float32(0.02)}), tmp_path / "net.onnx")
-        np.savez(tmp_path / "samples.npz", **given)
+        onnx.save(parsed(text, {"w": weights, "e": np.array(0.02, np.float32)}), tmp_path / "net.onnx")
+        np.savez(tmp_path / "samples.npz", x=given["x"])
         asked = [tmp_path / "net.onnx", "--samples", tmp_path / "samples.npz"]
     else:
         state = {"one.weight": torch.from_numpy(weights.T.copy())}

@@ -122,7 +122,7 @@ def test_a_plan_that_passed_and_misses_by_more_gives_as_much_more_at_once(
 @pytest.mark.parametrize("missed", ["output 'y' errs by 9u", ""])
 def test_a_form_that_passes_under_a_plan_that_misses_on_its_own_samples_serves_fp32(missed: str) -> None:
     forms, nothing = {"torch": form(2.0, FAILED)}, cast(Any, None)
-    maker = SimpleNamespace(why_failed=lambda: missed)
+    maker = SimpleNamespace(why_failed=lambda: missed, facts=lambda: {"half_nodes": 2})
     why = _Conversion(nothing, cast(Any, maker), nothing, nothing)._why_planning_fails(forms)
     assert missed in why and bool(why) == bool(missed)
 

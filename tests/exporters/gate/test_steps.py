@@ -93,6 +93,30 @@ def test_the_share_of_such_elements_has_a_limit(tied: int, passed: bool) -> None
         assert not rejudge(report.to_json(), ParityLimits()).passed
 
 
+@pytest.mark.parametrize("datatype", ["BOOL", "FP32"])
+def test_a_near_tie_counts_once_however_often_its_sample_is_asked(datatype: str) -> None:
+    """By itself, in batches of several sizes, by two kernels: of few elements a single near tie may always be."""
+    spec = ModelSpec("m", (tensor("x", "FP32", -1, 4),), (tensor("y", datatype, -1, 3),), 8)
+    mine = np.zeros((10, 3), spec.outputs[0].type.numpy)
+    others = mine.copy()
+    others[4, 1] = 1
+    samples = tuple(range(10))
+    batches = [slice(4, 5), slice(3, 6), slice(0, 10), slice(0, 10)]
+    trials = [
+        Trial(
+            samples[some],
+            {"y": mine[some]},
+            {"y": others[some]},
+            {"y": (mine != others)[some]},
+            stepped=frozenset("y"),
+        )
+        for some in batches
+    ]
+    report = judge(spec, "fp16", trials)
+    assert report.passed and report.outputs[0].tied == 1, report.summary()
+    assert report.outputs[0].statistics["stepped"] == 30 and "but for 1 near tie" in report.summary()
+
+
 EDGES = [-1.5, -0.5, 0.25, 1.0, 1.75]
 X = np.random.default_rng(3).standard_normal((64, 4)).astype(np.float32)
 # name → ONNX type, the file's end behind 'a', the same of a program, whether a half may answer the other side

@@ -61,6 +61,15 @@ CACHED = """g (float[n,1,8] new, float[n,past,8] cache, float[n,total] mask) => 
     grown = Concat<axis=1>(cache, new) h = MatMul(grown, w) s = ReduceSum<keepdims=0>(h, last) y = Mul(s, mask) }"""
 
 
+def test_a_cache_that_is_empty_before_the_first_step_may_be_empty(tmp_path: Path) -> None:
+    text = """g (float[n,1,8] new, float[n,past,8] cache) => (float[n,total,8] grown, float[n,1,8] y) {
+        grown = Concat<axis=1>(cache, new) y = MatMul(new, w) }"""
+    samples = {"new": pictures(6, 1, 8), "cache": np.zeros((6, 0, 8), np.float32)}
+    guess = guessed(tmp_path, parsed(text, {"w": normal(RANDOM, 8, 8)}), samples)
+    assert [dim.to_json() for dim in guess.spec.inputs[1].shape] == [-1, "past=0..", 8]
+    assert any("0 and larger sizes run" in sentence for sentence in guess.sentences)
+
+
 def test_a_mask_and_a_cache_that_grow_together_are_free_in_both_axes(tmp_path: Path) -> None:
     model = parsed(CACHED, {"w": normal(RANDOM, 8, 8), "last": np.array([2])})
     samples = {"new": pictures(6, 1, 8), "cache": pictures(6, 9, 8), "mask": np.ones((6, 10), np.float32)}

@@ -395,13 +395,19 @@ def test_a_member_of_an_npz_that_is_no_array_is_refused_by_name(tmp_path):
         load_samples(tmp_path / "samples.npz", ENCODER)
 
 
-def test_fp64_samples_of_an_fp32_input_are_converted_with_a_note(random: np.random.Generator) -> None:
+def test_fp64_and_fp16_samples_of_an_fp32_input_are_converted_with_a_note(
+    random: np.random.Generator,
+) -> None:
     spec = ModelSpec("m", (tensor("x", "FP32", -1, 3),), (tensor("y", "FP32", -1),))
     x = random.standard_normal((5, 3))
     read = checked_samples({"x": x}, spec)
     assert read.arrays["x"].dtype == np.float32 and np.allclose(read.arrays["x"], x, rtol=1e-6)
     assert read.notes == ("the samples of 'x' were FP64 and are converted to FP32",)
     assert checked_samples({"x": x.astype(np.float32)}, spec).notes == ()
+    half = x.astype(np.float16)
+    read = checked_samples({"x": half}, spec)
+    assert read.arrays["x"].dtype == np.float32 and np.array_equal(read.arrays["x"], half)
+    assert read.notes == ("the samples of 'x' were FP16 and are converted to FP32",)
     x[2, 1] = 1e300
     with pytest.raises(BadSamples, match="expected datatype FP32, got FP64"):
         checked_samples({"x": x}, spec)

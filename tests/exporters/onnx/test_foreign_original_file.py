@@ -141,6 +141,15 @@ def test_an_old_opset_is_converted(opset: int, tmp_path: Path) -> None:
     assert any(f"opset {opset} was converted to 17" in note for note in facts["notes"])
 
 
+def test_an_old_opset_whose_conversion_gives_inputs_other_shapes_is_served_in_fp32(tmp_path: Path) -> None:
+    """A Scan of opset 8 has an axis of rows, that of later opsets has none."""
+    text = """g (float[1,5,8] x) => (float[1,8] y, float[1,5,8] steps) {
+        y, steps = Scan<num_scan_inputs=1, body = b (float[8] s, float[8] xi) => (float[8] so, float[8] yo)
+        { c = Add(s, xi) so = Tanh(c) yo = Identity(so) }>(, start, x) }"""
+    _, reason = original(tmp_path, parsed(text, {"start": np.zeros((1, 8), np.float32)}, opset=8))
+    assert "its conversion to 17 gives input 'x' another shape" in reason
+
+
 def test_a_file_that_no_runtime_runs_is_refused(tmp_path: Path) -> None:
     model = mlp()
     model.graph.node[-1].op_type = "Unheard"

@@ -71,3 +71,12 @@ def test_a_group_norm_without_a_rule_of_inference_keeps_nothing_from_being_half(
         for path in (original, tmp_path / "net.onnx")
     )
     np.testing.assert_allclose(came, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_norm_over_default_axes_keeps_nothing_from_being_half(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    text = "g (float[n,4,4,16] x) => (float[n,4,4,8] y) { a = MeanVarianceNormalization(x) y = MatMul(a, w) }"
+    onnx.save(parsed(text, {"w": normal(random, 16, 8)}), tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["half_nodes"], said
