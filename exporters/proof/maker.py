@@ -67,8 +67,8 @@ class Maker(Protocol):
         """Keep in FP32 all that these outputs are computed from; asked only of a maker with a graph."""
 
     def why_failed(self) -> str:
-        """The limit of the gate that the plan misses on the samples that chose it, where no set of kept nodes passes there;
-        empty otherwise."""
+        """The limit of the gate that the plan misses on the samples that chose it, where no set of kept nodes passes
+        there; empty otherwise."""
         return ""
 
     def nearest(self, notify: Notify) -> str:

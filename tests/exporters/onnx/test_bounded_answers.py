@@ -1,7 +1,5 @@
 """Inputs of the conversion's own that would run for ever, or fill the memory, are refused by a count."""
 
-# ruff: noqa: E501  (graphs in their own lines)
-
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
