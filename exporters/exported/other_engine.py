@@ -81,8 +81,8 @@ def prove_engine(
     notify(f"judging the answers of the {engine.kind} {engine.where}")
     report = judge_engine(run, dtype, engine)
     found = report.to_json()
-    _, judging = samples.split()
-    worst = worst_sample(report, judging, {sample: 2 * sample for sample in range(judging.count)})
+    judging, apart = samples.judging, 1 if samples.all_judge else 2
+    worst = worst_sample(report, judging, {sample: apart * sample for sample in range(judging.count)})
     return {
         "model": version.name,
         "version": version.number,

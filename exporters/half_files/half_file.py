@@ -28,7 +28,7 @@ from ..conversion.convert import Conversion, Options, convert
 from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
-from ..inputs.samples import load_samples, stored_samples
+from ..inputs.samples import judging_samples
 from ..onnx.own_layout import declare_as, give_own_layout
 from ..onnx.reading.bounded_file import external_files, read_graph, tensors
 from ..onnx.reading.large_files import DATA
@@ -201,8 +201,7 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
     version = proof_of(file)
     check_digests(file, version)
     spec = version.spec()
-    judging = load_samples(samples, spec) if samples else stored_samples(version)
-    proven = prove_engine(version, judging, onnx_file(file, spec), notify)
+    proven = prove_engine(version, judging_samples(version, samples), onnx_file(file, spec), notify)
     return {"file": str(file), "proof": str(version.folder), "digests": "as proven"} | dict[str, Any](proven)
 
 

@@ -44,12 +44,18 @@ _NAMES = {"F16": "FP16", "F32": "FP32", "F64": "FP64"} | {
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Inputs by name and targets by output, axis 0 the samples. ``source`` is ``given`` or ``generated``. ``notes`` say
-    what was changed when they were read."""
+    what was changed when they were read. ``all_judge``: no plan was chosen on them."""
 
     arrays: Mapping[str, np.ndarray]
     targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     source: str = "given"
     notes: tuple[str, ...] = ()
+    all_judge: bool = False
+
+    @property
+    def judging(self) -> "Samples":
+        """The samples that judge a half that was made before."""
+        return self if self.all_judge else self.split()[1]
 
     @property
     def count(self) -> int:
@@ -59,7 +65,7 @@ class Samples:
         """The chosen samples, in that order."""
         arrays = {name: array[indices] for name, array in self.arrays.items()}
         targets = {name: array[indices] for name, array in self.targets.items()}
-        return Samples(arrays, targets, self.source)
+        return Samples(arrays, targets, self.source, all_judge=self.all_judge)
 
     def distinct(self) -> "Samples":
         """The samples without those that repeat an earlier one, its targets included: a copy shows nothing new, and
@@ -155,6 +161,13 @@ def stored_samples(version: Version) -> Samples:
         raise BadSamples(f"{path}: {error}") from error
     said = version.manifest.get("samples") or {}
     return replace(found, source=said.get("source", found.source))
+
+
+def judging_samples(version: Version, given: Path | None) -> Samples:
+    """The samples in the file ``given``, all of which judge, or the version's own. Raises as `load_samples` does."""
+    if given is None:
+        return stored_samples(version)
+    return replace(load_samples(given, version.spec()), all_judge=True)
 
 
 # Reading.

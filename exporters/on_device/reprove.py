@@ -50,7 +50,7 @@ def reprove(
 ) -> ParityReport:
     """Judge ``half``, loaded on ``device``, against the version's original on the same device.
 
-    ``samples`` are divided as at conversion: the part that chose the plan does not judge.
+    ``samples``: those that chose the plan do not judge (`Samples.judging`).
     """
     run = reference_run_of(version, half.precision, device, samples, on_device)
     return judged(run, half.precision, list(_takes(version, half, device, run, on_device)))
@@ -65,7 +65,7 @@ def reference_run_of(
 ) -> ReferenceRun:
     """The answers of the version's original on ``device`` to every question of a proof. ``dtype`` is the half's."""
     spec, form = version.spec(), _original_form(version)
-    _, judging = samples.split()
+    judging = samples.judging
     ties = _tie_tolerance(version, dtype, judging)  # before the original is in memory a second time
     original = on_device(partial(load_original, version, form, device))
     bounded = _bounded(version, judging) if form == "onnx" and str(device) == "cpu" else None

@@ -10,7 +10,7 @@ from typing import Any
 from ...exporters.conversion.convert import Options, convert
 from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.inputs.drifted_inputs import with_drifted
-from ...exporters.inputs.samples import load_samples, stored_samples
+from ...exporters.inputs.samples import judging_samples, stored_samples
 from ...exporters.on_device.device_proofs import keep_proof
 from ...exporters.on_device.environment import environment
 from ...exporters.on_device.reprove import holds_here, reprove
@@ -93,7 +93,7 @@ def _judge_version(
         raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
     spec = version.spec()
     if samples:
-        judging = load_samples(samples, spec).distinct()
+        judging = judging_samples(version, samples).distinct()
     else:
         judging, notes = with_drifted(stored_samples(version), spec, store)
         judging = judging.distinct()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ...exporters.exported.folder import exported_version
 from ...exporters.exported.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
-from ...exporters.inputs.samples import load_samples, stored_samples
+from ...exporters.inputs.samples import judging_samples
 from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting
 from ...models.spec.spec import ModelSpec
@@ -38,7 +38,7 @@ def prove_against(
     exported = (Path(target) / "manifest.json").is_file()
     version = exported_version(Path(target)) if exported else version_called(target, store_at(store))
     engine = _engine(against, version.spec(), timeout_s, headers)
-    judging = load_samples(samples, version.spec()) if samples else stored_samples(version)
+    judging = judging_samples(version, samples)
     if callable(engine.asked):  # the rows of a file of answers are those that were given
         judging = judging.distinct()
     return prove_engine(version, judging, engine, notify)
