@@ -14,6 +14,13 @@ import numpy as np
 BF16 = "bf16:"  # before the name of a tensor that npz has as INT16
 
 
+NO_TENSOR = (
+    list,
+    dict,
+    type(None),
+)  # what ONNX Runtime gives for a sequence, a map, an optional that is absent
+
+
 def tensors_elsewhere(python: Path, model: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every output of an ONNX file, or every tensor of an exported program, by name. Raises OSError, RuntimeError with
     the last words of the other Python."""
@@ -47,7 +54,8 @@ def _of_file(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
     options.intra_op_num_threads = 1  # a sum is added up in the same order on every machine
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
+    came = zip(names, session.run(names, inputs), strict=True)
+    return {name: np.asarray(value) for name, value in came if not isinstance(value, NO_TENSOR)}
 
 
 def _of_program(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

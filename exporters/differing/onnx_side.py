@@ -19,7 +19,7 @@ from ..onnx.reading.graph import attribute, read_by
 from ..onnx.reading.large_files import save, weights_as_inputs
 from ..onnx.runtime import session_of
 from ..question import Arrays
-from .elsewhere import tensors_elsewhere
+from .elsewhere import NO_TENSOR, tensors_elsewhere
 from .units import FP32, ROUNDOFF, unit_of_each
 
 _NOT_IN_NUMPY = {
@@ -95,7 +95,8 @@ class OnnxSide:
                 return tensors_elsewhere(self.python, Path(place) / "model.onnx", feed)
         session = session_of(watched)
         names = [value.name for value in session.get_outputs()]
-        return dict(zip(names, map(np.asarray, session.run(names, dict(feed))), strict=True))
+        came = zip(names, session.run(names, dict(feed)), strict=True)
+        return {name: np.asarray(value) for name, value in came if not isinstance(value, NO_TENSOR)}
 
     def _watched(self, given: Arrays) -> ModelProto:
         """The model with all readable values as outputs, and those that are given as inputs of the nodes that read

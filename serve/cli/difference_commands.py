@@ -85,7 +85,7 @@ def _said(facts: Mapping[str, Any]) -> str:
     if first is None:
         return f"no difference: rounding explains all {facts['tensors']} tensors that both have"
     error = (
-        "an integer, a shape or a number that is not finite differs"
+        "B has no such output, or an integer, a shape or a number that is not finite differs"
         if first["error"] is None
         else f"off by {first['error']:.3g}"
     )

@@ -317,6 +317,17 @@ def test_a_file_that_is_not_batched_takes_a_scalar(tmp_path: Path) -> None:
     assert differences(file, file, samples)["equal"]
 
 
+def test_an_output_that_is_a_sequence_is_passed_over(tmp_path: Path) -> None:
+    """A half has none; the parts of the sequence are tensors of the graph, which are compared."""
+    text = "g (float[n,8] x) => (float[n,8] y{0}) {{ h = Exp(x) y = Relu(h) {1} }}"
+    of_a, of_b = (", seq(float[n,8]) s", "s = SequenceConstruct(h, h)"), ("", "")
+    for name, parts in (("a", of_a), ("b", of_b)):
+        onnx.save(parsed(text.format(*parts)), tmp_path / f"{name}.onnx")
+    np.savez(tmp_path / "x.npz", x=np.random.normal(size=(6, 8)).astype(np.float32))
+    facts = differences(tmp_path / "a.onnx", tmp_path / "b.onnx", tmp_path / "x.npz")
+    assert facts["equal"] and facts["tensors"] == 2
+
+
 def test_an_engine_is_compared_by_its_outputs(tmp_path: Path) -> None:
     a, b, x = written(tmp_path)
 
