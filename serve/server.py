@@ -375,14 +375,16 @@ def _lifespan(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        roster.start()
-        if supervisor is not None:
-            supervisor.start()
-        yield
-        if supervisor is not None:
-            await asyncio.to_thread(supervisor.stop, seconds)
-        await roster.stop(seconds)
-        opened.close()
+        try:
+            roster.start()
+            if supervisor is not None:
+                supervisor.start()
+            yield
+            if supervisor is not None:
+                await asyncio.to_thread(supervisor.stop, seconds)
+            await roster.stop(seconds)
+        finally:
+            opened.close()
 
     return lifespan
 

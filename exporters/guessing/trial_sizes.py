@@ -196,7 +196,7 @@ class _Trial:
                     "only equal sizes run",
                 )
             else:
-                others = f"{size + 1} and {2 * size} do not" if size > 1 else "2 does not"
+                others = "2 does not" if size == 1 else f"{size + 1} and {2 * max(size, 1)} do not"
                 dim, why = Dim(size, size, name), f"{size} runs, {others}"
             dims |= dict.fromkeys(group, dim)
             if dim.fixed or dim.minimum != 1 or dim.name != name:
@@ -231,7 +231,7 @@ class _Trial:
             yield self.groups[other], self.groups[one], sizes[other] - down
 
     def runs_larger(self, sizes: Sequence[int], places: Sequence[int], rows: int) -> bool:
-        larger: tuple[Callable[[int], int], ...] = (lambda size: size + 1, lambda size: 2 * size)
+        larger: tuple[Callable[[int], int], ...] = (lambda size: size + 1, lambda size: 2 * max(size, 1))
         return any(self.runs_changed(sizes, places, change, rows) for change in larger)
 
     @property

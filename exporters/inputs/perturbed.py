@@ -50,7 +50,9 @@ def changeable(spec: ModelSpec, samples: Samples) -> list[TensorSpec]:
         array = samples.arrays[tensor.name]
         if is_mask(tensor) or tensor.datatype == "BOOL" or tensor.lengths_of or not array.size:
             return False
-        return tensor.type.is_float or (array.ndim > 1 and samples.count > 1)
+        if tensor.type.is_float and (tensor.picture or not _whole_columns(array).all()):
+            return True
+        return samples.count > 1 and (tensor.type.is_float or array.ndim > 1)  # they come from another sample
 
     return [tensor for tensor in spec.inputs if changes(tensor)]
 

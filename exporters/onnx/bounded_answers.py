@@ -126,7 +126,7 @@ def _open_sizes(model: ModelProto) -> dict[int, tuple[int, ...]]:
         if node.op_type in ("Shape", "Size"):
             continue
         if bodies(node) or not from_inputs.isdisjoint(node.input):
-            from_inputs.update(node.output)
+            from_inputs.update(filter(None, node.output))
         sizes = _SIZES.get(node.op_type, ()) if node.domain in ONNX else ()
         if not from_inputs.isdisjoint(name for at, name in enumerate(node.input) if at in sizes):
             found[place] = tuple(at for at in sizes if at < len(node.input) and node.input[at])

@@ -150,9 +150,9 @@ class EndpointProcess:
             self._file.resolve(),
             self.name,
         ]
+        self._is_killed = False
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, process_group=0)
-            self._is_killed = False
         bound_child(self._process.pid, self._memory_bytes)
         answer, _ = self._answer_within("its start", _START_S, lambda _: None)
         if "failed" in answer:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from ...models.errors import BadSetting, DamagedFile, HalfevenError, StoreUnusable
-from ...models.files.durable import READABLE, locked, replace_text
+from ...models.files.durable import READABLE, locked, may_not_be_written, replace_text
 from ...models.files.stored_json import stored_bytes
 from ...models.folder.model_name import NAME
 from ...models.store.manifest import read_manifest, sha256_of
@@ -126,9 +126,12 @@ class StoreCopy:
                 there |= {(name, number) for number in self._follow_model(name)}
                 self._faults.pop((name, _OF_A_MODEL), None)
             except Exception as error:
-                if name == needed:
+                if name == needed or may_not_be_written(error):  # of the copy: no fault of this model
                     raise
-                self._faults[name, _OF_A_MODEL] = "", f"{name} cannot be followed: {error}"
+                fault = "", f"{name} cannot be followed: {error}"
+                if self._faults.get((name, _OF_A_MODEL)) != fault:
+                    logger.warning("%s", fault[1])
+                self._faults[name, _OF_A_MODEL] = fault
                 there |= {version for version in self._faults if version[0] == name}
         self._faults = {version: fault for version, fault in self._faults.items() if version in there}
         for name in set(_folders_in(self.store.root / "models")) - set(names):

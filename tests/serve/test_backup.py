@@ -1,7 +1,9 @@
 """`halfeven backup`: a copy of a store in use, checked by its digests, from which a server starts."""
 
+import errno
 import hashlib
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
+from halfeven.serve.versions.store_copy import StoreCopy
 
 from tests.command_line import run
 from tests.model_folders import write_folder
@@ -131,6 +134,18 @@ def test_what_is_damaged_is_named_and_left_out_and_the_rest_is_copied(store: Sto
     upload, version, alias = facts["damaged"]
     assert "its SHA-256 is not its name" in upload and "models/net/2/original.pt2 is damaged" in version
     assert alias.startswith("net is copied without an active version")
+
+
+def test_of_a_backup_that_the_disk_has_no_room_for_nothing_is_left(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(StoreCopy, "_fetch", full)
+    with pytest.raises(StoreUnusable, match="No space left"):
+        back_up(store, tmp_path / "backup", quiet)
+    assert not (tmp_path / "backup").exists()
 
 
 def test_a_backup_is_refused_where_it_would_mix_with_other_files_or_has_nothing_to_copy(

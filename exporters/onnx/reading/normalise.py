@@ -41,6 +41,7 @@ from .graph import (
 )
 from .large_files import check
 from .runtime_norms import as_onnx_has_them
+from .signature import sizes_of
 from .typing import value_types
 from .widening import widened
 
@@ -141,7 +142,7 @@ def _raise_opset(model: ModelProto, path: Path, notes: list[str]) -> ModelProto:
             f"{str(error)[:300]}; export it again with opset {TARGET} or later"
         ) from error
     before, after = (
-        {value.name: value.type for value in graph.input} for graph in (model.graph, converted.graph)
+        {value.name: sizes_of(value) for value in graph.input} for graph in (model.graph, converted.graph)
     )
     if changed := [name for name in before if before[name] != after.get(name)]:
         raise BadFolder(

@@ -77,7 +77,7 @@ def _check(path: Path, what: str, value: ValueInfoProto, tensor: TensorSpec) -> 
         raise BadFolder(f"{path}: {what}: model.toml says {tensor.datatype}, the graph has {came}")
     if not type_.HasField("shape"):
         return
-    sizes = [size_of(value, axis) for axis in range(len(type_.shape.dim))]
+    sizes = sizes_of(value)
     if len(sizes) != len(tensor.shape) or not all(
         size is None or dim.admits(size) for dim, size in zip(tensor.shape, sizes, strict=True)
     ):
@@ -100,7 +100,7 @@ def _misstated(value: ValueInfoProto, tensor: TensorSpec) -> str:
     type_ = value.type.tensor_type
     if not type_.HasField("shape") or len(type_.shape.dim) == len(tensor.shape):
         return ""
-    return _described([size_of(value, axis) for axis in range(len(type_.shape.dim))])
+    return _described(sizes_of(value))
 
 
 def datatype_of(value: ValueInfoProto) -> str:
@@ -116,6 +116,11 @@ def size_of(value: ValueInfoProto, axis: int) -> int | None:
     """The size of an axis; None where it is free."""
     dims = value.type.tensor_type.shape.dim
     return dims[axis].dim_value if axis < len(dims) and dims[axis].HasField("dim_value") else None
+
+
+def sizes_of(value: ValueInfoProto) -> list[int | None]:
+    """The size of each axis; None where it is free."""
+    return [size_of(value, axis) for axis in range(len(value.type.tensor_type.shape.dim))]
 
 
 def _exact(path: Path, spec: ModelSpec, tensor: TensorSpec, value: ValueInfoProto) -> TensorSpec:

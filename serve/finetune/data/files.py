@@ -158,7 +158,8 @@ class Files:
             upload = await self._received(coming, boundary, receive)
             return await asyncio.to_thread(coming.ended_by, keep, upload)
         finally:
-            coming.end()
+            # Another upload may hold the counts while it is kept.
+            await asyncio.shield(asyncio.to_thread(coming.end))
 
     async def _received(self, coming: "_Coming", boundary: bytes, receive: Receive) -> Upload:
         handle, name = await asyncio.to_thread(tempfile.mkstemp, prefix=".upload-", dir=self.folder)
@@ -208,21 +209,23 @@ class Files:
             raise CallerLeft
         return message
 
-    def expect(self, change: int, more: int, owner: str, held: Callable[[], int]) -> None:
+    def expect(self, change: int, more: int, before: int, owner: str, held: Callable[[], int]) -> None:
         """Change the bytes that are declared and not here yet, because ``more`` bytes of an upload of the ``owner`` are
-        declared or here. Raises QuotaReached where all would be too many, or the owner's; then nothing is changed."""
+        declared or here, after the ``before`` ones. Raises QuotaReached where all would be too many, or the owner's;
+        then nothing is changed. An upload is held against the bounds as a whole."""
         with self.counting:
-            size = self.used() + self._coming + change
-            own, taken = held() + self._arriving[owner] if more else 0, size - more
-            if may_hold(more, own, taken, self.most_bytes, owner):
+            size, whole = self.used() + self._coming + change, before + more
+            own, taken = held() + self._arriving[owner] - before if more else 0, size - whole
+            if may_hold(whole if more else 0, own, taken if more else size, self.most_bytes, owner):
                 self._coming += change
-                self._arriving[owner] += more
+                if more:
+                    self._arriving[owner] += more
                 return
             if size <= self.most_bytes:
                 raise QuotaReached(
-                    f"with this upload the files of this key would have {own + more} bytes, and a key may have as many "
-                    f"as are free for all, now {self.most_bytes - taken}: delete some (DELETE /v1/files/ID), or start "
-                    "the server with a larger HALFEVEN_MAX_FILES_MIB"
+                    f"with this upload the files of this key would have {own + whole} bytes, and a key may have as "
+                    f"many as are free for all, now {self.most_bytes - taken}: delete some (DELETE /v1/files/ID), or "
+                    "start the server with a larger HALFEVEN_MAX_FILES_MIB"
                 )
             raise QuotaReached(
                 f"with this upload the files here would have {size} bytes, at most {self.most_bytes} are kept; delete "
@@ -257,8 +260,8 @@ class _Coming:
         with self._files.counting:
             form.write(block)
             fewer = min(len(block), self._reserved)
-            self._reserved -= fewer
             self._expect(-fewer, len(block) - fewer)
+            self._reserved -= fewer
 
     def ended_by(self, keep: Callable[[Upload], T], upload: Upload) -> T:
         """The record of the upload that ``keep`` makes. Its bytes are counted here until they count in the record."""
@@ -275,7 +278,7 @@ class _Coming:
         self._reserved = self._own = 0
 
     def _expect(self, change: int, more: int) -> None:
-        self._files.expect(change, more, self._owner, self._held)
+        self._files.expect(change, more, self._own, self._owner, self._held)
         self._own += more
 
 

@@ -219,7 +219,9 @@ class InferCodec:
 
     def is_quick_to_write(self, request: InferRequest, outputs: Sequence[np.ndarray]) -> bool:
         """True if another thread need not write the answer: binary outputs are only copied."""
-        return request.outputs is self._all_binary or sum(array.size for array in outputs) <= MANY
+        if request.outputs is self._all_binary:
+            return True
+        return sum(outputs[one.index].size for one in request.outputs if not one.binary) <= MANY
 
     def write(
         self,

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Sequence
 from itertools import chain, compress, zip_longest
 from typing import Any
 
@@ -199,13 +200,23 @@ def dump_flat(array: np.ndarray, nan_as: str = "token") -> tuple[bytes, int]:
     return b"[%b]" % b",".join(text[1:-1] for text, _ in written), sum(odd for _, odd in written)
 
 
+def dump_rows(rows: Sequence[Any] | np.ndarray, elements: int) -> orjson.Fragment:
+    """The JSON list of rows, each of about so many ``elements``: arrays, or what else orjson writes."""
+    together = max(PIECE // max(elements, 1), 1)
+    written = (
+        orjson.dumps(rows[at : at + together], option=_NUMPY)[1:-1] for at in range(0, len(rows), together)
+    )
+    return orjson.Fragment(b"[%b]" % b",".join(written))
+
+
 def dump_nested(array: np.ndarray) -> np.ndarray | orjson.Fragment:
     """The nested lists of the array, for orjson to write. The array is one that `writable` gave."""
     if array.size <= PIECE:
         return array
     if array.ndim == 1:
         return orjson.Fragment(dump_flat(array, "null")[0])
-    return orjson.Fragment(orjson.dumps([dump_nested(row) for row in array], option=_NUMPY))
+    row = array[0].size
+    return dump_rows(array if row <= PIECE else [dump_nested(one) for one in array], row)
 
 
 def _dump_piece(flat: np.ndarray, nan_as: str) -> tuple[bytes, int]:

@@ -21,7 +21,7 @@ from ....models.spec.datatypes import name_of
 from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
 from ..limits.memory_budget import Lease, json_bytes
-from .json_numbers import MANY, PIECE, array_of, dump_nested, parse, show, writable
+from .json_numbers import MANY, PIECE, array_of, dump_nested, dump_rows, parse, show, writable
 from .multipart import is_multipart, read_parts
 from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz, write_npy, write_npz
 from .pictures import BASE64, array_of_files, arrays_of_parts, is_file, packed, picture_inputs, rows_of
@@ -134,7 +134,11 @@ def write_predict(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bytes:
     plain = [writable(array) for array in outputs]
     rows = plain if spec.batched else [array[None] for array in plain]
     shown = [_shown(spec, tensor, array) for tensor, array in zip(spec.outputs, rows, strict=True)]
-    message: dict[str, Any] = {"predictions": shown[0] if len(shown) == 1 else _by_name(spec, shown)}
+    elements = sum(array.size for array in plain)
+    predictions = shown[0] if len(shown) == 1 else _by_name(spec, shown)
+    if elements > PIECE:
+        predictions = dump_rows(predictions, elements // len(predictions))
+    message: dict[str, Any] = {"predictions": predictions}
     if labels := _labels(spec, rows):
         message["labels"] = labels
     return orjson.dumps(message, option=_NUMPY)
@@ -142,7 +146,7 @@ def write_predict(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bytes:
 
 def _shown(spec: ModelSpec, tensor: TensorSpec, rows: np.ndarray) -> Sequence[Any] | np.ndarray:
     if tensor.kind != "image":
-        return rows if rows.size <= PIECE else [dump_nested(row) for row in rows]
+        return rows if rows[:1].size <= PIECE else [dump_nested(row) for row in rows]
     picture = Picture.of(tensor, spec.batched)
     return [packed(png_of(row, picture)) for row in rows]
 

@@ -28,7 +28,7 @@ class RequestLimits:
     connections: int | None = None
     streams_per_connection: int = 100  # calls of gRPC at once on one connection
     ping_seconds: int = 5  # between two pings of a gRPC client that sends nothing else
-    bodies_waiting: int = 256  # large, compressed or picture bodies that wait for a thread
+    bodies_waiting: int = 256  # large bodies, compressed ones or pictures, and large answers
     json_depth: int = 100
     shape_elements: int = 2**63 - 1  # and its bytes: checked before anything is made
     ranked_scores: int = 2**21  # elements that are ranked for one answer (classification)

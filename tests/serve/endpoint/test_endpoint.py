@@ -354,9 +354,14 @@ def test_a_program_that_the_code_runs_ends_with_a_crash_of_the_code(folder: Path
     with pytest.raises(EndpointFailed, match="SIGSEGV"):
         asyncio.run(process.preprocess(json.dumps(str(tmp_path / "pid")).encode(), True, ["x"]))
     started = Path("/proc") / (tmp_path / "pid").read_text() / "cmdline"
-    until(
-        lambda: not started.exists() or not started.read_bytes()
-    )  # nothing: it waits for its parent to look
+
+    def is_gone() -> bool:
+        try:
+            return not started.read_bytes()  # nothing: it waits for its parent to look
+        except OSError:
+            return True
+
+    until(is_gone)
     process.close()
 
 

@@ -240,13 +240,17 @@ def test_orders_that_are_damaged_stop_no_rollback(source: Store) -> None:
     assert writer.roll_back("net") == 2 == source.live_number("net")
 
 
-def test_a_model_whose_files_cannot_be_read_stops_no_other_one(source: Store, copy: StoreCopy) -> None:
+def test_a_model_whose_files_cannot_be_read_stops_no_other_one(
+    source: Store, copy: StoreCopy, caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.copytree(source.root / "models/net", source.root / "models/other")
     copy.follow()
     (source.root / "models/net/rollout.json").write_bytes(b" " * 2**25)
     shutil.copytree(source.root / "models/net/1", source.root / "models/other/2")
     copy.follow()
+    copy.follow()
     (fault,) = copy.faults()
+    assert [record.getMessage() for record in caplog.records] == [fault], "once"
     assert fault.startswith("net cannot be followed: models/net/rollout.json has 33554432 bytes")
     assert (copy.store.root / "models/other/2").is_dir()
     (source.root / "models/net/rollout.json").unlink()

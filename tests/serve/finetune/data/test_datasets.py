@@ -200,8 +200,8 @@ BAD: dict[str, tuple[Any, list[str]]] = {
         ["'x'", "expected shape [-1,4], got [24,5]"],
     ),
     "inputs of another datatype": (
-        lambda a: a.update({"x": a["x"].astype(np.float16)}),
-        ["'x'", "expected datatype FP32, got FP16"],
+        lambda a: a.update({"x": a["x"].astype(np.int32)}),
+        ["'x'", "expected datatype FP32, got INT32"],
     ),
     "another name": (lambda a: a.update({"y": np.zeros((ROWS, 4), np.float32)}), ["unknown ['y']"]),
     "one row": (_one_row, ["at least 2 rows", "held out", "got 1"]),

@@ -5,6 +5,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,25 @@ def test_one_key_cannot_take_the_room_of_all_files(tmp_path: Path, content: byte
         sent("greedy", 3 * len(content))
     sent("another", 0)
     assert not files._arriving and files._coming == 0
+
+
+def test_an_upload_that_fits_at_its_beginning_fits_at_its_end(tmp_path: Path, content: bytes) -> None:
+    """As many bytes are free for a key as it may have: those of the upload itself are no others that hold room. A
+    refused one leaves no count behind."""
+    body = form(content)
+    for most, fits in ((2 * len(content), True), (len(content) // 2, False)):
+        files = Files(tmp_path / str(most), LIMIT, most_bytes=most)
+        for declared in (sized(len(body)), [(b"content-type", TYPE)]):
+            pieces = [body[start : start + 40_000] for start in range(0, len(body), 40_000)]
+
+            async def receive(pieces: list[bytes] = pieces) -> Any:
+                return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+            with nullcontext() if fits else pytest.raises(QuotaReached):
+                for path in files.folder.iterdir():
+                    path.unlink()
+                asyncio.run(files.receive(declared, receive, files.keep, "a key"))
+            assert files._coming == 0 and not files._arriving
 
 
 def test_uploads_of_one_key_that_begin_together_see_those_that_end_meanwhile(

@@ -1,4 +1,4 @@
-"""A training that is killed, paused or goes on elsewhere ends bit for bit as one that is left alone."""
+"""A training that is killed or goes on elsewhere ends bit for bit as one that is left alone."""
 
 import hashlib
 import json

@@ -13,7 +13,7 @@ from halfeven.models.spec.datatypes import DATATYPES
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.interface import NO_TERMS
 from halfeven.serve.http.codecs.infer import InferCodec, InferRequest
-from halfeven.serve.http.codecs.json_numbers import PIECE
+from halfeven.serve.http.codecs.json_numbers import MANY, PIECE
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -213,6 +213,21 @@ def test_a_long_answer_in_pieces_is_the_same_list_with_its_odd_numbers_counted(w
     message = json.loads(codec.write(codec.read(body_of()), [array], "3", PARAMETERS).body)
     np.testing.assert_array_equal(np.array(message["outputs"][0]["data"], np.float32), array[0])
     assert message["parameters"]["nonfinite_count"] == 7
+
+
+def test_of_a_large_answer_the_outputs_in_json_alone_are_slow_to_write() -> None:
+    codec = model(X, outputs=(tensor("a", "FP32", -1, 4), tensor("b", "FP32", -1, 2 * MANY)))
+    answers = [np.ones((1, 4), np.float32), np.ones((1, 2 * MANY), np.float32)]
+    for small, large, quick in (
+        (True, True, True),
+        (False, True, True),
+        (True, False, False),
+        (True, None, True),
+    ):
+        outputs = [triton.InferRequestedOutput("a", binary_data=small)]
+        outputs += [] if large is None else [triton.InferRequestedOutput("b", binary_data=large)]
+        request = codec.read(*asked(np.ones((1, 4), np.float32), "FP32", True, outputs))
+        assert codec.is_quick_to_write(request, answers) == quick
 
 
 def test_terms_are_read_with_the_request_and_remembered_with_its_header() -> None:

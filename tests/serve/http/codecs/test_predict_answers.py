@@ -3,12 +3,14 @@
 import base64
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import orjson
 import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import ModelSpec
+from halfeven.serve.http.codecs import json_numbers, predict
 from halfeven.serve.http.codecs.json_numbers import PIECE
 from halfeven.serve.http.codecs.predict import answer_type, is_quick_to_write, write_answer
 from PIL import Image
@@ -19,6 +21,7 @@ JSON, PNG = "application/json", "image/png"
 NPY, NPZ = "application/x-npy", "application/x-npz"
 
 
+dumps = orjson.dumps
 X = tensor("x", "FP32", -1, 2)
 PAINTED = tensor("painted", "FP32", -1, 3, 4, 5, kind="image")
 SCORES = tensor("scores", "FP32", -1, 2)
@@ -101,10 +104,35 @@ def test_pictures_and_long_answers_are_not_written_on_the_event_loop(outputs: li
     assert not is_quick_to_write(NUMBERS, [np.zeros((2**19, 2), np.float32)])
 
 
-@pytest.mark.parametrize("shape", [(2, 3, PIECE), (2 * PIECE + 1,), (1, PIECE + 1), (PIECE + 1, 1)])
-def test_a_long_answer_in_pieces_is_what_orjson_writes_at_once(shape: tuple[int, ...]) -> None:
-    array = np.random.default_rng().standard_normal(shape).astype(np.float32)
-    array[..., -1] = np.nan
-    spec = ModelSpec("net", (X,), (tensor("y", "FP32", *shape),), shape[0])
-    whole = orjson.dumps({"predictions": array}, option=orjson.OPT_SERIALIZE_NUMPY)
-    assert write_answer(spec, [array], JSON) == whole
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, PIECE), (2 * PIECE + 1,), (1, PIECE + 1), (PIECE + 1, 1), (1, 9, 64, 512), (PIECE, 3)]
+)
+def test_a_long_answer_in_pieces_is_what_orjson_writes_at_once(
+    shape: tuple[int, ...], outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No piece has more numbers than are written in some milliseconds: orjson keeps the interpreter's lock."""
+    arrays = [np.random.default_rng().standard_normal(shape).astype(np.float32) for _ in range(outputs)]
+    arrays[0][..., -1] = np.nan
+    names = ["y", "z"][:outputs]
+    spec = ModelSpec("net", (X,), tuple(tensor(name, "FP32", *shape) for name in names), shape[0])
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*arrays, strict=True)]
+    whole = dumps({"predictions": arrays[0] if outputs == 1 else rows}, option=orjson.OPT_SERIALIZE_NUMPY)
+    sizes = list[int]()
+
+    def noting(value: object, option: int) -> bytes:
+        sizes.append(numbers_in(value))
+        return dumps(value, option=option)
+
+    for module in (json_numbers, predict):
+        patched = SimpleNamespace(**{**vars(orjson), "dumps": noting})
+        monkeypatch.setattr(module, "orjson", patched)
+    assert write_answer(spec, arrays, JSON) == whole
+    assert max(sizes) <= PIECE + outputs * max(shape[-1], 1)
+
+
+def numbers_in(value: object) -> int:
+    if isinstance(value, np.ndarray):
+        return value.size
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(numbers_in, inner))

@@ -145,6 +145,7 @@ def test_a_caller_who_leaves_while_a_thread_writes_costs_nobody_anything(
         connection.sendall(request(body))
         assert one_response(connection)[0].startswith(b"HTTP/1.1 200")
     assert not hot_requests[0].response_complete
+    until(lambda: hot_requests[0].lease._budget.used == 0)
 
 
 def test_a_refusal_that_says_when_to_come_back_says_it_on_the_short_way_too(server: str, roster: Any) -> None:
