@@ -375,7 +375,7 @@ def _lifespan(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
+        with opened:
             roster.start()
             if supervisor is not None:
                 supervisor.start()
@@ -383,8 +383,6 @@ def _lifespan(
             if supervisor is not None:
                 await asyncio.to_thread(supervisor.stop, seconds)
             await roster.stop(seconds)
-        finally:
-            opened.close()
 
     return lifespan
 
