@@ -12,13 +12,8 @@ from typing import Any
 import numpy as np
 
 BF16 = "bf16:"  # before the name of a tensor that npz has as INT16
-
-
-NO_TENSOR = (
-    list,
-    dict,
-    type(None),
-)  # what ONNX Runtime gives for a sequence, a map, an optional that is absent
+# Types that ONNX Runtime gives for a sequence, a map, and an optional that is absent.
+NO_TENSOR = (list, dict, type(None))
 
 
 def tensors_elsewhere(python: Path, model: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -186,15 +186,11 @@ class _Trial:
             if self.runs_larger(sizes, [index], rows):
                 find = self.least_picture if self.is_picture(group) else self.least
                 least = find(sizes, index, rows) if size else 0
-                dim, why = (
-                    Dim(min(size, 1) if size <= 2 else least, None, name),
-                    f"{least} and larger sizes run",
-                )
+                dim = Dim(min(size, 1) if size <= 2 else least, None, name)
+                why = f"{least} and larger sizes run"
             elif len(alike) > 1 and self.runs_larger(sizes, alike, rows):
-                dim, why = (
-                    Dim(min(size, 1) if size <= 2 else size, None, f"size{alike[0]}"),
-                    "only equal sizes run",
-                )
+                dim = Dim(min(size, 1) if size <= 2 else size, None, f"size{alike[0]}")
+                why = "only equal sizes run"
             else:
                 others = "2 does not" if size == 1 else f"{size + 1} and {2 * max(size, 1)} do not"
                 dim, why = Dim(size, size, name), f"{size} runs, {others}"
