@@ -21,7 +21,7 @@ from ..onnx.reading.large_files import remove_onnx
 from ..plan.aims import RETREATS, SEARCHED, SHARES
 from ..plan.counterexamples import excess
 from ..proof.drawn_pictures import with_pixels
-from ..proof.informative import why_noise_proves_nothing, why_nothing_is_proven
+from ..proof.informative import note_of_sentinels, why_noise_proves_nothing, why_nothing_is_proven
 from ..proof.maker import Made, Maker, Notify
 from ..proof.neutral_lengths import JoinedLengths
 from ..proof.no_reference import cause_of_noise, why_it_does_not_repeat, why_unstable
@@ -99,8 +99,9 @@ class _Conversion:
         self._drop_refused(forms, status)
         unproven = status == REFUSED and any(map(_misses, forms.values()))
         nearest = maker.nearest(self.notify) if unproven else ""
-        if said := reference_run.left_out:
-            subject = replace(subject, notes=(*subject.notes, said))
+        halves = [form for form in forms.values() if form.passed and form.facts["half_nodes"]]
+        said = (reference_run.left_out, note_of_sentinels(reference_run) if halves else "")
+        subject = replace(subject, notes=(*subject.notes, *filter(None, said)))
         if self.not_shown and self.power:
             outputs = ", ".join(f"'{name}'" for name in sorted(self.power.fp32_outputs))
             said = f"all that {outputs} is computed from stays in FP32: {self.not_shown}"

@@ -49,6 +49,26 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
     )
 
 
+def note_of_sentinels(run: ReferenceRun) -> str:
+    """A sentence about outputs with a mask's values in them, which are others in half; empty where there are none."""
+    asked = [*run.small, *run.bulk]
+    names = [
+        tensor.name
+        for tensor in run.spec.outputs
+        if tensor.type.is_float and any(_has_sentinels(one.reference[tensor.name]) for one in asked)
+    ]
+    if not names:
+        return ""
+    return (
+        f"numbers of {SENTINEL:.0e} or more (the values of a mask) are in {_listed(names)}; for those a half gives "
+        "other large numbers of the same sign: test for them by their size, not for equality"
+    )
+
+
+def _has_sentinels(array: np.ndarray) -> bool:
+    return bool((np.isfinite(array) & (np.abs(array.astype(np.float64)) >= SENTINEL)).any())
+
+
 def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
     """True if these arrays have finite numbers, and every one of them is so large (`SENTINEL`) that the gate compares
     only its sign."""

@@ -1,9 +1,11 @@
 """Samples that can prove nothing of a half are named, and the original is served."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.proof.informative import why_nothing_is_proven
+from halfeven.exporters.proof.informative import note_of_sentinels, why_nothing_is_proven
 from halfeven.exporters.proof.prove import ask_reference
 from halfeven.exporters.question import Arrays
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
@@ -35,6 +37,18 @@ def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, fau
     why = why_nothing_is_proven(run)
     assert [name for name in "yz" if f"'{name}'" in why] == faulty
     assert bool(why) is bool(faulty)
+
+
+@pytest.mark.parametrize(("values", "named"), [(masked, True), (lambda x: x.astype(np.float16), False)])
+def test_outputs_with_a_mask_s_values_are_named(
+    values: Callable[[np.ndarray], np.ndarray], named: bool
+) -> None:
+    def original(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"], "z": values(inputs["x"])}
+
+    x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
+    note = note_of_sentinels(ask_reference(ModelSpec("m", (X,), (Y, Z), 8), Samples({"x": x}), original))
+    assert ("are in output 'z'; for those a half gives other" in note) == named == bool(note)
 
 
 @pytest.mark.parametrize("least", [0.5, 100.0])
