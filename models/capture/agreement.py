@@ -61,6 +61,78 @@ def check(
     return {"notes": notes, "max_batch_size": largest}
 
 
+def fixed_sizes(
+    torch: ModuleType,
+    flat: Any,
+    program: "ExportedProgram",
+    samples: Sequence["Tensor"],
+    request: Request,
+    dims: Sequence[Sequence[Any]],
+) -> dict[str, str]:
+    """Symbol → a sentence, for each free axis of ``dims`` (`child.dims`) on which the program answers otherwise than
+    the module, or not at all, at other sizes than that of the samples: forward decides something by the size in Python.
+    """
+    run, batched = program.module(check_guards=False), request["max_batch_size"] > 0
+    inputs = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
+    places = dict[str, list[tuple[int, int]]]()
+    bounds = dict[str, tuple[int, float]]()
+    for number, sizes in enumerate(dims):
+        for axis, size in enumerate(sizes):
+            if not isinstance(size, int) and size[0].isidentifier() and not (batched and axis == 0):
+                places.setdefault(size[0], []).append((number, axis))
+                bounds[size[0]] = size[1], size[2] or float("inf")
+    found = dict[str, str]()
+    for symbol, where in places.items():
+        seen = inputs[where[0][0]].shape[where[0][1]]
+        least, most = bounds[symbol]
+        for size in (seen + 1, seen + 2, seen - 1, seen // 2):
+            if (
+                least <= size <= most
+                and size != seen
+                and _differs(
+                    torch,
+                    flat,
+                    run,
+                    [
+                        _resized(torch, one, size, [a for n, a in where if n == number])
+                        for number, one in enumerate(inputs)
+                    ],
+                )
+            ):
+                name = request["inputs"][where[0][0]]["name"]
+                found[symbol] = (
+                    f"'{name}' has size {seen} alone on axis {where[0][1]}: at {size} the captured program does not "
+                    "answer as the module does, which decides something by that size in Python"
+                )
+                break
+    return found
+
+
+def _resized(torch: ModuleType, tensor: "Tensor", size: int, axes: Sequence[int]) -> "Tensor":
+    """The tensor cut or repeated to ``size`` along the axes."""
+    for axis in axes:
+        tensor = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
+    return tensor
+
+
+def _differs(torch: ModuleType, flat: Any, run: Callable[..., Any], inputs: Sequence["Tensor"]) -> bool:
+    """True if the module answers these inputs, and the program does not answer them so. True as well for inputs that
+    the guards of a foreign program refuse (`sources.program_module`): its answers are wrong there."""
+    try:
+        if guarded := vars(flat.module).get("guarded"):
+            guarded(*inputs)
+        theirs = flat.module(*inputs)
+    except AssertionError as error:
+        return "Guard failed" in str(error)
+    except Exception:  # of whatever kind: an input of ours that is not taken shows nothing
+        return False
+    try:
+        ours = run(*inputs)
+    except Exception:
+        return True
+    return any(not distance(torch, *pair) <= TOLERANCE for pair in zip(ours, theirs, strict=True))
+
+
 def _why_otherwise(torch: ModuleType, program: "ExportedProgram", request: Request) -> str:
     """The cause of another answer: a node that draws random numbers, with its line; a question where none does."""
     for module in program.graph_module.modules():

@@ -22,7 +22,7 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,7 +74,7 @@ def captured(torch: ModuleType, request: Request, out: Path) -> dict[str, Any]:
     notes += [*sorted(regions), *facts["notes"]]
     state = save(torch, program, out)
     largest = facts["max_batch_size"]
-    return {"notes": notes, "max_batch_size": largest, "dims": dims(program), "state": state}
+    return {"notes": notes, "max_batch_size": largest, "dims": facts["dims"], "state": state}
 
 
 def prepare(torch: ModuleType) -> None:
@@ -130,6 +130,10 @@ def attempt(
             program = export(torch, flat, samples, request)
             refuse_lacking(module, program)
             facts = agreement.check(torch, flat, program, samples, request)
+            found = dims(program)
+            fixed = agreement.fixed_sizes(torch, flat, program, samples, request, found)
+            facts["notes"] += fixed.values()
+            facts["dims"] = with_fixed(found, fixed, samples, request)
         except Exception as error:
             sources.refuse_scripts(module)
             example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
@@ -357,6 +361,22 @@ def dims(program: "ExportedProgram") -> list[list[Size]]:
             shape = node.meta["val"].shape
             found.append([axis_range(program, s) if isinstance(s, torch.SymInt) else int(s) for s in shape])
     return found
+
+
+def with_fixed(
+    found: list[list[Size]], fixed: Collection[str], samples: Sequence["Tensor"], request: Request
+) -> list[list[Size]]:
+    """The sizes, those of the symbols in ``fixed`` as the samples have them."""
+    first = (
+        0 if request["max_batch_size"] else 1
+    )  # of a model that is not batched the samples have an axis more
+    return [
+        [
+            tensor.shape[axis + first] if not isinstance(size, int) and size[0] in fixed else size
+            for axis, size in enumerate(sizes)
+        ]
+        for sizes, tensor in zip(found, samples, strict=True)
+    ]
 
 
 def axis_range(program: "ExportedProgram", size: Any) -> Size:

@@ -169,7 +169,10 @@ def program_module(torch: ModuleType, path: Path, request: Request) -> "nn.Modul
     program_dtypes(torch, module, widen=bool(widened))
     if request.get("free_batch"):
         more_rows.free(torch, module, more_rows.axes_of(program, request))
-    return plain_module(torch, module).requires_grad_(False)
+    made = plain_module(torch, module).requires_grad_(False)
+    if not request.get("free_batch"):
+        vars(made)["guarded"] = program.module()  # no part of it: it shares the weights
+    return made
 
 
 def plain_module(torch: ModuleType, graph_module: Any) -> "nn.Module":
