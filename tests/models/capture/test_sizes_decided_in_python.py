@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from tests.model_folders import samples_of, tensor, write_folder
 
 SEEN = 6
-SHAPES = {"inputs": [tensor("x", "FP32", [-1, -1, 4])], "outputs": [tensor("y", "FP32", [-1, -1, 3])]}
+SHAPES: dict[str, Any] = {
+    "inputs": [tensor("x", "FP32", [-1, -1, 4])],
+    "outputs": [tensor("y", "FP32", [-1, -1, 3])],
+}
 FREE: dict[str, Callable[[Tensor], Tensor]] = {
     "of no size": lambda h: h,
     "by tensors": lambda h: h.cumsum(1) / torch.ones_like(h).cumsum(1),
