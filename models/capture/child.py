@@ -8,8 +8,8 @@
 Of ours it imports files of this folder alone, as parts of ``halfeven``: a model folder with its own ``models/`` or
 ``errors.py`` imports its own. ``sources.py`` makes the module, ``autocast.py`` and
 ``regions.py`` handle FP32 islands, ``flat_answers.py`` takes apart what forward gives, ``substitutes.py`` replaces
-operations that no archive may have, ``more_rows.py`` and ``batch_place.py`` free a batch of 1, ``agreement.py``
-compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
+operations that no archive may have, ``more_rows.py`` and ``batch_place.py`` free a batch of 1, ``agreement.py`` and
+``other_sizes.py`` compare program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
 Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the request's ``out`` folder; a failure is a
 ``result.json`` with a sentence and the traceback's tail.
 """
@@ -22,7 +22,7 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,6 +31,7 @@ from ..order.ends_with_parent import die_with
 from . import agreement, failures, flat_answers, more_rows, own_hooks, sources
 from .agreement import rows_of
 from .failures import Refused, first_lines
+from .other_sizes import sizes_that_hold
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -130,10 +131,8 @@ def attempt(
             program = export(torch, flat, samples, request)
             refuse_lacking(module, program)
             facts = agreement.check(torch, flat, program, samples, request)
-            found = dims(program)
-            fixed = agreement.fixed_sizes(torch, flat, program, samples, request, found)
-            facts["notes"] += fixed.values()
-            facts["dims"] = with_fixed(found, fixed, samples, request)
+            found, fixed = sizes_that_hold(torch, flat, program, samples, request, dims(program))
+            facts |= {"dims": found, "notes": [*facts["notes"], *fixed]}
         except Exception as error:
             sources.refuse_scripts(module)
             example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
@@ -361,22 +360,6 @@ def dims(program: "ExportedProgram") -> list[list[Size]]:
             shape = node.meta["val"].shape
             found.append([axis_range(program, s) if isinstance(s, torch.SymInt) else int(s) for s in shape])
     return found
-
-
-def with_fixed(
-    found: list[list[Size]], fixed: Collection[str], samples: Sequence["Tensor"], request: Request
-) -> list[list[Size]]:
-    """The sizes, those of the symbols in ``fixed`` as the samples have them."""
-    first = (
-        0 if request["max_batch_size"] else 1
-    )  # of a model that is not batched the samples have an axis more
-    return [
-        [
-            tensor.shape[axis + first] if not isinstance(size, int) and size[0] in fixed else size
-            for axis, size in enumerate(sizes)
-        ]
-        for sizes, tensor in zip(found, samples, strict=True)
-    ]
 
 
 def axis_range(program: "ExportedProgram", size: Any) -> Size:

@@ -214,9 +214,10 @@ class Files:
         declared or here, after the ``before`` ones. Raises QuotaReached where all would be too many, or the owner's;
         then nothing is changed. An upload is held against the bounds as a whole."""
         with self.counting:
-            size, whole = self.used() + self._coming + change, before + more
-            own, taken = held() + self._arriving[owner] - before if more else 0, size - whole
-            if may_hold(whole if more else 0, own, taken if more else size, self.most_bytes, owner):
+            size = self.used() + self._coming + change
+            whole, own = (before + more, held() + self._arriving[owner] - before) if more else (0, 0)
+            taken = size - whole
+            if may_hold(whole, own, taken, self.most_bytes, owner):
                 self._coming += change
                 if more:
                     self._arriving[owner] += more

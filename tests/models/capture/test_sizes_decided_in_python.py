@@ -60,7 +60,21 @@ def test_a_size_is_free_where_the_program_answers_as_what_it_was_made_from(
     if name in FIXED:
         assert size.fixed and size.minimum == SEEN, found.spec.inputs[0]
         assert (
-            any(f"'x' has size {SEEN} alone on axis 1" in note for note in found.notes) or source == "program"
+            any(f"input 'x' must have size {SEEN} on axis 1" in note for note in found.notes)
+            or source == "program"
         )
     elif source == "module" or name != "an odd number is refused":
         assert not size.fixed, found.notes
+
+
+@pytest.mark.parametrize("name", ["of no size", "even or odd"])
+def test_a_model_that_is_not_batched_has_the_axis_without_the_samples(name: str, tmp_path: Path) -> None:
+    shapes: dict[str, Any] = {
+        "inputs": [tensor("x", "FP32", [-1, 1, 4])],
+        "outputs": [tensor("y", "FP32", [-1, 1, 3])],
+    }
+    folder = write_folder(tmp_path / "net", "", max_batch_size=0, **shapes)
+    module = Deciding(lambda h: (FREE | FIXED)[name](h.transpose(0, 1)).transpose(0, 1)).eval()
+    found = capture(replace(read_folder(folder), module=module), samples_of({"x": [SEEN, 1, 4]}, 8))
+    size = found.spec.inputs[0].shape[0]
+    assert size.fixed == (name in FIXED) and size.admits(SEEN), found.notes
