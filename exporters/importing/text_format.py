@@ -29,7 +29,7 @@ Message = dict[str, list[Any]]  # of str, Word, int, float, Message
 
 
 class _Tokens(Tokenizer):
-    """Refuses an escape that nobody defined, as Triton does: Python would warn and keep the backslash."""
+    """Refuses an escape that protobuf's Python does not know: it would warn, and keep the backslash."""
 
     def NextToken(self) -> None:
         super().NextToken()

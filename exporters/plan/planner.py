@@ -89,7 +89,8 @@ class Planner(Generic[G]):
         exhausted = plain.found.exhausted
         if not exhausted and not self.graph.has_half(plain.names) and not self._rehearsal.floor_passes():
             # Rounding errs too much whatever its range: no set of nodes cures that, and nothing would be left in half.
-            # Mostly the gate refuses the plan as it is, and names the override.
+            # The gate refuses the plan as it is, and names the override; where the judged samples pass by chance, the
+            # original serves because of `why_failed`.
             return CandidatePlan(self.graph)
         if self._repaired is None:
             return plain

@@ -50,7 +50,7 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
 
 
 def note_of_sentinels(run: ReferenceRun) -> str:
-    """A sentence about outputs with a mask's values in them, which are others in half; empty where there are none."""
+    """A sentence about outputs with numbers that the gate takes for the values of a mask; empty where none has any."""
     asked = [*run.small, *run.bulk]
     names = [
         tensor.name
@@ -60,8 +60,8 @@ def note_of_sentinels(run: ReferenceRun) -> str:
     if not names:
         return ""
     return (
-        f"numbers of {SENTINEL:.0e} or more (the values of a mask) are in {_listed(names)}; for those a half gives "
-        "other large numbers of the same sign: test for them by their size, not for equality"
+        f"numbers of {SENTINEL:.0e} or more in {_listed(names)} are taken for the values of a mask: a half may give "
+        "other large numbers of the same sign for them, and their error is not judged; test for them by their size"
     )
 
 

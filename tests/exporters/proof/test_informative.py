@@ -48,7 +48,11 @@ def test_outputs_with_a_mask_s_values_are_named(
 
     x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
     note = note_of_sentinels(ask_reference(ModelSpec("m", (X,), (Y, Z), 8), Samples({"x": x}), original))
-    assert ("are in output 'z'; for those a half gives other" in note) == named == bool(note)
+    assert (
+        ("in output 'z' are taken for the values of a mask: a half may give other" in note)
+        == named
+        == bool(note)
+    )
 
 
 @pytest.mark.parametrize("least", [0.5, 100.0])
