@@ -17,6 +17,7 @@ class Action(Enum):
     FP32_DTYPE = "fp32 by dtype argument"
     FP32_BACK = "fp32, result back to half"
     WIDEST = "widest input"
+    FIRST = "as its first input"
     INPUT = "as its inputs"
 
 

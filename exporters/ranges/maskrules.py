@@ -63,7 +63,7 @@ class Rules:
         if name in _MADE and self._is_sentinel(value := node.args[_MADE[name]]):
             self.sites.append(Site(node, _MADE[name]))
             return Masked(float(value), pure=True)  # type: ignore[arg-type]
-        if name in _CHOICES:
+        if name in _CHOICES and len(node.args) > max(_CHOICES[name]):
             return self._choice(node, [node.args[place] for place in _CHOICES[name]], _CHOICES[name])
         if name == "mul" and self._is_product(node):
             return self._product(node)

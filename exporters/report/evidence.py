@@ -42,12 +42,13 @@ class Form:
 
 def _every_half_misses(last: ParityReport) -> str:
     """The reason why all nodes stay in FP32: the proof refused each half. ``last``: the report on the last of them."""
-    worst = max(last.outputs, key=lambda output: output.max_error_u and output.max_error_u / output.limit_u)
-    error_u, limit_u = worst.max_error_u, worst.limit_u
-    if not limit_u < error_u < math.inf:
+    beyond = [one for one in last.outputs if one.max_error_u > one.limit_u]
+    worst = max(beyond, key=lambda one: one.max_error_u / max(one.limit_u, 1e-300), default=None)
+    if worst is None or not worst.max_error_u < math.inf:
         failed = last.all_failures[0]
         missed = "the proof refuses the last half that was planned, so that every node stays in FP32"
         return f"{missed}: {without_advice(failed).message}"
+    error_u, limit_u = worst.max_error_u, worst.limit_u
     limit = accepting("max_error_u", error_u)
     accept = (
         "" if limit is None else f"; accept such an error by setting max_error_u = {limit:g} under [parity]"

@@ -49,9 +49,9 @@ from ..proof.prove import (
 )
 from ..proof.subject import Subject
 from ..question import Answers, Arrays
+from .autocast.aliases import aliased
 from .autocast.dtypes import tensors_of
 from .autocast.emulation import InDouble
-from .autocast.folding import _aliased
 from .autocast.rewrite import HalfProgram
 from .onnx_form.export import write_onnx
 from .program_answers import emulated, ties_of
@@ -244,7 +244,7 @@ def saved_bytes(program: ExportedProgram) -> int:
     """
     saved = 0
     for _, node in walk(program.graph_module):
-        if isinstance(node.target, OpOverload) and _cast(node) is None and not _aliased(node, written=False):
+        if isinstance(node.target, OpOverload) and _cast(node) is None and not aliased(node, written=False):
             saved += sum(2 * _elements(tensor) for tensor in _halves(node))
             saved += sum(
                 2 * _elements(tensor) for parent in node.all_input_nodes for tensor in _halves(parent)

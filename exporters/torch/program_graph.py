@@ -29,11 +29,12 @@ from ..ranges.repairs import Repair, apply
 from ..ranges.repairs import candidates as repairable
 from ..ranges.sentinels import rewrite_sentinels
 from ..search.ranking import candidates
+from .autocast.aliases import uncastable
 from .autocast.bodies import ran
 from .autocast.dtypes import Typing, tensors_of
 from .autocast.earlier_runs import EarlierRuns
 from .autocast.emulation import Emulation, InDouble, RoundedWeights, half_rounding, mantissa_rounding
-from .autocast.kernels import OF_CPU, HalfKernels, half_kernels, keep_without_kernel
+from .autocast.kernels import OF_CPU, HalfKernels, half_kernels, in_one_dtype, keep_without_kernel
 from .autocast.ledger import Ledger, weigh
 from .autocast.placement import place
 from .autocast.plan import PrecisionPlan, make_plan, op_name
@@ -91,6 +92,10 @@ class ProgramGraph:
     def typing(self) -> Typing:
         return Typing(self.module, self.inputs)
 
+    @cached_property
+    def _uncastable(self) -> set[str]:
+        return uncastable(self.module)
+
     @property
     def example(self) -> Arrays:
         return {
@@ -113,7 +118,10 @@ class ProgramGraph:
         nodes = {
             name: op_name(node)
             for name, node in walk(self.module)
-            if name in self.plan.actions and name not in ruled and touches(name) and _may_be_kept(node)
+            if name in self.plan.actions
+            and name not in ruled
+            and touches(name)
+            and name not in self._uncastable
         }
         return candidates(self.spec, self.profiled, nodes, self.weighed.doubts)
 
@@ -205,6 +213,7 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
 def _ruled(graph: ProgramGraph) -> ProgramGraph:
     """The graph with the plan that the rules give its module."""
     plan = make_plan(graph.module, graph.precision, half_loops=graph.kernels.of_loops)
+    plan = in_one_dtype(graph.module, plan, graph.inputs, graph.kernels)
     if graph.held:
         touches = graph.typing.under(plan).touches_half
         plan = plan.keeping([kept for kept in graph.held if touches(kept.node)])
@@ -221,21 +230,17 @@ def _behind(module: GraphModule, subject: Subject) -> list[Kept]:
         return []
     computing = [node for node in nodes_of(module) if node.op != "output"]
     found = computed_from(computing, makers_of(module, subject.spec), outputs)
+    found -= uncastable(module)
     return [
         Kept(name, op_name(node), not_shown(outputs))
         for name, node in walk(module)
-        if name in found and _may_be_kept(node)
+        if name in found and isinstance(node.target, OpOverload)
     ]
 
 
 def _batches(spec: ModelSpec, samples: Samples) -> Iterator[list[Tensor]]:
     for _, arrays in executions(spec, samples):
         yield [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
-
-
-def _may_be_kept(node: Node) -> bool:
-    """True if a node may stay in FP32. A node that writes into its input may not: it would write into the cast copy."""
-    return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
 
 
 def exact_answers(module: GraphModule, spec: ModelSpec) -> Answers:

@@ -67,6 +67,8 @@ CAUSES = (
     (("Cannot access data pointer",), "a kernel that torch.export cannot look into",
      "write it with torch's own functions"),
     (("__obj_flatten__",), "packed weights of a quantised layer", "convert the module that was quantised"),
+    (("Failed serializing node",), "a size that forward computes with a function that a program's file does not have",
+     "compute it from whole numbers with +, *, // and %, or write the size into model.toml"),
     (("ScriptModule",), "a TorchScript module", "build the nn.Module that it was made of"),
     (("does not support", "ScriptFunction"), "a TorchScript function", "call the Python function it was made of"),
 )  # fmt: skip

@@ -34,7 +34,11 @@ def sizes_that_hold(
     for (symbol, low, high), places in _free(dims, batched):
         (number, axis), *_ = places
         seen = inputs[number].shape[axis]
-        others = [size for size in (seen + 1, seen + 2, seen - 1, seen // 2) if size != seen and size >= low]
+        others = [
+            size
+            for size in (seen + 1, seen + 2, seen - 1, seen // 2, 2 * seen)
+            if size != seen and size >= low
+        ]
         fits = (size for size in others if high is None or size <= high)
         wrong = next(
             (s for s in fits if _differs(torch, flat, run, _resized(torch, inputs, places, s))), None

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from ...exporters.inputs.samples import TARGET
 from ...models.errors import BadInput, BadSamples, BadSetting
+from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.store.store import Store
 from ..versions.versions_in_store import store_at
 
@@ -36,13 +37,30 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def as_numpy(value: Given) -> np.ndarray:
-    """C-contiguous; a tensor's numbers are copied from its device where they are not on the CPU."""
-    if not is_tensor(value):
-        return np.asarray(value, order="C")
+def as_numpy(value: Given, name: str = "") -> np.ndarray:
+    """C-contiguous; a tensor's numbers are copied from its device where they are not on the CPU. Raises BadInput, which
+    names the tensor, for what is no array of numbers or truth values."""
+    try:
+        array = _dense(value) if is_tensor(value) else np.asarray(value, order="C")
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _no_numbers(name, type(value).__name__, str(error).partition("\n")[0]) from None
+    if name_of(array.dtype) not in DATATYPES:
+        raise _no_numbers(name, type(value).__name__, f"its datatype is {array.dtype}")
+    return array
+
+
+def _dense(tensor: Any) -> np.ndarray:
     from ...models.engines.arrays import to_numpy
 
-    return to_numpy(value.detach().cpu().contiguous())
+    return to_numpy(tensor.detach().cpu().contiguous())
+
+
+def _no_numbers(name: str, came: str, why: str) -> BadInput:
+    which = f"tensor '{name}'" if name else "an array"
+    return BadInput(
+        f"{which}: expected numbers or truth values, every row of one shape (pad rows that are shorter); got {came}: "
+        f"{why}"
+    )
 
 
 def by_name(
@@ -62,7 +80,9 @@ def by_name(
 def rows_in(file: Path, inputs: Mapping[str, Given], targets: Mapping[str, Given]) -> Arrays:
     """Write inputs and targets as samples and training rows have them; gives them by their names in the file."""
     named = dict(inputs) | {TARGET + name: value for name, value in targets.items()}
-    arrays = {name: as_numpy(value) for name, value in named.items()}
+    if odd := [name for name in inputs if not isinstance(name, str)]:
+        raise BadSamples(f"samples: expected the name of an input (a string) as each key, got {odd[0]!r}")
+    arrays = {name: as_numpy(value, name) for name, value in named.items()}
     if empty := [name for name, array in arrays.items() if array.ndim and not len(array)]:
         raise BadSamples(f"tensor '{empty[0]}': expected at least one row, got none (first axis = samples)")
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)

@@ -45,7 +45,7 @@ class Client:
 
     def infer(self, name: str, inputs: Mapping[str, Given]) -> dict[str, np.ndarray]:
         """The outputs by name. ``name``: NAME, or NAME@VERSION."""
-        body, headers = write_binary({key: as_numpy(value) for key, value in inputs.items()})
+        body, headers = write_binary({key: as_numpy(value, key) for key, value in inputs.items()})
         said, answer = self._ask(f"{_model(name)}/infer", body, headers)
         return read_outputs(answer, said.get(HEADER_LENGTH.lower()))
 

@@ -162,7 +162,7 @@ class InProcess:
     def answer(self, given: Mapping[str, Given]) -> dict[str, np.ndarray]:
         """The outputs by name. Raises BadRequest as the server refuses, EngineFailed where the model fails."""
         spec = self._spec
-        arrays = {name: as_numpy(value) for name, value in given.items()}
+        arrays = {name: as_numpy(value, name) for name, value in given.items()}
         axes = {tensor.name: tensor.batch_axis for tensor in spec.inputs}
         arrays = {name: array_batch_first(array, axes.get(name, 0)) for name, array in arrays.items()}
         rows = spec.check_inputs(arrays)

@@ -97,7 +97,7 @@ class Typer(Interpreter):
         tensors = list(tensors_of(step.result))
         self._found.out[name] = tuple(tensor.dtype for tensor in tensors)
         self._found.reads[name] = dict(step.reads)
-        self._found.numel[name] = sum(map(_elements, tensors))
+        self._found.numel[name] = sum(map(elements, tensors))
         return step.result
 
     def _remembered(self, name: str, node: Node) -> _Step:
@@ -147,7 +147,7 @@ def tensors_of(values: Any) -> Iterator[Tensor]:
     return iter(found)
 
 
-def _elements(tensor: Tensor) -> int:
+def elements(tensor: Tensor) -> int:
     """The elements of a fake tensor. A size that values decide (``x[mask]``) is not known here: it counts as 1."""
     return prod(size if isinstance(size, int) else 1 for size in tensor.shape)
 
@@ -162,12 +162,14 @@ def read_as(action: Action, given: Iterable[torch.dtype], half: torch.dtype) -> 
     """The dtype in which a node reads its floating inputs (but float64); None: each in its own. The rule of each
     action, as in the autocast dispatch key: the rewrite (`rewrite.py`) asks here too, so that the two cannot differ.
 
-    ``given``: the dtypes of its floating inputs. The widest of them is half only where all are half.
+    ``given``: the dtypes of its floating inputs, in their order. The widest of them is half only where all are half.
     """
     if action is Action.HALF:
         return half
     if action in (Action.FP32, Action.FP32_BACK):
         return torch.float32
+    if action is Action.FIRST:
+        return next(iter(given), None)
     if action is Action.WIDEST:
         return half if set(given) <= {half, torch.float64} else torch.float32
     return None

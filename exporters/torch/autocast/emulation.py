@@ -9,6 +9,7 @@ conversion can avoid.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Any, TypeGuard
 
 import torch
@@ -211,7 +212,8 @@ class Emulation(Interpreter):
         if not self._dtypes.is_half(self._prefix + node.name):
             return result
         halves = {t.untyped_storage()._cdata for t in self._half_inputs(node, args, kwargs)}
-        out = iter(self._dtypes.out[self._prefix + node.name])
+        known = self._dtypes.out[self._prefix + node.name]
+        out = chain(known, repeat(known[-1]))  # other sizes may give more parts, as of a split
 
         def rounded(value: Any) -> Any:
             if not isinstance(value, Tensor):

@@ -1,19 +1,19 @@
 """Work on weights that is done once, at conversion, instead of at every request."""
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from ....models.engines.arrays import to_numpy, to_torch
 from ....models.program import walk
 from ...policy import weights
 from ...policy.weights import IN_RANGE
+from .aliases import changed_in_place
 
 SHARED = "__half"  # suffix of the half copy of a weight that FP32 nodes read as well
 
@@ -24,7 +24,7 @@ def fold_constants(module: GraphModule, foldable: Callable[[Node], bool]) -> Gra
 
     Strides are kept: another layout may take another kernel, and with it another rounding.
     """
-    changed = _changed_in_place(module.graph)
+    changed = changed_in_place(module.graph)
     for node in list(module.graph.nodes):
         if not _is_constant(node) or node in changed or not foldable(node):
             continue
@@ -119,33 +119,6 @@ def _is_constant(node: Node) -> bool:
         and bool(parents)
         and all(parent.op == "get_attr" for parent in parents)
     )
-
-
-def _changed_in_place(graph: Graph) -> set[Node]:
-    """Nodes whose memory some node writes to, itself or through a view: they are made anew at every run."""
-    changed: set[Node] = set()
-    stack = [arg for node in graph.nodes for arg in _aliased(node, written=True)]
-    while stack:
-        node = stack.pop()
-        if node not in changed:
-            changed.add(node)
-            stack.extend(_aliased(node, written=False))
-    return changed
-
-
-def _aliased(node: Node, written: bool) -> list[Node]:
-    """The arguments that an op writes to, or those that its result may be a view of (by its schema)."""
-    if node.target is operator.getitem:
-        return [] if written else node.all_input_nodes
-    if not isinstance(node.target, OpOverload):
-        return []
-    found = []
-    for position, argument in enumerate(node.target._schema.arguments):
-        alias = argument.alias_info
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        if alias is not None and (alias.is_write or not written) and isinstance(value, Node):
-            found.append(value)
-    return found
 
 
 def _evaluate(module: GraphModule, node: Node) -> Any:

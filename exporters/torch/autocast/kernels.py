@@ -1,4 +1,5 @@
-"""Finds the ops of a plan that have no half kernel on the device that the plan is for: they stay FP32.
+"""Finds the ops of a plan that have no half kernel on the device that the plan is for: they stay FP32. Finds the ops
+that take no tensors of two dtypes together, too.
 
 They are found by trying: each kind of op that would get half tensors runs once on the device, on the smallest tensors
 that the program gives it. An op that fails in half and works in FP32 has no half kernel there. The result for one
@@ -8,8 +9,9 @@ device holds for no other.
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,10 +23,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_aggregate
 
 from ....models.engines.cuda_graphs import scatters_and_adds
+from ....models.program import writes_into_inputs
 from ...graph.actions import Action, Kept
 from .bodies import typed
-from .dtypes import Dtypes, tensors_of
-from .plan import PrecisionPlan
+from .dtypes import Dtypes, elements, tensors_of
+from .plan import PrecisionPlan, make_plan
 from .rewrite import Autocast
 
 _Kind = tuple[OpOverload, tuple[torch.dtype, ...], tuple[str, ...]]
@@ -51,7 +54,18 @@ class _Call:
         return self.op._schema.name.removeprefix("aten::")
 
     def size(self) -> int:
-        return sum(tensor.numel() for tensor in tensors_of((self.args, self.kwargs)))
+        return sum(elements(tensor) for tensor in tensors_of((self.args, self.kwargs)))
+
+    def mixed(self, half: torch.dtype, first: bool) -> "_Call":
+        """The call with its first FP32 tensor in half and the others in FP32, or the other way round."""
+        place = count()
+
+        def cast(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.dtype != torch.float32:
+                return value
+            return value.to(half) if (next(place) == 0) == first else value
+
+        return replace(self, args=map_aggregate(self.args, cast), kwargs=map_aggregate(self.kwargs, cast))
 
 
 class HalfKernels:
@@ -60,6 +74,7 @@ class HalfKernels:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._known: dict[_Kind, str] = {}
+        self._refused: dict[_Kind, bool] = {}
 
     @property
     def of_loops(self) -> bool:
@@ -74,6 +89,18 @@ class HalfKernels:
             self._known[kind] = fault if fault and not self.raised(call, torch.float32) else ""
         return self._known[kind]
 
+    def takes_one_dtype(self, call: _Call, half: torch.dtype) -> bool:
+        """True if the device runs the call, which is in FP32, neither with its first tensor in half nor with the others
+        in half: a batch norm in half takes weights in FP32, and is not meant."""
+        mixed = [call.mixed(half, first) for first in (True, False)]
+        kinds = [one.kind() for one in mixed]
+        if any(kind not in self._refused for kind in kinds):
+            runs = not self.raised(call, None)
+            self._refused |= {
+                kind: runs and bool(self.raised(one, None)) for kind, one in zip(kinds, mixed, strict=True)
+            }
+        return all(self._refused[kind] for kind in kinds)
+
     def raised(self, call: _Call, instead: torch.dtype | None) -> str:
         """The first line of what the call raises on the device; empty where it runs. ``instead``: of half tensors."""
 
@@ -81,8 +108,7 @@ class HalfKernels:
             if not isinstance(value, Tensor):
                 return value
             wide = instead if value.dtype in (torch.float16, torch.bfloat16) else None
-            make = torch.ones if value.is_floating_point() else torch.zeros  # a zero is a good index
-            return make(value.shape, dtype=wide or value.dtype, device=self.device)
+            return _example(value, wide or value.dtype, self.device)
 
         try:
             with torch.no_grad():
@@ -92,6 +118,18 @@ class HalfKernels:
         return ""
 
 
+def _example(fake: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, which are good indices; of floating point ones, with larger numbers on the diagonal of each matrix, so
+    that it has an inverse and a root. A size that values decide is 1."""
+    shape = [size if isinstance(size, int) else 1 for size in fake.shape]
+    if not fake.is_floating_point():
+        return torch.zeros(shape, dtype=dtype, device=device)
+    made = torch.ones(shape, dtype=dtype, device=device)
+    if made.ndim > 1:
+        made.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return made
+
+
 OF_CPU = HalfKernels(torch.device("cpu"))
 
 
@@ -99,6 +137,24 @@ OF_CPU = HalfKernels(torch.device("cpu"))
 def half_kernels(device: torch.device) -> HalfKernels:
     """The half kernels of a device, made once in a process."""
     return OF_CPU if device.type == "cpu" else HalfKernels(device)
+
+
+def in_one_dtype(
+    module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor], kernels: HalfKernels = OF_CPU
+) -> PrecisionPlan:
+    """The plan in which no op that follows its inputs is given tensors of two dtypes where it takes one alone: it reads
+    them as its widest input, and where it writes into its first, as that one. Live autocast raises there.
+
+    Whatever else the plan keeps in FP32, no such op fails: a search asks for many plans.
+    """
+    nothing = make_plan(module, replace(plan.precision, level="O0", keep=()))
+    calls = _recorded(module, nothing, example).of_several.values()
+    actions = {
+        call.node: Action.FIRST if writes_into_inputs(call.op) else Action.WIDEST
+        for call in calls
+        if plan.actions[call.node] is Action.INPUT and kernels.takes_one_dtype(call, plan.dtype)
+    }
+    return replace(plan, actions={**plan.actions, **actions})
 
 
 def keep_without_kernel(
@@ -139,9 +195,11 @@ def keep_without_kernel(
 
 @dataclass(slots=True)
 class _Found:
-    """The calls that get half tensors, and those that fail although nothing is computed."""
+    """The calls that get half tensors, those that get several of floating point, and those that fail although nothing
+    is computed."""
 
     calls: dict[str, _Call] = field(default_factory=dict)
+    of_several: dict[str, _Call] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
 
 
@@ -183,8 +241,10 @@ class _Recorder(Autocast):
     def prepared(self, action: Action, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         args, kwargs = super().prepared(action, target, args, kwargs)
         name = self._prefix + self._node.name
-        half = any(tensor.dtype == self._plan.dtype for tensor in tensors_of((args, kwargs)))
-        if half and name in self._plan.actions and not target._schema.is_mutable:
+        floats = [tensor.dtype for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point()]
+        if name in self._plan.actions and len(floats) > 1:
+            self._found.of_several[name] = _Call(name, target, args, kwargs)
+        if self._plan.dtype in floats and name in self._plan.actions and not target._schema.is_mutable:
             self._found.calls[name] = _Call(name, target, args, kwargs)
         return args, kwargs
 

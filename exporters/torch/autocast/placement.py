@@ -23,8 +23,8 @@ from ....models.program import writes_into_inputs
 from ...graph.actions import Action
 from ...graph.mincut import Flow
 from ...policy.classes import Trait, has
+from .aliases import aliased, sharing_written_memory
 from .dtypes import Dtypes, Typer, Typing, cast_to, read_as, tensors_of
-from .folding import _aliased
 from .plan import PrecisionPlan
 
 _BY_SIDE = {True: Action.HALF, False: Action.FP32}
@@ -96,7 +96,7 @@ class _Reading:
         self._nodes: dict[str, Node] = {node.name: node for node in module.graph.nodes}
         self._plan, self._dtypes, self._pair = plan, dtypes, (dtypes.half, torch.float32)
         self._constants = _constants(self._nodes)
-        self._written = _sharing_written_memory(self._nodes)
+        self._written = {node.name for node in sharing_written_memory(self._nodes.values())}
         self._signs = distinguishes_signs_of_zero(module.graph)
 
     def flow(self, outputs: Sequence[torch.dtype]) -> Flow:
@@ -111,7 +111,7 @@ class _Reading:
             if name in steered:
                 flow.sources[name] = list(self._reads(name))
                 if name not in fixed and self._is_free(name):
-                    flow.transparent[name] = 0 if _aliased(node, written=False) else self._dtypes.numel[name]
+                    flow.transparent[name] = 0 if aliased(node, written=False) else self._dtypes.numel[name]
                 else:
                     flow.reads[name] = self._dtypes.half in self._reads(name).values()
             elif self._root(name) in flow.transparent:
@@ -184,22 +184,6 @@ def _constants(nodes: Mapping[str, Node]) -> set[str]:
         parents = node.all_input_nodes
         if node.op == "get_attr" or (parents and all(parent.name in found for parent in parents)):
             found.add(name)
-    return found
-
-
-def _sharing_written_memory(nodes: Mapping[str, Node]) -> set[str]:
-    """Nodes whose memory some node writes to, directly or through a view."""
-    adjacent: dict[str, set[str]] = {name: set() for name in nodes}
-    for name, node in nodes.items():
-        for source in _aliased(node, written=False):
-            adjacent[name].add(source.name)
-            adjacent[source.name].add(name)
-    stack = [source.name for node in nodes.values() for source in _aliased(node, written=True)]
-    found: set[str] = set()
-    while stack:
-        if (name := stack.pop()) not in found:
-            found.add(name)
-            stack.extend(adjacent[name])
     return found
 
 

@@ -5,7 +5,7 @@ The plan is the versioned artefact (``precision.json``); `rewrite.py` carries it
 
 import fnmatch
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from ....models.program import source_place, walk, writes_into_inputs
 from ...graph.actions import Action, Kept
 from ...policy.classes import NO_HALF_KERNEL, Rule, Trait, class_of, has
 from ...policy.weights import IN_RANGE
+from .aliases import uncastable
 from .policy import LISTS, OpLists
 
 _BY_RULE = {
@@ -99,31 +100,37 @@ def make_plan(
     for a pattern that matches no node: a misspelt pattern must not look like a kept node.
     """
     nodes = {name: node for name, node in walk(module) if isinstance(node.target, OpOverload)}
-    alone = _of_constants_alone(module, precision)
+    alone, as_given = _of_constants_alone(module, precision), uncastable(module)
     actions = {
-        name: Action.INPUT if name in alone else _action(node, precision, LISTS[lists], half_loops)
+        name: Action.INPUT
+        if name in alone or (name in as_given and not writes_into_inputs(node.target))
+        else _action(node, precision, LISTS[lists], half_loops)
         for name, node in nodes.items()
     }
     islands: dict[str, str] = {}
     if precision.level != "O0":
         islands = {name: _island(node) for name, node in nodes.items() if _island(node)}
-    actions |= {name: Action.FP32 for name in islands if not writes_into_inputs(nodes[name].target)}
-    return PrecisionPlan(
-        precision, lists, actions, tuple(_kept(nodes, actions, precision, half_loops)), islands
-    )
+    actions |= {name: Action.FP32 for name in islands if name not in as_given}
+    kept = _kept(nodes, actions, as_given, precision, half_loops)
+    return PrecisionPlan(precision, lists, actions, tuple(kept), islands)
 
 
 def _kept(
-    nodes: Mapping[str, Node], actions: dict[str, Action], precision: Precision, half_loops: bool
+    nodes: Mapping[str, Node],
+    actions: dict[str, Action],
+    as_given: Collection[str],
+    precision: Precision,
+    half_loops: bool,
 ) -> list[Kept]:
-    """The nodes that the level or the operator keeps in FP32; their ``actions`` are set to it."""
+    """The nodes that the level or the operator keeps in FP32; their ``actions`` are set to it. ``as_given``: nodes that
+    may not cast their inputs."""
     kept = []
     if precision.level in ("O2", "O3") and not half_loops:  # at O1 they are FP32 by policy
         loops = [(name, node) for name, node in nodes.items() if has(op_name(node), Trait.RECURRENT)]
         kept += [Kept(name, op_name(node), NO_HALF_KERNEL) for name, node in loops]
     for name, pattern in _matches(nodes, precision.keep):
         may_be_half = actions[name] in (Action.HALF, Action.INPUT, Action.WIDEST)
-        if may_be_half and precision.level != "O0" and not writes_into_inputs(nodes[name].target):
+        if may_be_half and precision.level != "O0" and name not in as_given:
             kept.append(Kept(name, op_name(nodes[name]), f"asked for by keep = {pattern!r}"))
             actions[name] = Action.FP32
     return kept

@@ -141,7 +141,10 @@ def _opened(node: Node, owner: GraphModule, lists: OpLists, mode: FakeTensorMode
         with torch._C.DisableTorchFunction():  # under one of its modes `decompose` calls the op itself
             return op.decompose(*args, **kwargs)
 
-    inner = traced(node, owner, decomposed, mode)
+    try:
+        inner = traced(node, owner, decomposed, mode)
+    except RuntimeError:  # it asks for the values of a tensor, as a quantile does for its levels
+        return None
     if inner is None or not any(_matters(one, inner, lists, mode) for one in inner.graph.nodes):
         return None
     return inner

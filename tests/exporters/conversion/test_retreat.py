@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.conversion.road import _Conversion
 from halfeven.exporters.gate.parity import judge
+from halfeven.exporters.gate.rule_verdicts import Failure
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import Diagnosis
 from halfeven.exporters.inputs.samples import Samples
@@ -134,6 +135,13 @@ def test_where_all_stays_in_fp32_the_verdict_names_the_output_that_misses_its_ow
     wide = replace(refused, name="wide", max_error_u=50.0, limit_u=100.0)
     why = _every_half_misses(replace(report, outputs=(wide, refused)))
     assert "errs by 24u in the proof, where 4u are allowed" in why and "max_error_u = 24" in why
+
+
+def test_where_no_half_runs_the_verdict_repeats_what_it_raised() -> None:
+    report = form(24.0, COMPLETE).report
+    assert report is not None
+    raised = Failure("does_not_run", "the half does not run with sample 0")
+    assert raised.message in _every_half_misses(replace(report, outputs=(), failures=(raised,)))
 
 
 def test_where_an_answer_is_not_finite_no_retreat_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

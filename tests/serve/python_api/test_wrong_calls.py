@@ -10,12 +10,13 @@ import halfeven as he
 import numpy as np
 import pytest
 import torch
-from halfeven.models.errors import BadFolder, BadSamples, BadSetting, CaptureFailed, HalfevenError
+from halfeven.models.errors import BadFolder, BadInput, BadSamples, BadSetting, CaptureFailed, HalfevenError
 from torch import nn
 
 CONVERT: Any = he.convert  # called against its types
 SERVE: Any = he.serve
 GIVE = r"model: expected an nn\.Module, or the path of .*, got "
+ODD = r"tensor 'x': expected numbers or truth values, every row of one shape .*; got "
 MISSING = r"give samples=\{'x': array\}.*; got "
 
 
@@ -50,6 +51,11 @@ def x() -> np.ndarray:
         (lambda x: CONVERT(Net(), x), BadSamples, f"{MISSING}samples of the type ndarray"),
         (lambda x: CONVERT(Net(), [x]), BadSamples, f"{MISSING}samples of the type list"),
         (lambda x: CONVERT(Net(), {"x": x[:0]}), BadSamples, "tensor 'x': expected at least one row, got none"),
+        (lambda x: CONVERT(Net(), {"x": [[1.0, 2.0], [3.0]]}), BadInput, f"{ODD}list: .*inhomogeneous"),
+        (lambda x: CONVERT(Net(), {"x": ["a", "b"]}), BadInput, f"{ODD}list: its datatype is <U1"),
+        (lambda x: CONVERT(Net(), {"x": [None]}), BadInput, f"{ODD}list: its datatype is object"),
+        (lambda x: CONVERT(Net(), {"x": torch.eye(4).to_sparse()}), BadInput, f"{ODD}Tensor: "),
+        (lambda x: CONVERT(Net(), {1: x}), BadSamples, "expected the name of an input .* as each key, got 1"),
         (lambda x: CONVERT(Net(), {"x": x}, keep="nowhere"), BadSetting, "keep = 'nowhere' matches no node"),
         (lambda x: CONVERT(Net(), {"x": x}, level="O7"), BadFolder, "option level = 'O7': expected one of O0"),
         (lambda x: CONVERT(Net().to("meta"), {"x": x}), CaptureFailed, "Net .*: it lies on the device meta.*load"),
