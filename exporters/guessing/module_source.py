@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import save_file
 from torch import nn
 
 from ...models.capture.capture import describe
 from ...models.errors import BadFolder
 from ...models.spec.batch_axis import array_batch_first
-from ...models.spec.datatypes import DATATYPES
+from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
-from ..inputs.samples import TARGET
+from ..inputs.samples import TARGET, as_fp32
 from .batch_size import fitting_rows
 from .guess import Guess
 
@@ -36,6 +37,7 @@ def guess_module(
 
     Raises CaptureFailed where the code cannot be run, BadFolder for a dtype that is not served.
     """
+    samples, widened = (None, []) if samples is None else _in_fp32(samples, module)
     with tempfile.TemporaryDirectory(prefix="halfeven-init-") as scratch:
         file = Path(scratch) / "samples.safetensors"
         if samples is not None:
@@ -59,7 +61,24 @@ def guess_module(
         "module around the model that gives its tensors"
         for output, kind in found.get("left_out", {}).items()
     )
-    return Guess(spec, source, doubts, notes, weights, given)
+    return Guess(spec, source, doubts, (*widened, *notes), weights, given)
+
+
+def _in_fp32(
+    samples: Mapping[str, np.ndarray], module: nn.Module | None
+) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """Inputs in half as FP32, in which the original is; inputs in FP64 too, of a module that is seen to have no weights
+    in it. Gives a note on each."""
+    floats = {"FP16", "BF16"}
+    if module is not None and not any(one.dtype == torch.float64 for one in module.state_dict().values()):
+        floats |= {"FP64"}
+    changed, notes = dict(samples), list[str]()
+    for name, array in samples.items():
+        given = name_of(array.dtype)
+        if given in floats and not name.startswith(TARGET):
+            changed[name] = as_fp32(array, "FP32")
+            notes.append(f"the samples of '{name}' were {given} and are converted to FP32: callers send FP32")
+    return changed, notes
 
 
 def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

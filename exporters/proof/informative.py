@@ -11,12 +11,14 @@ from ..gate.divergence import SENTINEL
 from ..gate.verdict import ParityReport
 from .prove import ReferenceRun
 
+MOST_OF_MASKS = 16  # different values, each to two digits
 _GIVE = "give samples that it has answers to (samples.safetensors in the model's folder, or --samples FILE)"
 
 
 def why_nothing_is_proven(run: ReferenceRun) -> str:
     """A reason where every answer in floating point is 0 or not finite, or where all answers of one output have no
-    elements or are so large that the gate compares none; empty otherwise.
+    elements or are so large that the gate compares none, and where those that it does not compare vary; empty
+    otherwise.
 
     Any half that also answers 0 would pass: a mask that generated lengths leave empty, a score below its threshold. So
     would one that finds nothing where a detector finds nothing, and one that overflows where the gate compares signs
@@ -35,6 +37,14 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
             f"to every judged sample the FP32 model answers numbers of {SENTINEL:.0e} or more ({_listed(huge)}), which "
             "count as the values of a mask and are not compared, so nothing is proven of a half; answer in another "
             f"unit, or {_GIVE}"
+        )
+    if varied := [
+        name for name in names if _varied_sentinels(question.reference[name] for question in asked)
+    ]:
+        return (
+            f"the FP32 model answers many different numbers of {SENTINEL:.0e} or more ({_listed(varied)}), and such "
+            "numbers count as the values of a mask and are not compared, so nothing is proven of a half; let the model "
+            "answer in a larger unit"
         )
     informative = any(
         (np.isfinite(question.reference[name]) & (question.reference[name] != 0)).any()
@@ -75,6 +85,17 @@ def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
     # Half has no SENTINEL.
     sizes = [np.abs(answer[np.isfinite(answer)].astype(np.float64)) for answer in answers]
     return any(size.size for size in sizes) and all((size >= SENTINEL).all() for size in sizes)
+
+
+def _varied_sentinels(answers: Iterable[np.ndarray]) -> bool:
+    """True if the numbers that the gate does not compare are too many different ones for the values of a mask, to which
+    scores and other masks were added: an energy, a count of operations."""
+    seen = set[float]()
+    for answer in answers:
+        large = answer[np.isfinite(answer) & (np.abs(answer.astype(np.float64)) >= SENTINEL)]
+        fractions, exponents = np.frexp(large.astype(np.float64))
+        seen.update(np.unique(np.ldexp(np.round(fractions, 2), exponents)).tolist())
+    return len(seen) > MOST_OF_MASKS
 
 
 def why_noise_proves_nothing(

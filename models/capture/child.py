@@ -31,6 +31,7 @@ from ..order.ends_with_parent import die_with
 from . import agreement, failures, flat_answers, more_rows, own_hooks, sources
 from .agreement import rows_of
 from .failures import Refused, first_lines
+from .kept_tensors import traced
 from .other_sizes import sizes_that_hold
 
 if TYPE_CHECKING:
@@ -126,16 +127,16 @@ def attempt(
 ) -> Traced:
     module, notes = loaded(torch, request, attention)
     flat = Flat(module, request)
+    example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
     with torch.no_grad():
         try:
-            program = export(torch, flat, samples, request)
+            program = traced(torch, flat.module, lambda: export(torch, flat, samples, request), example)
             refuse_lacking(module, program)
             facts = agreement.check(torch, flat, program, samples, request)
             found, fixed = sizes_that_hold(torch, flat, program, samples, request, dims(program))
             facts |= {"dims": found, "notes": [*facts["notes"], *fixed]}
         except Exception as error:
             sources.refuse_scripts(module)
-            example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
             failures.blame_inputs(error, module, flat.original, example, request)
             raise
     return program, notes, facts

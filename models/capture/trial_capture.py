@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import child, failures
+from .kept_tensors import traced
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,15 +35,16 @@ def tried(
 
     ``shown``: input name → tensor with its batch on the first axis. ``result``: that of `describing.seen`.
     """
-    request = _request(result, folder)
+    request, rows = _request(result, folder), list(shown.values())
+    flat = child.Flat(module, request)
     try:
-        program = child.export(torch, child.Flat(module, request), list(shown.values()), request)
+        program = traced(torch, flat.module, lambda: child.export(torch, flat, rows, request), rows)
     except Exception as error:
         if not failures.is_specialised(error):
             return {}
         why = FOR_ONE_ROW.format(place=failures.place_of(error, request), remedy=REMEDY)
         return {"max_batch_size": 1, "doubts": [*result["doubts"], ["", "max_batch_size", why]]}
-    return {"row_bytes": row_bytes(torch, program, list(shown.values()))}
+    return {"row_bytes": row_bytes(torch, program, rows)}
 
 
 def _request(result: Mapping[str, Any], folder: str) -> dict[str, Any]:

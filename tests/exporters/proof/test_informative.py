@@ -23,7 +23,8 @@ def masked(x: np.ndarray) -> np.ndarray:
     [
         (lambda x: (np.abs(x) + 1) * np.float32(1e10), ["z"]),
         (lambda x: masked(x) + np.float32(-2e9), ["z"]),
-        (lambda x: x * np.float32(1e9), []),
+        (lambda x: x * np.float32(2e9), ["z"]),
+        (lambda x: masked(x) * np.float32(2) + masked(x - 1) + 100 * x, []),
         (masked, []),
         (lambda x: x.astype(np.float16), []),
     ],

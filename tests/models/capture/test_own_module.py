@@ -138,9 +138,17 @@ def test_a_node_that_draws_random_numbers_is_named_with_its_line(
 
 
 @pytest.mark.parametrize("net", [nn.Linear(4, 3), nn.Conv1d(4, 3, 1)], ids=str)
-def test_what_is_given_in_double_is_said(net: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(CaptureFailed, match=r"float64 input .* give the samples in float32"):
-        captured(net, tmp_path, {"x": np.random.normal(size=(6, 4, 4))})
+def test_what_is_computed_in_double_beside_fp32_weights_is_named(net: nn.Module, tmp_path: Path) -> None:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x.double())
+
+    with pytest.raises(CaptureFailed, match=r"a float64 input or number beside FP32 weights"):
+        captured(Doubling(), tmp_path, drawn(8, 4, 5) if isinstance(net, nn.Conv1d) else drawn(8, 4))
 
 
 def test_a_script_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -202,3 +210,47 @@ def test_a_number_of_rows_that_two_runs_have_in_common_by_chance_is_free(tmp_pat
     samples["x"][:, 0] = [1, -1, -1, -1, 1, -1, 1, 1]
     output = captured(Selecting(4, 3), tmp_path, samples).spec.outputs[0]
     assert [dim.fixed for dim in output.shape] == [False, True]
+
+
+@pytest.mark.parametrize("given", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32])
+def test_samples_in_another_floating_type_than_the_original_s_are_converted(
+    weights: torch.dtype, given: type, tmp_path: Path
+) -> None:
+    samples = {"x": np.random.normal(size=(16, 4)).astype(given)}
+    found = captured(nn.Linear(4, 3).to(weights), tmp_path, samples)
+    assert found.spec.inputs[0].datatype == "FP32"
+
+
+class Keeping(nn.Module):
+    """A net that makes a table at its first call, and another where an input is longer."""
+
+    table: torch.Tensor | None
+
+    def __init__(self, into: str) -> None:
+        super().__init__()
+        self.linear, self.into = nn.Linear(4, 4), into
+        self.kept: dict[str, torch.Tensor] = {}
+        if into == "attribute":
+            self.table = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.into == "dictionary":
+            if "table" not in self.kept:
+                self.kept["table"] = torch.arange(4).cos()
+            return self.linear(x) * self.kept["table"]
+        if self.into == "buffer" and not hasattr(self, "table"):
+            self.register_buffer("table", torch.arange(4).cos())
+        if self.into != "buffer" and (getattr(self, "table", None) is None or len(self.table) < x.shape[1]):  # type: ignore[arg-type]
+            self.table = torch.arange(x.shape[1]).cos()
+        return self.linear(x) * self.table
+
+
+@pytest.mark.parametrize("into", ["attribute", "new attribute", "buffer", "dictionary"])
+def test_a_table_that_forward_makes_at_its_first_call_is_in_the_program(into: str, tmp_path: Path) -> None:
+    net = Keeping(into)
+    found = captured(net, tmp_path, drawn(16, 4))
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        (answer,) = runnable(found.program)(x)
+        torch.testing.assert_close(answer, net(x))
