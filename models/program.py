@@ -10,12 +10,14 @@ from pathlib import Path, PurePath
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
+# The operations that read a size, or how often something is repeated, from numbers.
+_READ_SIZES = ("item", "_local_scalar_dense", "repeat_interleave", "bincount")
 _FRAME = re.compile(r'File "([^"<]+)", line (\d+), in [^\n]*\n +([^\n]+)')
 # These folders hold the code of this torch, of a torch that captured elsewhere, and of the process that captures.
 _OTHERS_CODE = (
@@ -130,6 +132,17 @@ def walk(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, Node]]:
 def writes_into_inputs(target: object) -> bool:
     """True if an operation (the target of a node) changes an input: in a copy of the input the change would be lost."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def reads_sizes(module: GraphModule) -> bool:
+    """True if a size, or the passes of a loop, come from numbers: they are other ones for other inputs."""
+    return any(_reads_size(node.target) for _, node in walk(module))
+
+
+def _reads_size(target: object) -> bool:
+    if isinstance(target, HigherOrderOperator):
+        return target.name() == "while_loop"
+    return isinstance(target, OpOverload) and target._schema.name.removeprefix("aten::") in _READ_SIZES
 
 
 def source_line(node: Node) -> str:

@@ -15,14 +15,12 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from ...models.errors import NotRun
 from ...models.spec.spec import ModelSpec
+from ..graph.bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
 from ..inputs.samples import Samples
 from ..question import Answers, Arrays
 from .reading.graph import ONNX, Names, bodies, names_in, opset_of
 from .runtime import runtime_answers
 
-ROOM = 64  # times as many passes, and elements, as any sample needs are still made
-PASSES_AT_LEAST = 1000
-ELEMENTS_AT_LEAST = 1 << 16
 _MIN_TAKES_INTEGERS = 12  # since this opset
 # The inputs that say how large the result of an operation becomes.
 _SIZES = {

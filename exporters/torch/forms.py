@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from .autocast.aliases import aliased
 from .autocast.dtypes import tensors_of
 from .autocast.emulation import InDouble
 from .autocast.rewrite import HalfProgram
+from .bounded_calls import Bounds, bounds_of, held, within
 from .onnx_form.export import write_onnx
 from .program_answers import emulated, ties_of
 from .program_graph import ProgramGraph, exact_answers, makers_of, nodes_of, program_graph, program_operations
@@ -65,6 +66,13 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
     _original: Answers | None = None
     _module: GraphModule | None = None
     _row_operations: int | None = None
+    _bounds: list[Bounds | None] = field(default_factory=list)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        if not self._bounds:
+            self._bounds.append(bounds_of(self.module, self.subject.spec, self.subject.samples))
+        return self._bounds[0]
 
     @property
     def device(self) -> torch.device:
@@ -91,7 +99,7 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
         if self._original is None:
             spec = self.subject.spec
             engine = TorchEngine(self.subject.exported, "fp32", self.device, spec=spec)
-            self._original = answers_of(spec, engine)
+            self._original = within(self.bounds, answers_of(spec, engine))
         return self._original
 
     def operations_by_name(self) -> Sequence[Operation]:
@@ -99,12 +107,12 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
         return [(node.name, getattr(node.target, "__name__", "").split(".")[0]) for node in nodes]
 
     def original_graph(self) -> OriginalGraph:
-        return ProgramOriginal(self.module, self.subject.spec)
+        return ProgramOriginal(self.module, self.subject.spec, self.bounds)
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
         subject = self.subject
         tie_tolerance = ties_of(self.module, subject.spec, subject.precision.dtype, judging)
-        exact = exact_answers(self.module, subject.spec)
+        exact = within(self.bounds, exact_answers(self.module, subject.spec))
         use_true_fp32()
         return ask_reference(
             subject.spec, judging, self.original(), tie_tolerance, self.row_operations, exact, subject.device
@@ -112,7 +120,7 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
 
     def graph(self, precision: Precision, planning: Samples) -> ProgramGraph:
         subject = replace(self.subject, precision=precision)
-        return program_graph(subject, planning, _example(subject.spec, planning))
+        return program_graph(subject, planning, _example(subject.spec, planning), self.bounds)
 
     def written(self) -> HalfProgram:
         return self.settled.written(self.subject.exported)
@@ -138,7 +146,9 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
     def storage(self) -> Answers:
         """The half program in true half kernels of the subject's device."""
         spec, dtype = self.subject.spec, self.subject.precision.dtype
-        return answers_of(spec, TorchEngine(self.half.program, dtype, self.device, spec=spec))
+        return within(
+            self.bounds, answers_of(spec, TorchEngine(self.half.program, dtype, self.device, spec=spec))
+        )
 
     def plan_json(self) -> dict[str, Any]:
         return self.half.plan.to_json(self.settled.module)
@@ -158,7 +168,7 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
         engine = TorchEngine(self.half.program, subject.precision.dtype, self.device, CpuSetup(passes=PACKED))
         if not engine.setup.passes:
             return []
-        return [take(reference_run, answers_of(self.subject.spec, engine))]
+        return [take(reference_run, within(self.bounds, answers_of(self.subject.spec, engine)))]
 
     def _write_original_onnx(self, draft: Draft, reference_run: ReferenceRun) -> None:
         """Write the original as ONNX and compare it with the program, so that a fault of the exporter does not count as
@@ -278,6 +288,7 @@ class ProgramOriginal:
 
     module: GraphModule
     spec: ModelSpec
+    bounds: Bounds | None = None
 
     def nodes(self) -> list[GraphNode]:
         return nodes_of(self.module)
@@ -289,7 +300,9 @@ class ProgramOriginal:
         def seen(run: Interpreter, node: Node, result: Tensor) -> None:
             def rest(changed: np.ndarray) -> Arrays:
                 tensor = torch.from_numpy(np.array(changed)).to(result.dtype).reshape(result.shape)
-                return self._named(rest_of_run(self.module, run, self._tensors(inputs), node, tensor))
+                with held(self.bounds):
+                    rest = rest_of_run(self.module, run, self._tensors(inputs), node, tensor)
+                return self._named(rest)
 
             if result.is_floating_point():
                 visit(node.name, floats_of(result), rest)
@@ -302,10 +315,10 @@ class ProgramOriginal:
             if result.is_floating_point():
                 observe(node.name, floats_of(result))
 
-        return emulated(self.spec, Watched(self.module, seen))
+        return within(self.bounds, emulated(self.spec, Watched(self.module, seen)))
 
     def otherwise(self, observe: Observe) -> Answers:
-        return emulated(self.spec, InDouble(self.module, observe=observe))
+        return within(self.bounds, emulated(self.spec, InDouble(self.module, observe=observe)))
 
     def _tensors(self, inputs: Arrays) -> list[Tensor]:
         return [to_torch(inputs[tensor.name].copy()) for tensor in self.spec.inputs]

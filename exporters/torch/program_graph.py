@@ -41,6 +41,7 @@ from .autocast.plan import PrecisionPlan, make_plan, op_name
 from .autocast.policy import CUDA
 from .autocast.rewrite import HalfProgram, rewrite
 from .autocast.surgery import open_composites
+from .bounded_calls import Bounds, within
 from .program_answers import emulated, ties_of
 
 
@@ -51,7 +52,7 @@ class ProgramGraph:
     ``inputs``: a batch of each, to trace with. ``kernels``: of the device that it is planned for. ``weighed`` and
     ``profiled`` are None at O0, which plans nothing. ``rounded``: of the module's weights, for the halves of all plans,
     and ``earlier``: their values on the samples, until a plan is settled. ``held``: the nodes that are kept beside
-    those of the level's rules.
+    those of the level's rules. ``bounds``: of what any input may ask.
     """
 
     module: GraphModule
@@ -68,6 +69,7 @@ class ProgramGraph:
     bytes_before: int = 0
     rounded: RoundedWeights = field(default_factory=RoundedWeights)
     earlier: EarlierRuns | None = None
+    bounds: Bounds | None = None
 
     @property
     def precision(self) -> Precision:
@@ -104,10 +106,10 @@ class ProgramGraph:
 
     def original(self, observe: Observe | None = None) -> Answers:
         nothing = make_plan(self.module, replace(self.precision, level="O0", keep=()))
-        return emulated(self.spec, self._emulation(nothing, observe=observe))
+        return within(self.bounds, emulated(self.spec, self._emulation(nothing, observe=observe)))
 
     def exact(self) -> Answers:
-        return exact_answers(self.module, self.spec)
+        return within(self.bounds, exact_answers(self.module, self.spec))
 
     def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         return ties_of(self.module, self.spec, self.precision.dtype, samples)
@@ -132,7 +134,8 @@ class ProgramGraph:
     def half(
         self, kept: Collection[str] = (), *, floor: bool = False, observe: Observe | None = None
     ) -> Answers:
-        return emulated(self.spec, self._emulation(self._keeping(kept), floor, observe))
+        half = emulated(self.spec, self._emulation(self._keeping(kept), floor, observe))
+        return within(self.bounds, half)
 
     def repaired(self) -> "ProgramGraph | None":
         assert self.profiled is not None
@@ -181,12 +184,14 @@ class ProgramGraph:
         )
 
 
-def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]) -> ProgramGraph:
+def program_graph(
+    subject: Subject, planning: Samples, example: Sequence[Tensor], bounds: Bounds | None = None
+) -> ProgramGraph:
     """A subject's program, profiled, with its masks rewritten where that is exact and the level's rules applied."""
     module, precision = runnable(subject.exported), subject.precision
     onnx = "onnx" in subject.forms
     if precision.level == "O0":
-        return ProgramGraph(module, subject.spec, make_plan(module, precision), example, onnx)
+        return ProgramGraph(module, subject.spec, make_plan(module, precision), example, onnx, bounds=bounds)
     open_composites(module, CUDA)
     kernels = half_kernels(torch.device(subject.device))
     plan = make_plan(module, precision, half_loops=kernels.of_loops)
@@ -206,6 +211,7 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
         profiled=profiled,
         repaired_by=masks.repairs,
         held=(*masks.keep, *_behind(module, subject)),
+        bounds=bounds,
     )
     return _ruled(graph)
 

@@ -7,18 +7,21 @@ takes milliseconds: the search for kept nodes asks for hundreds.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_aggregate, map_arg
 
+from ....models.program import reads_sizes
 from ...graph.actions import Action
 from .bodies import prefixes, typed
 from .plan import PrecisionPlan
@@ -65,7 +68,7 @@ class Typing:
 
     def under(self, plan: PrecisionPlan) -> Dtypes:
         found = Dtypes(plan.dtype)
-        with self._mode, torch.no_grad(), warnings.catch_warnings():
+        with self._mode, sizes_unknown(self._module), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             Typer(self._module, plan, self._steps, found, "").run(*self._example)
         return found
@@ -145,6 +148,12 @@ def tensors_of(values: Any) -> Iterator[Tensor]:
     found: list[Tensor] = []
     map_aggregate(values, lambda value: found.append(value) if isinstance(value, Tensor) else None)
     return iter(found)
+
+
+def sizes_unknown(module: GraphModule) -> AbstractContextManager[None]:
+    """For a run on fake tensors: torch's own decompositions are written in Python there where a size is not known, and
+    its compiled ones ask for its number."""
+    return enable_python_dispatcher() if reads_sizes(module) else nullcontext()
 
 
 def elements(tensor: Tensor) -> int:

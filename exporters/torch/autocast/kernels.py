@@ -26,7 +26,7 @@ from ....models.engines.cuda_graphs import scatters_and_adds
 from ....models.program import writes_into_inputs
 from ...graph.actions import Action, Kept
 from .bodies import typed
-from .dtypes import Dtypes, elements, tensors_of
+from .dtypes import Dtypes, elements, sizes_unknown, tensors_of
 from .plan import PrecisionPlan, make_plan
 from .rewrite import Autocast
 
@@ -211,7 +211,7 @@ def _recorded(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor
     log = logging.getLogger("torch._subclasses.fake_tensor")
     silent, log.disabled = log.disabled, True
     try:
-        with mode, torch.no_grad(), warnings.catch_warnings():
+        with mode, sizes_unknown(module), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _Recorder(module, plan, found).run(*given)
     finally:

@@ -24,7 +24,7 @@ from ...graph.actions import Action
 from ...graph.mincut import Flow
 from ...policy.classes import Trait, has
 from .aliases import aliased, sharing_written_memory
-from .dtypes import Dtypes, Typer, Typing, cast_to, read_as, tensors_of
+from .dtypes import Dtypes, Typer, Typing, cast_to, read_as, sizes_unknown, tensors_of
 from .plan import PrecisionPlan
 
 _BY_SIDE = {True: Action.HALF, False: Action.FP32}
@@ -212,7 +212,7 @@ def _layouts(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor]
     """Node → dtype and strides of its inputs; None where some op refuses the strides that it would get."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     layouts = _Layouts(module, plan)
-    with mode, torch.no_grad(), warnings.catch_warnings():
+    with mode, sizes_unknown(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             layouts.run(*[mode.from_tensor(tensor, static_shapes=True) for tensor in example])

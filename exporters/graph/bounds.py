@@ -1,0 +1,5 @@
+"""Bounds of what an input that the conversion made may ask of the original, in counts."""
+
+ROOM = 64  # times as many passes of a loop, and elements of a value, as any sample needs are still made
+PASSES_AT_LEAST = 1000
+ELEMENTS_AT_LEAST = 1 << 16
