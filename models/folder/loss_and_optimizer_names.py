@@ -72,6 +72,8 @@ def read_optimizer(value: Any) -> dict[str, Any]:
             _check(name, argument, given)
     if found.get("nesterov") and (not found.get("momentum") or found.get("dampening")):
         raise ValueError("nesterov needs a momentum above 0 and no dampening")
+    if found.get("fused") and found.get("foreach"):
+        raise ValueError("fused and foreach are two ways of one step: expected one of them to be true")
     return {**found, "name": name}
 
 

@@ -89,11 +89,7 @@ def repeated(data: TrainingData) -> str:
     if not twins:
         return ""
     further = sum(len(places) - 1 for places in twins)
-    differing = [
-        places for places in twins
-        if any(not np.array_equal(target[place], target[places[0]], equal_nan=target.dtype.kind == "f")
-               for target in data.samples.targets.values() for place in places[1:])
-    ]  # fmt: skip
+    differing = [pair for places in twins if (pair := _contradicting(data, places))]
     contradict = (
         f"; the targets of {len(differing)} of them contradict each other, for example in rows "
         f"{_rows(data, differing[0])}"
@@ -102,6 +98,16 @@ def repeated(data: TrainingData) -> str:
     )
     example = _rows(data, twins[0])
     return f"{further} rows have the same inputs as an earlier row, for example rows {example}{contradict}"
+
+
+def _contradicting(data: TrainingData, places: list[int]) -> list[int]:
+    """The first of these rows, and the first whose targets are others; empty where they are all the same."""
+    first, *others = places
+    for place in others:
+        for target in data.samples.targets.values():
+            if not np.array_equal(target[place], target[first], equal_nan=target.dtype.kind == "f"):
+                return [first, place]
+    return []
 
 
 def _class(tensor: TensorSpec, number: int) -> str:

@@ -6,7 +6,7 @@ Nothing is repaired: the error names the bad rows, or a job leaves them out (`ro
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ....models.spec.datatypes import DATATYPES, name_of
 from ....models.spec.spec import Dim, ModelSpec, TensorSpec
 from ....models.spec.value_range import ValueRange
 from ..judging.judging_metrics import classifies
-from ..training.loop.setting_names import MOST_SHARE, most_quarantined
+from ..training.loop.setting_names import MOST_ROWS, MOST_SHARE, most_quarantined
 from .tables import kind_of, read_table
 
 # 1.8e19. A number whose square is infinite in FP32 makes any variance infinite: BatchNorm's running statistics for
@@ -55,10 +55,15 @@ class TrainingData:
     @property
     def numbers(self) -> np.ndarray:
         """The row of the file that each row is."""
-        return np.delete(np.arange(self.rows + len(self.quarantined)), list(self.quarantined))
+        return _numbers(self.rows, self.quarantined)
 
     def row_digests(self) -> list[bytes]:
         return row_digests(self.samples)
+
+
+def _numbers(rows: int, left_out: Collection[int]) -> np.ndarray:
+    """The numbers that the ``rows`` that are left have in the file."""
+    return np.delete(np.arange(rows + len(left_out)), list(left_out))
 
 
 def row_digests(samples: Samples) -> list[bytes]:
@@ -92,19 +97,22 @@ def read_training(
     tensors = {} if kind else read_tensors(path, max_bytes)
     try:
         tensors = read_table(path, kind, spec, max_bytes, work) if kind else tensors
-        faults = row_faults(spec, tensors, ignored, masked) if quarantine else {}
+        rows = {len(array) if array.ndim else 0 for array in tensors.values()}
+        # Where the numbers of rows differ, the file is refused below.
+        faults = row_faults(spec, tensors, ignored, masked) if quarantine and len(rows) == 1 else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error
     _check_count(samples.count)
     losses = losses_of(spec, samples)
     sizes = _sizes(spec, samples)
+    numbers = _numbers(samples.count, faults)
     for tensor in spec.outputs:
         if tensor.name in losses:
             target, loss = samples.targets[tensor.name], learnable[tensor.name]
-            _check_target(target, tensor, _inner(spec, tensor), loss, sizes, ignored, masked)
+            _check_target(target, tensor, _inner(spec, tensor), loss, sizes, ignored, masked, numbers)
     for name, array in samples.arrays.items():
-        _check_finite(name, array)
+        _check_finite(name, array, numbers)
     if ignored is not None:
         marked = {
             name: np.where(target == ignored, IGNORED, target) if target.dtype.kind == "i" else target
@@ -167,7 +175,7 @@ def check_no_overlap(training: TrainingData, validation: TrainingData) -> None:
     """Raises BadSamples naming the rows of the validation file whose inputs are in the training file."""
     known = set(training.row_digests())
     if rows := [row for row, digest in enumerate(validation.row_digests()) if digest in known]:
-        named = named_rows(validation.numbers[rows].tolist())
+        named = named_rows(validation.numbers[rows])
         raise BadSamples(
             f"validation_file: {named}: expected rows that are not in the training file, got the same "
             "inputs; a score on rows that were trained on says nothing: take them out of one file"
@@ -190,6 +198,7 @@ def _check_target(
     sizes: Mapping[str, int],
     ignored: int | None,
     masked: bool,
+    numbers: np.ndarray,
 ) -> None:
     classes = loss in (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
     if classes and not inner:
@@ -197,7 +206,7 @@ def _check_target(
             f"tensor '{TARGET}{tensor.name}': the output has no axis of classes, so none can be learnt"
         )
     if loss == CLASS_LOSSES[0] and target.dtype == np.float32 and target.ndim == 1 + len(inner):
-        _check_shares(f"{TARGET}{tensor.name}", target)
+        _check_shares(f"{TARGET}{tensor.name}", target, numbers)
         classes = False
     datatype, shape = ("INT64", inner[:-1]) if classes else ("FP32", inner)
     shape = tuple(_known(dim, sizes) for dim in shape)
@@ -206,12 +215,15 @@ def _check_target(
         what = "one class for each decision" if classes else "the output's shape"
         raise BadSamples(f"tensor '{TARGET}{tensor.name}': {fault} ({what}; first axis = rows)")
     if classes:
-        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes), ignored)
+        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes), ignored, numbers)
     else:
-        _check_finite(f"{TARGET}{tensor.name}", np.where(np.isnan(target), 0, target) if masked else target)
+        given = np.where(np.isnan(target), 0, target) if masked else target
+        _check_finite(f"{TARGET}{tensor.name}", given, numbers)
 
 
-def _check_classes(name: str, target: np.ndarray, classes: Dim, ignored: int | None) -> None:
+def _check_classes(
+    name: str, target: np.ndarray, classes: Dim, ignored: int | None, numbers: np.ndarray
+) -> None:
     top = classes.minimum if classes.fixed else np.iinfo(np.int64).max
     wrong = (target < 0) | (target >= top)
     if ignored is not None:
@@ -221,18 +233,18 @@ def _check_classes(name: str, target: np.ndarray, classes: Dim, ignored: int | N
         bounds = f"0..{top - 1}" if classes.fixed else "0 or more"
         came = ", ".join(str(value) for value in np.unique(target[wrong])[:_NAMED])
         raise BadSamples(
-            f"tensor '{name}', {named_rows(rows.tolist())}: expected classes {bounds}, got {came}"
+            f"tensor '{name}', {named_rows(numbers[rows])}: expected classes {bounds}, got {came}"
         )
 
 
-def _check_shares(name: str, target: np.ndarray) -> None:
+def _check_shares(name: str, target: np.ndarray, numbers: np.ndarray) -> None:
     """Each decision of soft labels has a share for each class; the shares add up to 1."""
-    _check_finite(name, target)
+    _check_finite(name, target, numbers)
     wrong = (target < 0).any(-1) | (np.abs(target.sum(-1) - 1) > SHARES_NEARLY)
     if rows := np.flatnonzero(wrong.reshape(len(target), -1).any(1)).tolist():
         raise BadSamples(
-            f"tensor '{name}', {named_rows(rows)}: expected a share of 0 or more for each class, together 1 (soft "
-            "labels), or INT64 classes"
+            f"tensor '{name}', {named_rows(numbers[rows])}: expected a share of 0 or more for each class, "
+            "together 1 (soft labels), or INT64 classes"
         )
 
 
@@ -249,14 +261,15 @@ def with_classes(spec: ModelSpec, samples: Samples) -> Samples:
     return replace(samples, targets=hard) if soft else samples
 
 
-def _check_finite(name: str, array: np.ndarray) -> None:
+def _check_finite(name: str, array: np.ndarray, numbers: np.ndarray) -> None:
+    """``numbers``: of the rows, in the file."""
     if not (name_of(array.dtype) in DATATYPES and DATATYPES[name_of(array.dtype)].is_float):
         return
     rows = [row for part in _bad_rows(array) for row in part]
     if rows:
         raise BadSamples(
-            f"tensor '{name}', {named_rows(rows)}: expected finite numbers, got NaN or infinity; one such row spoils "
-            "every step it is in: correct it or leave it out"
+            f"tensor '{name}', {named_rows(numbers[rows])}: expected finite numbers, got NaN or infinity; one such row "
+            "spoils every step it is in: correct it or leave it out"
         )
 
 
@@ -269,7 +282,7 @@ def _bad_rows(array: np.ndarray) -> Iterator[list[int]]:
         yield (np.flatnonzero(bad) + start).tolist()
 
 
-def named_rows(rows: Sequence[int]) -> str:
+def named_rows(rows: Sequence[int] | np.ndarray) -> str:
     named = ", ".join(str(row) for row in rows[:_NAMED])
     more = f", … ({len(rows)} rows)" if len(rows) > _NAMED else ""
     return f"row{'s' if len(rows) > 1 else ''} {named}{more}"
@@ -309,7 +322,7 @@ def row_faults(
 ) -> dict[int, str]:
     """Row → what is wrong with it. Tensors that do not fit as a whole are left to the checks of the file.
 
-    Raises BadSamples where more than a tenth of the rows is bad.
+    Raises BadSamples where more are bad than may be left out (`most_quarantined`).
     """
     found: dict[int, str] = {}
     for name, bad, words in _faults(spec, tensors, ignored, masked):
@@ -319,8 +332,8 @@ def row_faults(
     if len(found) > most_quarantined(rows):
         row, words = next(iter(found.items()))
         raise BadSamples(
-            f"{len(found)} of {rows} rows cannot be learnt from (row {row}: {words}): at most {MOST_SHARE:.0%} of them "
-            "are left out; correct the file"
+            f"{len(found)} of {rows} rows cannot be learnt from (row {row}: {words}): at most {most_quarantined(rows)} "
+            f"of them are left out ({MOST_SHARE:.0%}, or {MOST_ROWS} where that is more); correct the file"
         )
     return dict(sorted(found.items()))
 

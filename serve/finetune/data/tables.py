@@ -139,7 +139,7 @@ def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
 def _table(path: Path, kind: str, max_bytes: int) -> Any:
     try:
         import pyarrow
-        from pyarrow import csv, json, parquet
+        from pyarrow import csv, parquet
     except ImportError as error:
         raise BadSamples(
             f"Parquet, CSV and JSON lines are read by pyarrow, which cannot be imported here ({error}): send "
@@ -151,7 +151,7 @@ def _table(path: Path, kind: str, max_bytes: int) -> Any:
             return _named_once(csv.read_csv(path, csv.ReadOptions(block_size=_block(path))))
         if kind == JSON_LINES:
             _check_objects(path)
-            return _named_once(json.read_json(path, json.ReadOptions(block_size=_block(path))))
+            return _named_once(_json_lines(path))
         file, batches, size = parquet.ParquetFile(path), [], 0
         for batch in file.iter_batches(batch_size=1024):
             size += batch.nbytes
@@ -170,6 +170,21 @@ def _block(path: Path) -> int:
     with path.open("rb") as file:
         longest = max(map(len, file), default=0)
     return min(max(_LEAST_BLOCK, longest + 1), _LARGEST_BLOCK)
+
+
+def _json_lines(path: Path) -> Any:
+    """The table of a file of JSON lines. pyarrow 26 gives lists of nothing but nulls a wrong length where numbers come
+    late in the file: with the types that it has seen in the end it reads them well."""
+    import pyarrow
+    from pyarrow import json
+
+    block = json.ReadOptions(block_size=_block(path))
+    table = json.read_json(path, block)
+    try:
+        table.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        table = json.read_json(path, block, json.ParseOptions(explicit_schema=table.schema))
+    return table
 
 
 def _check_objects(path: Path) -> None:

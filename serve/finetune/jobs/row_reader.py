@@ -151,7 +151,7 @@ def _read_for_admission(request: Request, param: str, parent: Version, report: R
     try:
         found = _read(request, param, parent, report)
         declared = parent.manifest.get("training", {}).get("loss")
-        check_targets(losses_by_output(parent.spec(), found.losses, declared, values), found.samples)
+        check_targets(losses_by_output(parent.spec(), found.losses, declared, values), found)
         return found
     except (BadSamples, MemoryError) as error:
         sentence = refusal(error, request)["message"].removeprefix(f"{Path(request['files'][param]).name}: ")

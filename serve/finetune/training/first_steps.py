@@ -16,7 +16,7 @@ from torch import nn
 from ....models.machine import kernel_costs
 from .loop.batch_loop import BatchLoop
 from .loop.setting_names import EMULATED
-from .loop.training_terms import DATA_FAULTS, DTYPES
+from .loop.training_terms import DATA_FAULTS, DTYPES, NO_ROWS
 from .trainee import Trainee
 
 _NAMED = 10
@@ -33,7 +33,7 @@ def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]
         seconds, began = time.monotonic() - began, time.monotonic()
         causes.append(record.cause)
         losses.append(record.loss if math.isfinite(record.loss) else None)
-        if record.cause not in DATA_FAULTS:
+        if record.cause not in (*DATA_FAULTS, NO_ROWS):
             idle = without_gradient(trainee.module)
     return {
         "type": "tried",

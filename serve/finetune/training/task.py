@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .loop.batch_loop import evenly
-from .loop.losses import CLASS_LOSSES, Loss, class_count, losses_of
+from .loop.losses import CLASS_LOSSES, Loss, class_count, counted, losses_of
+from .loop.setting_names import MASK
 from .loop.training_terms import Stopped
 from .row_transform import RowTransform, in_the_callers_file
 
@@ -44,16 +45,52 @@ class Task:
         classes = [name for name, loss in request["losses"].items() if loss in CLASS_LOSSES]
         # The largest class number of each output that has classes.
         self.largest = {name: int(wanted[name].max()) for name in classes if _are_classes(wanted[name])}
+        self._masked = request.get("missing_targets") == MASK
+        self._left_out = [name for name, target in wanted.items() if self._leaves_out(name, target)]
+        self._shares: dict[tuple[int, ...], dict[str, float]] = {}
 
     def parts(self, batch: Tensor) -> Sequence[Tensor]:
         """A batch in parts that the model takes in one pass, one or more for each process; of a model that is not
         batched row by row."""
+        parts = self._parted(batch)
+        self._shares = self._shares_of(parts) if len(parts) > 1 and self._left_out else {}
+        return parts
+
+    def _parted(self, batch: Tensor) -> Sequence[Tensor]:
         largest = self.request["max_batch_size"]
         if not largest:
             return list(batch)
         largest = min(largest, self.request.get("pass_rows", largest))
         shared = max(2, -(-len(batch) // self.processes))  # BatchNorm has no variance of one row
         return evenly(batch, largest if self.processes == 1 else min(largest, shared))
+
+    def _leaves_out(self, output: str, target: Tensor) -> bool:
+        """True if some targets of an output do not count in its loss; of rows that are transformed any may not."""
+        counts = counted(self.request["losses"][output], target, self._masked)
+        return counts is not None and (self.transform is not None or not bool(counts.all()))
+
+    def _shares_of(self, parts: Sequence[Tensor]) -> dict[tuple[int, ...], dict[str, float]]:
+        """By part and output: its share of the batch's targets that count, over its share of the rows. With it a batch
+        in parts has the loss that it has in one: the mean over those targets."""
+        shares: dict[tuple[int, ...], dict[str, float]] = {_numbers(part): {} for part in parts}
+        rows = sum(part.numel() for part in parts)
+        for output in self._left_out:
+            counts = {_numbers(part): self._count(part, output) for part in parts}
+            for part in parts if (total := sum(counts.values())) else ():
+                key = _numbers(part)
+                shares[key][output] = (counts[key] / total) / (part.numel() / rows)
+        return shares
+
+    def _count(self, part: Tensor, output: str) -> int:
+        if self.transform is None:
+            target = self.targets[output][self.rows[part.reshape(-1)]]
+        else:  # it may change the targets
+            key = _numbers(part)
+            if key not in self._fetched:
+                self._fetched[key] = self._moved(part)
+            target = self._fetched[key][1][output]
+        counts = counted(self.request["losses"][output], target, self._masked)
+        return target.numel() if counts is None else int(counts.sum())
 
     def tensors(self, batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Inputs and targets of ``rows[batch]`` by name, on the device."""
@@ -103,7 +140,8 @@ class Task:
             self.transform = transform
 
     def loss(self, batch: Tensor) -> Tensor:
-        """Mean loss of ``rows[batch]``, in one pass."""
+        """Mean loss of ``rows[batch]``, in one pass. Of a part of the last batch (`parts`) it is such that the mean of
+        all parts, weighted by their rows, is the loss of the batch."""
         inputs, targets = self.tensors(batch)
         answers = self.forward(*inputs.values())
         by_name = dict(zip(self.request["outputs"], answers, strict=True))
@@ -111,6 +149,10 @@ class Task:
         with torch.amp.autocast(kind, enabled=False):  # on CUDA it forbids some losses
             self._check_classes(by_name, targets)
             losses = [loss(by_name[output].float(), targets[output]) for output, loss in self.losses.items()]
+            if shares := self._shares.get(_numbers(batch)):
+                losses = [
+                    one * shares.get(output, 1.0) for one, output in zip(losses, self.losses, strict=True)
+                ]
         return torch.stack(losses).sum()
 
     def _check_classes(self, answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:

@@ -70,7 +70,7 @@ class Adapters:
 
 def layers_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
     """The names of the layers that get an adapter: linear ones and ungrouped convolutions, all or those that fit a
-    pattern. Raises Stopped where there is none.
+    pattern. Raises Stopped where there is none. Layers whose weight the operator's code froze get none.
 
     A weight that is used elsewhere too (tied, or its layer has two names) is left alone: the adapter would be beside it
     in one place, and its product be added in all. One that is computed (weight_norm) is no parameter to add it to.
@@ -86,10 +86,12 @@ def layers_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
     uncalled = {
         id(one.out_proj) for one in module.modules() if type(one).forward is nn.MultiheadAttention.forward
     }
+    frozen: Collection[str] = getattr(module, "frozen_when_built", ())
     able = [
         name
         for name, one in module.named_modules()
         if name and isinstance(one, _LAYERS) and getattr(one, "groups", 1) == 1
+        if f"{name}.weight" not in frozen
         if uses[id(one._parameters.get("weight"))] == 1 and id(one) not in uncalled
     ]
     found = [name for name in able if patterns is None or any(fnmatchcase(name, one) for one in patterns)]
@@ -97,8 +99,9 @@ def layers_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
         what = "the module has" if patterns is None else f"lora_targets {list(patterns)} fit"
         raise Stopped(
             "NO_TRAINABLE_PARAMS",
-            f"{what} no linear layer or convolution that could have an adapter, with a weight of its own (there are "
-            f"{able[:10]}); train with trainable = head, or with patterns of parameters",
+            f"{what} no linear layer or convolution that could have an adapter, with a weight of its own that the "
+            f"model's code did not freeze (there are {able[:10]}); train with trainable = head, or with patterns of "
+            "parameters",
         )
     return found
 

@@ -31,7 +31,7 @@ from .loop.ranks import ranks_of
 from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
 from .loop.setting_names import NO_GRADIENT, NONE, STATE_FILE
-from .loop.training_terms import DATA_FAULTS, StepRecord, Stopped, audit, finite_names
+from .loop.training_terms import DATA_FAULTS, NO_ROWS, StepRecord, Stopped, audit, finite_names
 from .nets import loop_of
 from .peak_memory import CHECKPOINT, CHOOSING, EVALUATION, LOADING, PUBLISHING, STEPS, PeakMemory
 from .task import Task
@@ -215,7 +215,7 @@ class TrainingJob:
             self.loop.recorder = ScalerRecorder(self.loop.module)
         for record in self.loop.run():
             self._log(self._line(record))
-            if self.loop.done == 1 and record.cause not in DATA_FAULTS:
+            if self.loop.done == 1 and record.cause not in (*DATA_FAULTS, NO_ROWS):
                 self._note(NO_GRADIENT, idle_sentence(without_gradient(self._trainee.module)))
             due = self.loop.done == self.loop.steps or (self._every and self.loop.done % self._every == 0)
             if due:

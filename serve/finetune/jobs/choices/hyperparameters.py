@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .....models.folder.loss_and_optimizer_names import DEFAULT, read_optimizer
-from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE, growth_interval
+from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE, batch_count, growth_interval
 from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS, bad, shown
 from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
 from .setting_aliases import known_setting, with_own_names
@@ -112,7 +112,8 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     if found["batch_size"] == AUTO:
         found["batch_size"] = min(32, max(2, rows // 8), max(max_batch_size, 1))
     found["batch_size"] = min(found["batch_size"], rows)
-    steps_per_epoch = math.ceil(rows / min(found["batch_size"] * found["accumulation"], rows))
+    found["accumulation"] = min(found["accumulation"], math.ceil(rows / found["batch_size"]))
+    steps_per_epoch = batch_count(rows, min(found["batch_size"] * found["accumulation"], rows))
     if found["n_epochs"] == AUTO:
         found["n_epochs"] = min(50, max(3, math.ceil(300 / steps_per_epoch)))
     if found["learning_rate"] != AUTO:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .....exporters.inputs.samples import TARGET, Samples
+from .....exporters.inputs.samples import TARGET
 from .....models.errors import BadSamples
 from .....models.folder.loss_and_optimizer_names import (
     CLASS_LOSSES,
@@ -16,7 +16,7 @@ from .....models.folder.loss_and_optimizer_names import (
     short_name,
 )
 from .....models.spec.spec import ModelSpec
-from ...data.datasets import named_rows
+from ...data.datasets import TrainingData, named_rows
 from ...training.loop.setting_names import MASK
 from .hyperparameter_table import bad, shown
 
@@ -107,8 +107,9 @@ def losses_by_output(
     return found
 
 
-def check_targets(losses: Mapping[str, str], samples: Samples) -> None:
+def check_targets(losses: Mapping[str, str], data: TrainingData) -> None:
     """Raises BadSamples naming the rows whose targets the loss of their output cannot have."""
+    samples = data.samples
     for output, name in losses.items():
         if name in CLASS_LOSSES[1:] and samples.targets[output].dtype.kind == "f":
             raise BadSamples(
@@ -124,8 +125,8 @@ def check_targets(losses: Mapping[str, str], samples: Samples) -> None:
         if rows := np.flatnonzero(wrong.any(1)).tolist():
             wanted = "-1 or 1" if name == "soft_margin" else f"from {low:g} to {high:g}"
             raise BadSamples(
-                f"tensor '{TARGET}{output}', {named_rows(rows)}: loss {name} expects values {wanted}; choose another "
-                "loss, or mend the rows"
+                f"tensor '{TARGET}{output}', {named_rows(data.numbers[rows])}: loss {name} expects values {wanted}; "
+                "choose another loss, or mend the rows"
             )
 
 

@@ -14,6 +14,7 @@ from .learner import Learner
 from .passes import Passes
 from .ranks import ALONE, Ranks
 from .scale_collapse import Diagnosis, Trial, trial_under_autocast
+from .setting_names import batch_count
 from .training_terms import Settings, StepRecord, Stopped, finite_names, named_tensors
 
 
@@ -149,8 +150,7 @@ def evenly(rows: Tensor, size: int) -> Sequence[Tensor]:
     A single row is never left alone (BatchNorm has no variance of one row, and refuses) where ``size`` is not 1:
     for size 2 and an odd number of rows, one batch has 3.
     """
-    count = -(-len(rows) // size)
-    return rows.tensor_split(max(1, min(count, len(rows) // 2)) if size > 1 else count)
+    return rows.tensor_split(batch_count(len(rows), size))
 
 
 class Average:

@@ -37,6 +37,13 @@ def losses_of(request: Mapping[str, Any], targets: Mapping[str, Tensor]) -> dict
     return found
 
 
+def counted(name: str, target: Tensor, masked: bool) -> Tensor | None:
+    """True for each target that the loss's mean is over; None where that is every target."""
+    if name in CLASS_LOSSES and not target.is_floating_point():
+        return target != IGNORED
+    return ~target.isnan() if masked and name in VALUE_LOSSES else None
+
+
 class ClassWeights:
     """``asked``: one weight for each class, or "balanced": as many times as large as the class is rarer. They are
     scaled to a mean of 1 over the rows, so that a batch in parts has the same loss as in one."""
@@ -77,7 +84,7 @@ def class_loss(name: str, weights: ClassWeights, smoothing: float = 0.0) -> Loss
         if target.is_floating_point():
             weight, (scores, target) = (
                 weights.of(scores.shape[-1], scores),
-                (scores.flatten(0, -2), target.flatten(0, -2)),
+                (scores.reshape(-1, scores.shape[-1]), target.reshape(-1, target.shape[-1])),
             )
             return functional.cross_entropy(scores, target, weight, label_smoothing=smoothing)
         weight = weights.of(class_count(scores, target), scores)

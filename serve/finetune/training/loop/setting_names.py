@@ -35,6 +35,13 @@ def most_quarantined(rows: int) -> int:
     return max(MOST_ROWS, int(MOST_SHARE * rows))
 
 
+def batch_count(rows: int, size: int) -> int:
+    """The number of batches that so many rows are divided into, of at most ``size``; a single row is never left alone
+    where ``size`` is not 1: then one batch has a row more."""
+    count = -(-rows // size)
+    return max(1, min(count, rows // 2)) if size > 1 else count
+
+
 def chosen_precision(seconds: Mapping[str, float], among: Sequence[str] = EXACT_FIRST) -> str:
     """The first precision of ``among``, the most exact first, that is nearly as fast as the fastest; ``among[0]`` where
     nothing could be timed. ``seconds``: of a step, by precision."""

@@ -142,6 +142,8 @@ class Patience:
             why = f"the gradients overflow half at every loss scale down to the floor of {self.settings.scale_floor:g}"
             code, why = ("SCALE_COLLAPSE", why) if half else ("DIVERGED", "the gradients are not finite")
             why += f". {self.diagnose()}."
+        elif self.cause == NO_ROWS:
+            code, why = "BAD_DATA", TOO_FEW
         else:
             code, why = ("DIVERGED", LOST) if self.taken else ("BAD_DATA", POISONED)
             why += (
@@ -150,6 +152,9 @@ class Patience:
         return Stopped(code, f"{what}: {why}")
 
 
+TOO_FEW = (
+    "too few rows are left for a step, which needs 2. Correct the rows that were left out, or give more."
+)
 LOST = "the loss was finite and no longer is. Lower the learning rate, or look for extreme rows in the data."
 POISONED = "the loss was never finite. Look for non-finite or extreme values in the inputs and targets."
 

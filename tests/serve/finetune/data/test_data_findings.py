@@ -55,6 +55,11 @@ def test_rows_that_occur_again_are_named_and_where_their_targets_contradict() ->
     twice.targets["y"][52] += 1
     finding = repeated(TrainingData(twice, {"y": "cross_entropy"}))
     assert finding.endswith("the targets of 1 of them contradict each other, for example in rows 9 and 52")
+    thrice = once.take(np.r_[0:50, 7, 7, 7])
+    thrice.targets["y"][51] += 1
+    assert repeated(TrainingData(thrice, {"y": "cross_entropy"})).endswith("in rows 7 and 51"), (
+        "row 50 has the targets of row 7"
+    )
     behind = TrainingData(twice, {"y": "cross_entropy"}, {0: "NaN or infinity", 20: "NaN or infinity"})
     assert "rows 8 and 52;" in repeated(behind) and repeated(behind).endswith("rows 10 and 54"), (
         "as the caller's file counts them, with those that are left out"

@@ -307,6 +307,27 @@ def test_rows_that_cannot_be_learnt_from_are_left_out_with_the_fault_of_each(
         read_training(tmp_path / "train.safetensors", spec)
 
 
+def test_where_rows_are_left_out_a_refusal_names_the_rows_of_the_file(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    """Shares of classes that do not add up are refused, also where bad rows are left out."""
+    arrays["target:logits"] = np.eye(3, dtype=np.float32)[arrays["target:logits"]]
+    arrays["x"][[0, 4]] = np.nan
+    arrays["target:logits"][[7, 9], 0] += 0.5
+    save_file(arrays, tmp_path / "train.safetensors")
+    with pytest.raises(BadSamples, match="rows 7, 9: expected a share of 0 or more"):
+        read_training(tmp_path / "train.safetensors", SPEC, quarantine=True)
+
+
+def test_tensors_with_other_numbers_of_rows_are_refused_with_quarantine_too(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    arrays["x"][ROWS - 1] = np.nan
+    save_file({**arrays, "target:logits": arrays["target:logits"][:-3]}, tmp_path / "train.safetensors")
+    with pytest.raises(BadSamples, match=f"{ROWS - 3}"):
+        read_training(tmp_path / "train.safetensors", SPEC, quarantine=True)
+
+
 def test_a_file_without_rows_is_refused_with_quarantine_too(
     tmp_path: Path, arrays: dict[str, np.ndarray]
 ) -> None:

@@ -302,3 +302,17 @@ def test_a_number_beyond_fp32_is_refused_by_its_row(arrays: Arrays, tmp_path: Pa
     assert np.isinf(tensors_of(path, PARQUET, SPEC, 1 << 20)["target:value"][3, 1])
     with pytest.raises(BadSamples, match="row 3: expected finite numbers"):
         read(path)
+
+
+def test_a_megabyte_of_json_lines_without_a_target_is_read_beside_those_that_have_one(tmp_path: Path) -> None:
+    rows = [
+        {"image": [[float(row)] * 3] * 2, "id": [row], "target:y": row % 4, "target:value": [None, None]}
+        for row in range(20_000)
+    ]
+    rows[-1]["target:value"] = [1.0, 2.0]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert path.stat().st_size > 1 << 20
+    data = read_training(path, SPEC, masked=True)
+    assert data.rows == len(rows) and data.samples.targets["value"][-1].tolist() == [1.0, 2.0]
+    assert np.isnan(data.samples.targets["value"][:-1]).all()

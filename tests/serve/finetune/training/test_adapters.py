@@ -36,6 +36,14 @@ def test_linear_layers_and_ungrouped_convolutions_get_adapters() -> None:
         layers_of(Net(), ["norm"])
 
 
+def test_a_layer_that_the_model_s_code_froze_gets_no_adapter() -> None:
+    net = Net()
+    net.frozen_when_built = {"parts.0.weight", "convolve.bias"}  # type: ignore[assignment]
+    assert layers_of(net, None) == ["convolve", "parts.2"]
+    with pytest.raises(Exception, match="that the model's code did not freeze"):
+        layers_of(net, ["parts.0"])
+
+
 ENCODER = """
 import torch
 from torch import nn

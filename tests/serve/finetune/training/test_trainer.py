@@ -15,6 +15,7 @@ import pytest
 import torch
 from halfeven.models.archive.archive import save_program
 from halfeven.models.capture.child import Flat
+from halfeven.models.folder.loss_and_optimizer_names import IGNORED
 from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits.model import build
 from halfeven.serve.finetune.training import trainee as subject
@@ -433,6 +434,37 @@ def test_a_batch_larger_than_the_model_takes_is_passed_in_parts_with_the_same_me
         assert len(parts) == passes
         mean = sum(task.loss(part).item() * part.numel() / 13 for part in parts)
         assert mean == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_a_batch_in_parts_has_the_mean_over_the_targets_that_count(
+    loss: str, turned: bool, small: Line
+) -> None:
+    """As torch has it of the whole batch: padding and missing targets lie unevenly among the parts."""
+    data = load_file(small["data"])
+    counts = torch.arange(len(data["x"])) % 5 == 0
+    if loss == "mse":
+        target = torch.where(counts[:, None], data["target:y"], torch.nan)
+    else:
+        target = torch.where(counts, torch.arange(len(counts)) % 3, IGNORED)
+    save_file({**data, "target:y": target}, small["data"])
+    asked, batch = {"losses": {"y": loss}, "missing_targets": "mask"}, torch.arange(13)
+
+    class Same:
+        epoch = 0
+
+        def rows(self, numbers: list[int], *given: dict[str, Any]) -> Any:
+            return given
+
+    whole = task_of(small, max_batch_size=32, **asked).loss(batch).item()
+    for largest in (5, 2, 1):
+        task = task_of(small, max_batch_size=largest, **asked)
+        if turned:
+            task.transform = Same()  # type: ignore[assignment]
+        parts = task.parts(batch)
+        mean = sum(task.loss(part).item() * part.numel() / 13 for part in parts)
+        assert mean == pytest.approx(whole, rel=1e-5), largest
 
 
 def test_rows_are_on_their_way_to_a_device_while_the_host_goes_on_and_are_fetched_one_time(

@@ -20,6 +20,7 @@ from halfeven.serve.finetune.jobs.choices.hyperparameters import (
 from halfeven.serve.finetune.jobs.choices.setting_aliases import NAMES
 from halfeven.serve.finetune.jobs.choices.setting_aliases import WORDS as WORDS_OF_OTHERS
 from halfeven.serve.finetune.jobs.choices.trainable import check_patterns
+from halfeven.serve.finetune.training.loop.batch_loop import evenly
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100, 1437, 10**6])
@@ -145,6 +146,7 @@ def test_optimizers_have_torch_s_names_and_arguments() -> None:
         ({"name": "SGD", "beta": 1}, "SGD has no argument 'beta'"),
         ({"name": "SGD", "nesterov": True}, "nesterov needs a momentum above 0"),
         ({"name": "Adam", "betas": [0.9, 1]}, "betas: expected two numbers from 0 to below 1"),
+        ({"name": "SGD", "fused": True, "foreach": True}, "fused and foreach are two ways of one step"),
         ({"name": "Adam", "fused": 1}, "fused: expected true or false, got 1"),
         (7, "expected a name such as 'SGD'"),
     ],
@@ -198,6 +200,21 @@ def test_an_accumulation_makes_fewer_steps_and_warm_up_steps_are_a_share_of_them
     assert resolve(asked(n_epochs=4, batch_size=8, warmup_ratio=0.5), 80, 32)["warmup_steps"] == 20
     with pytest.raises(BadInput, match="warmup_steps: and warmup_ratio are both given"):
         asked(warmup_steps=3, warmup_ratio=0.1)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 9, 40])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_the_warm_up_is_a_share_of_the_steps_that_the_training_has(rows: int, size: int) -> None:
+    """Two rows at least are in a batch, so that an odd number of rows may make a batch fewer."""
+    steps = 10 * len(evenly(torch.arange(rows), min(size, rows)))
+    found = resolve(asked(batch_size=size, n_epochs=10, warmup_steps=4), rows, 32)
+    assert found["warmup_steps"] == min(4, round(0.9 * steps)) or found["warmup_ratio"] * steps == 4
+
+
+def test_no_more_batches_are_accumulated_than_the_rows_make() -> None:
+    assert resolve(asked(batch_size=2, accumulation=8), 5, 32)["accumulation"] == 3
+    alone = resolve(asked(accumulation=4), 1, 32)
+    assert (alone["batch_size"], alone["accumulation"]) == (1, 1)
 
 
 def test_the_page_has_every_name_and_word_of_other_libraries() -> None:

@@ -1,5 +1,6 @@
 """The loss of each output, and the losses, weights and targets that are refused before a job exists."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.errors import BadInput, BadSamples
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve.finetune.data.datasets import TrainingData
 from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters
 from halfeven.serve.finetune.jobs.choices.loss_choice import check_targets, losses_by_output
 
@@ -86,8 +88,11 @@ def test_weights_of_classes_need_an_output_of_classes() -> None:
 def test_targets_that_a_loss_cannot_have_are_named_by_row(loss: str, row: list[float], wanted: str) -> None:
     targets = np.ones((6, 2), np.float32)
     samples = Samples({"x": np.zeros((6, 5), np.float32)}, {"size": targets}, "file")
-    check_targets({"size": loss}, samples)
+    data = TrainingData(samples, {"size": "mse"})
+    check_targets({"size": loss}, data)
     targets[4] = row
     with pytest.raises(BadSamples, match=rf"'target:size', row 4: loss {loss} expects values {wanted}"):
-        check_targets({"size": loss}, samples)
-    check_targets({"size": "mse"}, samples)
+        check_targets({"size": loss}, data)
+    with pytest.raises(BadSamples, match=rf"row 6: loss {loss} expects values {wanted}"):
+        check_targets({"size": loss}, replace(data, quarantined={0: "NaN", 3: "NaN"}))
+    check_targets({"size": "mse"}, data)

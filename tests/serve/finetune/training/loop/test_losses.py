@@ -204,3 +204,9 @@ def test_the_weights_of_labels_hold_where_some_targets_are_missing() -> None:
     found = value_loss("bce_with_logits", weight, masked=True)(answer, target.where(there, math.nan))
     each = nn.BCEWithLogitsLoss(reduction="none", pos_weight=torch.tensor(weight))(answer, target)
     assert found.item() == pytest.approx(each[there].mean().item())
+
+
+def test_soft_labels_of_one_row_without_an_axis_of_rows_have_the_loss_that_they_have_with_one() -> None:
+    scores, target = torch.randn(3), torch.tensor([0.2, 0.5, 0.3])
+    loss = class_loss("cross_entropy", ClassWeights(None, torch.zeros(1, dtype=torch.int64)))
+    assert loss(scores, target) == loss(scores[None], target[None])
