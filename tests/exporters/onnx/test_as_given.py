@@ -87,11 +87,57 @@ def test_a_file_that_is_read_as_another_model_is_served_as_it_was_given(tmp_path
     assert onnx.load(original).opset_import[0].version == 11
 
 
-@pytest.mark.parametrize("text", ["{ y = RandomNormalLike(x) }", "{ h = Cast<to=10>(x) y = Cast<to=1>(h) }"])
-def test_a_random_file_and_one_with_half_inside_are_not_compared(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "error", "differs"),
+    [
+        ("{ y = RandomNormalLike(x) }", 1.0, False),
+        ("{ h = Cast<to=10>(x) y = Cast<to=1>(h) }", 0.2, False),
+        ("{ h = Cast<to=10>(x) y = Cast<to=1>(h) }", 1.0, True),
+        ("{ y = Abs(x) }", 0.01, True),
+        ("{ y = Abs(x) }", 1e-4, False),
+    ],
+)
+def test_a_file_is_compared_with_what_is_read_of_it_as_closely_as_it_computes(
+    text: str, error: float, differs: bool
+) -> None:
+    """A random file is not compared, and one with half inside may round."""
     model = parsed("g (float[n,4] x) => (float[n,4] y) " + text)
     row = {"x": np.full((1, 4), 1.0, np.float32)}
-    assert difference(model, spec_of(model), lambda arrays: {"y": arrays["x"] + 1}, row) is None
+    found = difference(model, spec_of(model), lambda arrays: {"y": arrays["x"] * (1 + error)}, row)
+    assert (found is not None) == differs
+
+
+def test_another_sign_is_a_difference() -> None:
+    row = {"x": np.full((1, 4), 1.0, np.float32)}
     plain = parsed("g (float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
     wrong = difference(plain, spec_of(plain), lambda arrays: {"y": arrays["x"]}, row)
     assert wrong is not None and "output 'y'" in wrong
+
+
+@pytest.mark.parametrize(
+    ("rounds", "reader"),
+    [
+        (True, "h = Cast<to=10>(x) b = Cast<to=1>(h) d = Sub(x, b) y = MatMul(d, w)"),
+        (True, "h = Cast<to=16>(x) b = Cast<to=1>(h) y = MatMul(b, w)"),
+        (True, "h = Cast<to=10>(x) r = Reshape(h, s) b = Cast<to=1>(r) y = MatMul(b, w)"),
+        (True, "h = Cast<to=10>(x) e = Equal(h, h) b = Cast<to=1>(e) y = MatMul(b, w)"),
+        (False, "h = Cast<to=10>(x) v = Cast<to=10>(w) m = MatMul(h, v) y = Cast<to=1>(m)"),
+        (False, "v = Cast<to=10>(w) u = Cast<to=1>(v) y = MatMul(x, u)"),
+    ],
+)
+def test_a_file_that_rounds_to_half_on_purpose_is_served_as_it_was_given(
+    rounds: bool, reader: str, tmp_path: Path
+) -> None:
+    """Where it computes products in half, its Casts are of its precision; a Cast of a weight only stores it so."""
+    random = np.random.default_rng()
+    weights = {"w": random.standard_normal((64, 64)).astype(np.float32), "s": np.array([-1, 64])}
+    model = parsed(f"g (float[n,64] x) => (float[n,64] y) {{ {reader} }}", weights, opset=17)
+    onnx.save(model, tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0, said
+    assert ("it rounds to half on purpose (node 'cast" in facts["reason"]) == rounds, facts["reason"]
+    if rounds:
+        served = Store(tmp_path / "store").version("net", 1).file("original.onnx")
+        assert [node.op_type for node in onnx.load(served).graph.node] == [
+            node.op_type for node in model.graph.node
+        ]
