@@ -256,8 +256,9 @@ def _check_possible(asked: ModelFolder, options: Options) -> None:
             f"--device {options.device}: expected cpu for an ONNX file and for a live model, which are proven on other "
             "devices when they are loaded there; only a captured program is planned for one"
         )
-    if asked.kind == "onnx" and (options.forms == ("torch",) or options.all_forms):
-        raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
+    others = [form for form in ("torch", "live") if options.forms == (form,)] or ["torch"] * options.all_forms
+    if asked.kind == "onnx" and others:
+        raise BadInput(f"{asked.source} is an ONNX file: it has no {others[0]} form; use --form onnx")
 
 
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:

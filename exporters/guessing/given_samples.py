@@ -16,7 +16,7 @@ from ...models.errors import BadSamples
 from ...models.spec.batch_axis import array_batch_back, array_batch_first, batch_back, batch_first
 from ...models.spec.datatypes import name_of
 from ...models.spec.spec import Dim, ModelSpec
-from ..inputs.samples import TARGET, as_fp32
+from ..inputs.samples import TARGET, as_fp32, check_in_fp32
 from ..onnx.reading.signature import datatype_of, size_of
 
 Arrays = Mapping[str, np.ndarray]
@@ -118,6 +118,7 @@ def _column(array: np.ndarray, value: ValueInfoProto, batch_axis: int) -> Sequen
     """The input for each sample. Raises BadSamples."""
     wanted = datatype_of(value)
     array = as_fp32(array, wanted or "")
+    check_in_fp32(value.name, array, wanted or "")
     came = name_of(array.dtype)
     if came != wanted:
         raise BadSamples(f"tensor '{value.name}': expected datatype {wanted}, got {came}")

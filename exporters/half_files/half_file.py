@@ -77,6 +77,8 @@ def write_half(
     ``proof`` (None where none was written). A half and a proof of an earlier run are replaced.
     Raises Conflict where something else stands there, and as `convert` and `export` do.
     """
+    if target.suffix != ".onnx":
+        raise BadSetting(f"-o {str(target)!r}: expected a name that ends with .onnx")
     _finish(target)
     _check(source, target)
     with tempfile.TemporaryDirectory(prefix="halfeven-store-") as place:
@@ -89,8 +91,6 @@ def write_half(
 
 def _check(source: Path, target: Path) -> None:
     proof = proof_folder(target)
-    if target.suffix != ".onnx":
-        raise BadSetting(f"-o {target}: expected a name that ends with .onnx")
     if target.exists() and source.exists() and target.samefile(source):
         raise BadSetting(f"-o {target} is the model itself; give another name: it is never overwritten")
     if not target.parent.is_dir():

@@ -243,6 +243,7 @@ def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Sampl
     arrays = {tensor.name: as_fp32(tensors[tensor.name], tensor.datatype) for tensor in spec.inputs}
     others = [name for name, array in arrays.items() if array.dtype != tensors[name].dtype]
     for tensor in spec.inputs:
+        check_in_fp32(tensor.name, arrays[tensor.name], tensor.datatype)
         stacked = replace(tensor, shape=(Dim(), *_inner(spec, tensor)))
         if fault := stacked.fault(arrays[tensor.name].shape, name_of(arrays[tensor.name].dtype)):
             raise BadSamples(f"tensor '{tensor.name}': {fault} (first axis = samples)")
@@ -270,6 +271,17 @@ def as_fp32(array: np.ndarray, wanted: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         single = array.astype(np.float32)
     return single if np.array_equal(np.isfinite(single), np.isfinite(array)) else array
+
+
+def check_in_fp32(name: str, array: np.ndarray, wanted: str) -> None:
+    """Raises BadSamples for FP64 that is to be FP32, and has a number beyond it."""
+    if wanted == "FP32" and array.dtype == np.float64:
+        beyond = np.isfinite(array) & (np.abs(array) > np.finfo(np.float32).max)
+        row = int(np.flatnonzero(beyond.reshape(len(array), -1).any(1))[0]) if array.ndim else 0
+        raise BadSamples(
+            f"tensor '{name}': the sample {row} has {array[beyond][0]:g}, and the largest number of FP32 is 3.4e+38: "
+            "correct it, or leave that sample out"
+        )
 
 
 def _ranges(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> list[ValueRange | None]:

@@ -293,7 +293,7 @@ def _named(module: "nn.Module", arrays: Named, left_out: dict[str, str] | None =
     Tuples and dictionaries inside the output are taken apart. ``left_out`` gets name → type of each output that is no
     tensor."""
     answer = _called(module, arrays)
-    every = list(flat_answers.parts_of(answer))
+    every = flat_answers.parts_of(answer)
     parts = [(name, part) for name, part in every if flat_answers.is_tensor(part)]
     if left_out is not None:
         left_out |= {

@@ -8,6 +8,7 @@ Runs in the child, the trainer and the live form.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +24,19 @@ def by_name(answer: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def parts_of(answer: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of every part that is no tuple, list or dict."""
+def parts_of(answer: Any) -> list[tuple[str, Any]]:
+    """(name, value) of every part that is no tuple, list or dict. Raises Refused where two have one name."""
+    parts = list(_parts(answer, ""))
+    names = Counter(name for name, _ in parts)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise Refused(
+            f"forward gives {names[twice[0]]} outputs with the name '{twice[0]}' (a part of a dict or a list has the "
+            "names of both, with a dot): give them other names"
+        )
+    return parts
+
+
+def _parts(answer: Any, name: str) -> Iterator[tuple[str, Any]]:
     if (named := by_name(answer)) is not None:
         inside = named.items()
     elif isinstance(answer, (tuple, list)):
@@ -33,7 +45,7 @@ def parts_of(answer: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, answer
         return
     for key, part in inside:
-        yield from parts_of(part, f"{name}.{key}" if name else str(key))
+        yield from _parts(part, f"{name}.{key}" if name else str(key))
 
 
 def is_tensor(value: object) -> bool:
@@ -45,7 +57,7 @@ def in_order(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
 
     Raises Refused where a name is missing, the number is another one, or a part is no tensor.
     """
-    named = list(parts_of(answer))
+    named = parts_of(answer)
     if by_name(answer) is not None:
         found = dict(named)
         if missing := [name for name in names if name not in found]:

@@ -1,6 +1,7 @@
 """The commands for halves as files of their own: ``fp16`` writes one with its proof, ``verify`` compares both, ``lock``
 records what was proven, ``check`` proves it again after an upgrade."""
 
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -48,8 +49,9 @@ def fp16(
     with progress("converting") as show:
         facts = write_half(model, out, options, show)
     equal = facts["verdict"] == EQUAL
+    there = shlex.quote(f"./{out}" if str(out).startswith("-") else str(out))  # as a shell takes it
     said = (
-        f"half: {facts['file']}\nproof: {facts['proof']}\nnext: halfeven verify {out}"
+        f"half: {facts['file']}\nproof: {facts['proof']}\nnext: halfeven verify {there}"
         if equal
         else f"no half was written: {facts['reason'] or 'none is proven equal'}"
     )

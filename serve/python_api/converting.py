@@ -161,7 +161,7 @@ class _Asked:
     samples_file: Path | None = None
 
     def __post_init__(self) -> None:
-        self._inputs = self.samples if isinstance(self.samples, Mapping) else None
+        self._inputs = self.samples if isinstance(self.samples, Mapping) and self.samples else None
         if isinstance(self.samples, str | os.PathLike):
             self.samples_file = Path(self.samples)
         if self.targets and self._inputs is None:
@@ -185,7 +185,9 @@ class _Asked:
     def _of_module(self, module: nn.Module) -> ModelFolder:
         if self._inputs is None:
             came = (
-                "no samples" if self.samples is None else f"samples of the type {type(self.samples).__name__}"
+                "no samples"
+                if self.samples is None or isinstance(self.samples, Mapping)
+                else f"samples of the type {type(self.samples).__name__}"
             )
             raise BadSamples(
                 "what a module takes is seen from example inputs: give samples={'x': array}, one for each argument of "

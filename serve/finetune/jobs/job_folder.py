@@ -33,6 +33,12 @@ class JobState:
     progress: str = ""
 
 
+_WRITTEN_ANEW = (
+    "data.safetensors", "held_out.safetensors", "seen.safetensors", "active.safetensors", "parent.safetensors",
+    "original.pt2",
+)  # fmt: skip
+
+
 class JobFolder:
     """Every change is on the disk when its method returns."""
 
@@ -92,6 +98,12 @@ class JobFolder:
         """The process was ended on purpose: its start does not count."""
         if self.state() is not None:
             self._change(starts=0)
+
+    def shrink(self) -> None:
+        """Delete what every start of a pass writes anew: a paused job may stay for long, and the rows of a small packed
+        upload are many bytes."""
+        for name in _WRITTEN_ANEW:
+            (self.of_pass / name).unlink(missing_ok=True)
 
     def last_step(self) -> int:
         """The step of the newest checkpoint; 0 where there is none."""

@@ -70,8 +70,10 @@ class JobRunner:
         job, folder = self._job_store.job(job.id), self._folder(job.id)
         try:
             self._passes(job, folder)
-        except (Paused, ServerStops):
+        except (Paused, ServerStops) as ended:
             folder.was_interrupted()
+            if isinstance(ended, Paused):
+                folder.shrink()
             raise
 
     def published(self, job: JobRow, number: int | None = None) -> Version | None:

@@ -178,8 +178,9 @@ def test_nothing_of_the_users_is_overwritten(half: Path) -> None:
     model = half.parent / "net.onnx"
     with pytest.raises(BadSetting, match="is the model itself"):
         write_half(model, model)
-    with pytest.raises(BadSetting, match=r"ends with \.onnx"):
-        write_half(model, half.parent / "out.bin")
+    for name in (str(half.parent / "out.bin"), ".", "/", ""):
+        with pytest.raises(BadSetting, match=r"ends with \.onnx"):
+            write_half(model, Path(name))
     with pytest.raises(BadSetting, match="there is no folder"):
         write_half(model, half.parent / "none" / "out.onnx")
     (half.parent / "folder.onnx").mkdir()

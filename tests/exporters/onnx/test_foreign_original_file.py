@@ -215,3 +215,10 @@ def test_the_memory_that_trees_need_is_counted_before_they_are_loaded(tmp_path: 
             pytest.raises(OutOfMemory, match=words),
         ):
             read_graph(tmp_path / "trees.onnx")
+
+
+@pytest.mark.parametrize("form", ["torch", "live"])
+def test_a_form_that_a_file_does_not_have_is_refused(form: str, tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--form", form, "--store", tmp_path / "store")
+    assert code == 2 and f"it has no {form} form; use --form onnx" in said, (facts, said)

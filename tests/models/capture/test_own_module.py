@@ -254,3 +254,13 @@ def test_a_table_that_forward_makes_at_its_first_call_is_in_the_program(into: st
     with torch.inference_mode():
         (answer,) = runnable(found.program)(x)
         torch.testing.assert_close(answer, net(x))
+
+
+@pytest.mark.parametrize("answer", [lambda y: {"a.0": y, "a": [2 * y]}, lambda y: {1: y, "1": 2 * y}])
+def test_two_outputs_of_one_name_are_refused(answer: Callable[[torch.Tensor], Any], tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return answer(x)
+
+    with pytest.raises(CaptureFailed, match=r"forward gives 2 outputs with the name '(a.0|1)'"):
+        captured(Net(), tmp_path, drawn(8, 4))

@@ -48,6 +48,7 @@ def x() -> np.ndarray:
         (lambda x: CONVERT(torch.ones(3), {"x": x}), BadSetting, f"{GIVE}a tensor"),
         (lambda x: CONVERT(None, {"x": x}), BadSetting, f"{GIVE}NoneType"),
         (lambda x: CONVERT(Net()), BadSamples, f"{MISSING}no samples"),
+        (lambda x: CONVERT(Net(), {}), BadSamples, f"{MISSING}no samples"),
         (lambda x: CONVERT(Net(), x), BadSamples, f"{MISSING}samples of the type ndarray"),
         (lambda x: CONVERT(Net(), [x]), BadSamples, f"{MISSING}samples of the type list"),
         (lambda x: CONVERT(Net(), {"x": x[:0]}), BadSamples, "tensor 'x': expected at least one row, got none"),

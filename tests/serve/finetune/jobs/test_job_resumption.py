@@ -124,6 +124,8 @@ def test_paused_and_resumed_by_the_client_it_is_as_if_it_had_not_been(
         until(lambda: jobs.retrieve(job.id).status == "paused")
         reached = progress(client, job.id)
         assert EVERY < reached < STEPS and not processes(store)
+        left = {path.name for path in (store.root / "jobs" / job.id / "pass-1").iterdir()}
+        assert "checkpoints" in left and not left & {"data.safetensors", "parent.safetensors", "original.pt2"}
         assert jobs.resume(job.id).status == "queued"
         until(lambda: ours(client, job.id)["stage"] in ("proving", "judging"))
         jobs.pause(job.id)
