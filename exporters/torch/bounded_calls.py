@@ -22,7 +22,7 @@ from ...models.engines.arrays import to_torch
 from ...models.errors import NotRun
 from ...models.program import reads_sizes, walk
 from ...models.spec.spec import ModelSpec
-from ..graph.bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
+from ..graph.room_for_inputs import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
 from ..inputs.samples import Samples
 from ..question import REFUSALS, Answers, Arrays
 from .autocast.dtypes import tensors_of
@@ -64,15 +64,15 @@ def held(bounds: Bounds | None) -> AbstractContextManager[object]:
 
 
 def bounds_of(module: GraphModule, spec: ModelSpec, samples: Samples) -> Bounds | None:
-    """What the samples need, with room; None for a program that reads no size from numbers. ``module``: as
-    `models.program.runnable` gives it."""
+    """The bounds that hold what the samples need, with room; None for a program that reads no size from numbers.
+    ``module``: as `models.program.runnable` gives it."""
     if not reads_sizes(module):
         return None
     most = _Counting(None)
     rows = min(spec.max_batch_size, samples.count) if spec.batched else 0  # a row alone needs no more
     for _, arrays in samples.batches(rows):
         most.calls = 0
-        # What refuses a sample is reported by whoever asks it next.
+        # A sample that is refused is reported by whoever asks it next.
         with suppress(*REFUSALS), torch.inference_mode(), most:
             module(*[to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs])
         most.most_calls = max(most.most_calls, most.calls)
@@ -142,7 +142,7 @@ class _Counting(TorchDispatchMode):
 
 
 def _kind(value: Any) -> Any:
-    """What the size of a result depends on, of an argument."""
+    """The part of an argument that the size of a result depends on."""
     if isinstance(value, Tensor):
         return value.shape
     if isinstance(value, list | tuple):

@@ -18,8 +18,8 @@ Program = TypeVar("Program")
 def traced(
     torch: ModuleType, module: "nn.Module", export: Callable[[], Program], example: Sequence["Tensor"]
 ) -> Program:
-    """What ``export`` gives of the module; where the module kept what was traced, of its second call. ``example``: an
-    input for each parameter of its forward."""
+    """The program that ``export`` gives of the module; where the module kept what was traced, of its second call.
+    ``example``: an input for each parameter of its forward."""
     before = _Before(module)
     try:
         program = export()

@@ -98,7 +98,7 @@ def read_training(
     try:
         tensors = read_table(path, kind, spec, max_bytes, work) if kind else tensors
         rows = {len(array) if array.ndim else 0 for array in tensors.values()}
-        # Where the numbers of rows differ, the file is refused below.
+        # A file whose numbers of rows differ is refused below.
         faults = row_faults(spec, tensors, ignored, masked) if quarantine and len(rows) == 1 else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:

@@ -128,7 +128,7 @@ def test_another_sign_is_a_difference() -> None:
 def test_a_file_that_rounds_to_half_on_purpose_is_served_as_it_was_given(
     rounds: bool, reader: str, tmp_path: Path
 ) -> None:
-    """Where it computes products in half, its Casts are of its precision; a Cast of a weight only stores it so."""
+    """The Casts of a file that computes products in half are of its precision; a Cast of a weight only stores it so."""
     random = np.random.default_rng()
     weights = {"w": random.standard_normal((64, 64)).astype(np.float32), "s": np.array([-1, 64])}
     model = parsed(f"g (float[n,64] x) => (float[n,64] y) {{ {reader} }}", weights, opset=17)
