@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
@@ -44,7 +45,7 @@ class Bounds:
     def over(self, answers: Answers) -> Answers:
         """The answers, which raise NotRun for inputs that ask for more."""
 
-        def answer(arrays: Arrays) -> Arrays:
+        def answer(arrays: Arrays) -> dict[str, np.ndarray]:
             with self.held():
                 return answers(arrays)
 
