@@ -106,6 +106,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples, options.name)
     asked = _asked(read, options)
     _check_possible(asked, options)
+    store.promotions(asked.spec.name)  # a damaged file of them would end the conversion after its work
     fingerprint = _fingerprint(
         asked, replace(options, all_forms=False), drifted_digests(store, asked.spec.name)
     )

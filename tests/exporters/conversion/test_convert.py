@@ -9,6 +9,7 @@ from halfeven.exporters.conversion.convert import Conversion, Options, convert
 from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.models.errors import DamagedFile
 from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.store.store import Store
 
@@ -47,6 +48,15 @@ def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_p
     again = converted(folder, tmp_path / "store")
     assert not again.unchanged and Store(tmp_path / "store").numbers("net") == [1, 2]
     assert Store(tmp_path / "store").live_number("net") == again.version.number
+
+
+def test_a_damaged_file_of_promotions_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (store.root / "models/net").mkdir(parents=True)
+    (store.root / "models/net/promotions.json").write_text("{")
+    with pytest.raises(DamagedFile, match=r"promotions\.json cannot be read"):
+        converted(write_folder(tmp_path / "net", LINEAR), store.root)
+    assert not store.numbers("net")
 
 
 @pytest.mark.slow
