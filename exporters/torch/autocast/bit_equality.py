@@ -13,6 +13,7 @@ from ....models.engines.cuda_graphs import adds_in_any_order, agreement_of, agre
 from ....models.folder.package import Precision
 from ....models.program import runnable
 from ....models.spec.spec import ModelSpec
+from .kernels import in_one_dtype
 from .plan import make_plan
 from .policy import LISTS
 from .rewrite import HalfProgram, rewrite
@@ -28,7 +29,7 @@ def half_by_rules(
 ) -> HalfProgram:
     """The program at O1 in FP16 by the lists of ``cpu`` or ``cuda``. Raises as `rewrite` does."""
     module = open_composites(runnable(original), LISTS[lists])
-    plan = make_plan(module, Precision(), lists, half_loops)
+    plan = in_one_dtype(module, make_plan(module, Precision(), lists, half_loops), example)
     return rewrite(original, plan, spec, example, module)
 
 
