@@ -191,8 +191,8 @@ def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | N
 # Answers that differ by at most this share of the output's largest number are alike: another order of sums differs far
 # less, another operation more.
 ALIKE = 1e-3
-# The same where one of them computes in half: more is not its rounding.
-ALIKE_IN_HALF = 0.25
+# The same where one of them computes in half: more is not its rounding, but a use that the file makes of rounding.
+ALIKE_IN_HALF = 0.05
 _HALF = frozenset(HALVES.values())
 
 

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from ....models.errors import BadFolder
-from ...policy.classes import Rule, Trait, class_of, has
 from .graph import FLOAT, HALVES, Names, attribute, graphs, names_in, walk
 from .typing import value_types
 
@@ -21,19 +19,12 @@ def widened(model: ModelProto, weights: dict[str, np.ndarray], notes: list[str])
 
     Islands: in a file that computes in half somewhere, the nodes that compute in FP32 are taken to be FP32 on purpose.
     A file that only stores weights in half has none. Inputs and outputs keep their datatypes.
-
-    Raises BadFolder for a file that rounds to half on purpose: its original in FP32 would answer otherwise.
     """
     _fold_constant_casts(model, weights)
     types = value_types(model, weights)
     in_half = [name for name, type_ in types.items() if type_ in _HALF]
     if not in_half:
         return model, weights, set(), set()
-    if node := _rounding(model, types, weights):
-        raise BadFolder(
-            f"it rounds to half on purpose (node '{node}'), and computes no product in half: its original in FP32 "
-            "would answer otherwise"
-        )
     stored = [name for name in in_half if name in weights]
     if stored:
         notes.append(f"{len(stored)} half-precision weights of the file were widened to FP32")
@@ -58,30 +49,6 @@ def _fold_constant_casts(model: ModelProto, weights: dict[str, np.ndarray]) -> N
             if helper.np_dtype_to_tensor_dtype(array.dtype) in _HALF:
                 weights[node.output[0]] = array.astype(np.float32)
                 graph.node.remove(node)
-
-
-def _rounding(model: ModelProto, types: Mapping[str, int], weights: Mapping[str, np.ndarray]) -> str:
-    """The Cast to half of a file that computes no product in half; empty where there is none. A Cast of an output, or
-    of what is half already, does not count."""
-    nodes = list(walk(model.graph))
-    if any(
-        (class_of(node.op_type).o1 is Rule.LOWER or has(node.op_type, Trait.RECURRENT, Trait.ATTENTION))
-        and any(types.get(name) in _HALF for name in node.input)
-        for node in nodes
-    ):
-        return ""
-    outputs = {value.name for graph in graphs(model.graph) for value in graph.output}
-    read = {name for node in nodes for name in node.input}
-    casts = (node for node in nodes if node.op_type == "Cast" and attribute(node, "to") in _HALF)
-    return next(
-        (
-            node.name
-            for node in casts
-            if types.get(node.input[0]) not in _HALF and node.input[0] not in weights
-            if node.output[0] in read or node.output[0] not in outputs
-        ),
-        "",
-    )
 
 
 def _intentions(

@@ -91,7 +91,7 @@ def test_a_file_that_is_read_as_another_model_is_served_as_it_was_given(tmp_path
     ("text", "error", "differs"),
     [
         ("{ y = RandomNormalLike(x) }", 1.0, False),
-        ("{ h = Cast<to=10>(x) y = Cast<to=1>(h) }", 0.2, False),
+        ("{ h = Cast<to=10>(x) y = Cast<to=1>(h) }", 0.02, False),
         ("{ h = Cast<to=10>(x) y = Cast<to=1>(h) }", 1.0, True),
         ("{ y = Abs(x) }", 0.01, True),
         ("{ y = Abs(x) }", 1e-4, False),
@@ -118,24 +118,24 @@ def test_another_sign_is_a_difference() -> None:
     ("rounds", "reader"),
     [
         (True, "h = Cast<to=10>(x) b = Cast<to=1>(h) d = Sub(x, b) y = MatMul(d, w)"),
-        (True, "h = Cast<to=16>(x) b = Cast<to=1>(h) y = MatMul(b, w)"),
-        (True, "h = Cast<to=10>(x) r = Reshape(h, s) b = Cast<to=1>(r) y = MatMul(b, w)"),
-        (True, "h = Cast<to=10>(x) e = Equal(h, h) b = Cast<to=1>(e) y = MatMul(b, w)"),
+        (False, "h = Cast<to=16>(x) b = Cast<to=1>(h) y = MatMul(b, w)"),
+        (False, "h = Cast<to=10>(x) r = Reshape(h, s) b = Cast<to=1>(r) y = MatMul(b, w)"),
+        (True, "h = Cast<to=10>(x) c = Cast<to=1>(h) e = Equal(x, c) b = Cast<to=1>(e) y = MatMul(b, w)"),
         (False, "h = Cast<to=10>(x) v = Cast<to=10>(w) m = MatMul(h, v) y = Cast<to=1>(m)"),
         (False, "v = Cast<to=10>(w) u = Cast<to=1>(v) y = MatMul(x, u)"),
     ],
 )
-def test_a_file_that_rounds_to_half_on_purpose_is_served_as_it_was_given(
+def test_a_file_whose_answers_hang_on_a_rounding_to_half_is_served_as_it_was_given(
     rounds: bool, reader: str, tmp_path: Path
 ) -> None:
-    """The Casts of a file that computes products in half are of its precision; a Cast of a weight only stores it so."""
+    """A rounding that only makes the answers less exact is left out of the original in FP32."""
     random = np.random.default_rng()
     weights = {"w": random.standard_normal((64, 64)).astype(np.float32), "s": np.array([-1, 64])}
     model = parsed(f"g (float[n,64] x) => (float[n,64] y) {{ {reader} }}", weights, opset=17)
     onnx.save(model, tmp_path / "net.onnx")
     code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
     assert code == 0, said
-    assert ("it rounds to half on purpose (node 'cast" in facts["reason"]) == rounds, facts["reason"]
+    assert ("is not what ONNX Runtime gives of the file" in facts["reason"]) == rounds, facts["reason"]
     if rounds:
         served = Store(tmp_path / "store").version("net", 1).file("original.onnx")
         assert [node.op_type for node in onnx.load(served).graph.node] == [
