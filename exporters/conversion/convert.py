@@ -106,7 +106,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     read = folder if isinstance(folder, ModelFolder) else folder_at(folder, options.samples, options.name)
     asked = _asked(read, options)
     _check_possible(asked, options)
-    store.promotions(asked.spec.name)  # a damaged file of them would end the conversion after its work
+    store.promotions(asked.spec.name)  # raises now where the file is damaged, and not after the conversion
     fingerprint = _fingerprint(
         asked, replace(options, all_forms=False), drifted_digests(store, asked.spec.name)
     )
@@ -257,9 +257,9 @@ def _check_possible(asked: ModelFolder, options: Options) -> None:
             f"--device {options.device}: expected cpu for an ONNX file and for a live model, which are proven on other "
             "devices when they are loaded there; only a captured program is planned for one"
         )
-    others = [form for form in ("torch", "live") if options.forms == (form,)] or ["torch"] * options.all_forms
-    if asked.kind == "onnx" and others:
-        raise BadInput(f"{asked.source} is an ONNX file: it has no {others[0]} form; use --form onnx")
+    form = "torch" if options.all_forms else "/".join(options.forms)
+    if asked.kind == "onnx" and form in ("torch", "live"):
+        raise BadInput(f"{asked.source} is an ONNX file: it has no {form} form; use --form onnx")
 
 
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:

@@ -15,7 +15,7 @@ from ...models.errors import BadFolder
 from ...models.spec.batch_axis import array_batch_first
 from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
-from ..inputs.samples import TARGET, as_fp32
+from ..inputs.samples import TARGET, as_fp32, check_in_fp32
 from .batch_size import fitting_rows
 from .guess import Guess
 
@@ -67,8 +67,8 @@ def guess_module(
 def _in_fp32(
     samples: Mapping[str, np.ndarray], module: nn.Module | None
 ) -> tuple[Mapping[str, np.ndarray], list[str]]:
-    """Inputs in half as FP32, in which the original is; inputs in FP64 too, of a module that is seen to have no weights
-    in it. Gives a note on each."""
+    """The samples with inputs in half as FP32, because the original is in FP32, and a note on each. Inputs in FP64 are
+    converted too, where the module is there and has no weight in FP64. Raises BadSamples for a number beyond FP32."""
     floats = {"FP16", "BF16"}
     if module is not None and not any(one.dtype == torch.float64 for one in module.state_dict().values()):
         floats |= {"FP64"}
@@ -77,6 +77,7 @@ def _in_fp32(
         given = name_of(array.dtype)
         if given in floats and not name.startswith(TARGET):
             changed[name] = as_fp32(array, "FP32")
+            check_in_fp32(name, changed[name], "FP32")
             notes.append(f"the samples of '{name}' were {given} and are converted to FP32: callers send FP32")
     return changed, notes
 

@@ -53,7 +53,7 @@ def changeable(spec: ModelSpec, samples: Samples) -> list[TensorSpec]:
         if tensor.type.is_float and (tensor.picture or not _whole_columns(array).all()):
             return True
         if tensor.type.is_float and (array == array.flat[0]).all():
-            return True  # its copies are the same: the proof sees so that these samples cannot tell
+            return True  # its copies are equal, and equal samples prove nothing
         return samples.count > 1 and (tensor.type.is_float or array.ndim > 1)  # they come from another sample
 
     return [tensor for tensor in spec.inputs if changes(tensor)]

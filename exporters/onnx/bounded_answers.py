@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from ...models.errors import NotRun
 from ...models.spec.spec import ModelSpec
-from ..graph.room_for_inputs import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
+from ..graph.invented_bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
 from ..inputs.samples import Samples
 from ..question import Answers, Arrays
 from .reading.graph import ONNX, Names, bodies, names_in, opset_of

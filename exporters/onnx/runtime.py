@@ -191,7 +191,8 @@ def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | N
 # Answers that differ by at most this share of the output's largest number are alike: another order of sums differs far
 # less, another operation more.
 ALIKE = 1e-3
-# The same where one of them computes in half: more is not its rounding, but a use that the file makes of rounding.
+# A file with values in half may differ from its original in FP32 by this share of the output's largest number, because
+# it rounds. A larger difference means that its answers depend on a rounding, as those of `x - half(x)` do.
 ALIKE_IN_HALF = 0.05
 _HALF = frozenset(HALVES.values())
 
@@ -238,7 +239,8 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _alike_in_half(one: np.ndarray, other: np.ndarray) -> bool:
-    """Also true of integers, which steps make, and of numbers that overflow half."""
+    """True if finite numbers differ by at most `ALIKE_IN_HALF`. Integers are not compared, because a rounding may turn
+    one into the next, nor numbers that are infinite on one side, because half overflows where FP32 does not."""
     if one.dtype.kind not in "fV" or one.shape != other.shape:
         return True
     numbers, others = one.astype(np.float64), other.astype(np.float64)

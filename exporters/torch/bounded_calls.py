@@ -23,12 +23,12 @@ from ...models.engines.arrays import to_torch
 from ...models.errors import NotRun
 from ...models.program import reads_sizes, walk
 from ...models.spec.spec import ModelSpec
-from ..graph.room_for_inputs import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
+from ..graph.invented_bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
 from ..inputs.samples import Samples
 from ..question import REFUSALS, Answers, Arrays
 from .autocast.dtypes import tensors_of
 
-_CALLS = 8  # times as many as any sample needs are still made: each takes longer than a pass of a file
+_CALLS = 8  # times as many calls as any sample needs are still made; fewer than passes of a file, which take less time
 _KINDS = 4096  # of calls whose size is remembered
 
 
@@ -165,7 +165,8 @@ def _said_by_values(func: OpOverload, args: Sequence[Any]) -> int | None:
 
 
 def _sized(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """The elements of a call's result, which is not made; 0 where only its values tell, and where it is a view."""
+    """The elements that the result of a call would have: the call is made on tensors without numbers. 0 for a view, and
+    where the size depends on numbers."""
     if func.is_view:
         return 0
     try:

@@ -66,7 +66,9 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
     _original: Answers | None = None
     _module: GraphModule | None = None
     _row_operations: int | None = None
-    _bounds: list[Bounds | None] = field(default_factory=list)
+    _bounds: list[Bounds | None] = field(
+        default_factory=list
+    )  # of one, once it is asked for; None is an answer
 
     @property
     def bounds(self) -> Bounds | None:

@@ -29,7 +29,7 @@ def traced(
         if not before.holds_traced(torch):
             raise
     before.put_back()
-    with contextlib.suppress(Exception):  # the export has a better word for it
+    with contextlib.suppress(Exception):  # the export raises its own error
         module(*(tensor.clone() for tensor in example))
     return export()
 

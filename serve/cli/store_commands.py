@@ -86,7 +86,7 @@ def rollback(
     name: Annotated[str, typer.Argument(help="The model.")],
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
-    """Make the newest older version that may serve active; a running server follows within two seconds."""
+    """Make active the newest of the older versions that may serve; a running server follows within two seconds."""
     from ...exporters.report.version_facts import facts_of
     from ..versions.versions_in_store import store_at
 

@@ -151,8 +151,8 @@ def tensors_of(values: Any) -> Iterator[Tensor]:
 
 
 def sizes_unknown(module: GraphModule) -> AbstractContextManager[None]:
-    """For a run on fake tensors: torch's own decompositions are written in Python there where a size is not known, and
-    its compiled ones ask for its number."""
+    """A context for a run on fake tensors. A size that comes from numbers is not known there, and torch's compiled
+    decompositions need its value: torch's decompositions in Python, which do not, take their place."""
     return enable_python_dispatcher() if reads_sizes(module) else nullcontext()
 
 

@@ -90,8 +90,8 @@ class HalfKernels:
         return self._known[kind]
 
     def takes_one_dtype(self, call: _Call, half: torch.dtype) -> bool:
-        """True if the device runs the call, which is in FP32, neither with its first tensor in half nor with the others
-        in half: a batch norm in half takes weights in FP32, and is not meant."""
+        """True if the device runs the call as it is, in FP32, refuses it with its first tensor in half, and refuses it
+        with the others in half. False for a batch norm, which takes FP32 weights beside a half input."""
         mixed = [call.mixed(half, first) for first in (True, False)]
         kinds = [one.kind() for one in mixed]
         if any(kind not in self._refused for kind in kinds):

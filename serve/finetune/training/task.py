@@ -75,10 +75,10 @@ class Task:
         shares: dict[tuple[int, ...], dict[str, float]] = {_numbers(part): {} for part in parts}
         rows = sum(part.numel() for part in parts)
         for output in self._left_out:
-            counts = {_numbers(part): self._count(part, output) for part in parts}
-            for part in parts if (total := sum(counts.values())) else ():
-                key = _numbers(part)
-                shares[key][output] = (counts[key] / total) / (part.numel() / rows)
+            counts = [self._count(part, output) for part in parts]
+            total = max(sum(counts), 1)  # where none counts, each loss is 0
+            for part, count in zip(parts, counts, strict=True):
+                shares[_numbers(part)][output] = (count / total) / (part.numel() / rows)
         return shares
 
     def _count(self, part: Tensor, output: str) -> int:

@@ -125,7 +125,7 @@ def test_another_sign_is_a_difference() -> None:
         (False, "v = Cast<to=10>(w) u = Cast<to=1>(v) y = MatMul(x, u)"),
     ],
 )
-def test_a_file_whose_answers_hang_on_a_rounding_to_half_is_served_as_it_was_given(
+def test_a_file_whose_answers_depend_on_a_rounding_to_half_is_served_as_it_was_given(
     rounds: bool, reader: str, tmp_path: Path
 ) -> None:
     """A rounding that only makes the answers less exact is left out of the original in FP32."""

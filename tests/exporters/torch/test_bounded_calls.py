@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.graph.room_for_inputs import ELEMENTS_AT_LEAST, PASSES_AT_LEAST
+from halfeven.exporters.graph.invented_bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.torch.bounded_calls import Bounds, bounds_of, within
 from halfeven.models.errors import NotRun

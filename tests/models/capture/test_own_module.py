@@ -11,7 +11,7 @@ import torch
 from halfeven.exporters.guessing.bare import guessed_folder
 from halfeven.exporters.guessing.module_source import guess_module
 from halfeven.models.capture.capture import Captured, capture
-from halfeven.models.errors import CaptureFailed
+from halfeven.models.errors import BadSamples, CaptureFailed
 from halfeven.models.program import runnable
 from torch import nn
 from torch.nn.utils import weight_norm
@@ -220,6 +220,13 @@ def test_samples_in_another_floating_type_than_the_original_s_are_converted(
     samples = {"x": np.random.normal(size=(16, 4)).astype(given)}
     found = captured(nn.Linear(4, 3).to(weights), tmp_path, samples)
     assert found.spec.inputs[0].datatype == "FP32"
+
+
+def test_a_sample_in_fp64_beyond_fp32_is_named(tmp_path: Path) -> None:
+    samples = {"x": np.random.normal(size=(16, 4))}
+    samples["x"][5, 1] = 1e39
+    with pytest.raises(BadSamples, match=r"tensor 'x': the sample 5 has 1e\+39"):
+        captured(nn.Linear(4, 3), tmp_path, samples)
 
 
 class Keeping(nn.Module):

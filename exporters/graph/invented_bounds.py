@@ -1,4 +1,4 @@
-"""Bounds of what an input that the conversion made may ask of the original, in counts."""
+"""Bounds, in counts, of the work that an input which the conversion invented may ask of the original."""
 
 ROOM = 64  # times as many passes of a loop, and elements of a value, as any sample needs are still made
 PASSES_AT_LEAST = 1000
