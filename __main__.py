@@ -1,5 +1,5 @@
 """``python -m halfeven``: the command line."""
 
-from halfeven.serve.cli.main import main
+from halfeven.serve.cli.entry import main
 
 main()

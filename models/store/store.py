@@ -312,13 +312,14 @@ class Store:
         next draft or server deletes it (`remove_dead_drafts`)."""
         self.remove_dead_drafts()
         folder = self._folder(name)
-        folder.mkdir(parents=True, exist_ok=True)
         path, lock = _locked_draft(folder)
         try:
             yield Draft(self, name, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
+            with suppress(OSError):
+                folder.rmdir()  # of a model that has no version; a folder that holds something stays
 
     def remove_dead_drafts(self) -> None:
         """Delete the drafts of processes that were killed, and the files that they were writing: their locks are
@@ -389,10 +390,11 @@ class Draft:
 def _locked_draft(folder: Path) -> tuple[Path, int]:
     """A new draft, and its lock: an open folder, which the system closes however the process ends."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+        folder.mkdir(parents=True, exist_ok=True)
         try:
+            path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except FileNotFoundError:  # another process ended a draft, or removed this one
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.is_dir():  # nobody removed it before it was locked

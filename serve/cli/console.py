@@ -31,7 +31,9 @@ _CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHA
     9: "\t",
     10: "\n",
 }
+_AS_JSON = "halfeven.as_json"  # in the context of a command line
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*")
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer has no public name for it
 Ended = tuple[Mapping[str, Any], Any, int]  # the facts, the text for people, the exit code
 
 
@@ -143,13 +145,32 @@ def finish(work: Callable[[], Ended], as_json: bool) -> None:
     except (HalfevenError, OSError) as error:
         _print_error(error, as_json)
         raise typer.Exit(exit_code_of(error)) from None
-    if as_json:
-        print_json(facts)
-    elif isinstance(shown, str):
-        out.print(shown, markup=False, soft_wrap=True)  # brackets and long lines are the text's own
-    elif shown is not None:
-        out.print(shown)
+    with _written():
+        if as_json:
+            print_json(facts)
+        elif isinstance(shown, str):
+            out.print(shown, markup=False, soft_wrap=True)  # brackets and long lines are the text's own
+        elif shown is not None:
+            out.print(shown)
+        sys.stdout.flush()
     raise typer.Exit(code)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Ends the process with exit code 1 and one sentence where stdout takes no more, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        # The end of the process writes what is left in the buffer: into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno != errno.EPIPE:  # the reader has read enough
+            errors.print(
+                f"error: stdout cannot be written ({error.strerror}), so the result is not shown whole; the work "
+                "is done",
+                markup=False,
+            )
+        raise typer.Exit(1) from None
 
 
 def _print_error(error: HalfevenError | OSError, as_json: bool) -> None:
@@ -157,7 +178,11 @@ def _print_error(error: HalfevenError | OSError, as_json: bool) -> None:
     message = str(error) if isinstance(error, HalfevenError) else _of_the_system(error)
     errors.print(f"error: {message}", markup=False)
     if as_json:
-        print_json({"error": message, "code": code, "status": "failed", "forms": {}})
+        print_json(_failure(message, code))
+
+
+def _failure(message: str, code: str) -> dict[str, Any]:
+    return {"error": message, "code": code, "status": "failed", "forms": {}}
 
 
 def listing(*columns: str, whole: str = "") -> Table:
@@ -234,8 +259,30 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
+    """The commands. With ``--json`` a usage error is one object on stdout too."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        with _usage_as_json("--json" in args and parent is None):
+            ctx = super().make_context(info_name, args, parent, **extra)
+        ctx.meta[_AS_JSON] = "--json" in args
+        return ctx
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_as_json(ctx.meta.get(_AS_JSON, False) and ctx.parent is None):
+            return super().invoke(ctx)
+
     def get_params(self, ctx: Any) -> Any:
         return _without_types_of_flags(super().get_params(ctx))
+
+
+@contextmanager
+def _usage_as_json(asked: bool) -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        if asked:
+            print_json(_failure(error.format_message(), "bad_usage"))
+        raise
 
 
 def _without_types_of_flags(params: Any) -> Any:

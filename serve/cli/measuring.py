@@ -85,9 +85,10 @@ def tune(
 @command
 def doctor(store: StoreAt = DEFAULT_STORE) -> Ended:
     """Print what halfeven can use on this machine, and what to install for the rest."""
+    from ..versions.versions_in_store import store_at
     from .doctor import examine
 
-    facts = examine(store.expanduser().resolve())
+    facts = examine(store_at(store).root)
     table = listing("what", "found", "advice")
     for check in facts["checks"]:
         table.add_row(*map(escape, (check["what"], check["found"], check["advice"])))

@@ -52,7 +52,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class QuotaReached(TooLarge):
-    """All uploaded files together would be too large. Delete some, or raise HALFEVEN_MAX_FILES_MIB."""
+    """The uploaded files together would be too large, or too many of one key. Delete some, or raise
+    HALFEVEN_MAX_FILES_MIB."""
 
     code = "files_quota_reached"
 

@@ -28,7 +28,7 @@ from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import SharedPlaces
 from ...http.page_headers import own_page
 from ...http.route_scopes import TO_TRAIN, permit_of
-from ..data.files import IN_MEMORY, Files, Upload
+from ..data.files import IN_MEMORY, Files, QuotaReached, Upload
 from ..jobs.job_admission import JobAdmission, checked_metadata
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import FileRecord, JobRequest, step_of
@@ -53,7 +53,8 @@ class KeptFiles:
     def keep(self, upload: Upload, owner: str = "") -> FileRecord:
         """The record of an upload, which belongs to ``owner``.
 
-        Where it cannot be written, the bytes do not stay. Raises StoreError.
+        Where it cannot be written, the bytes do not stay. Raises StoreError, and QuotaReached where the owner would
+        have more than `MOST_FILES`.
         """
         created = int(self._now())
         expires = None if upload.seconds is None else created + upload.seconds
@@ -63,11 +64,20 @@ class KeptFiles:
         with self._changing:
             self._files.keep(upload)
             try:
+                self._check_number(record)
                 return self._job_store.add_file(record)
             except BaseException:
                 if all(one.sha256 != upload.sha256 for one in self._job_store.files()):
                     self._files.remove(upload.sha256)
                 raise
+
+    def _check_number(self, record: FileRecord) -> None:
+        names = {(one.sha256, one.filename) for one in self._job_store.files((record.owner,))}
+        if len(names) >= MOST_FILES and (record.sha256, record.filename) not in names:
+            raise QuotaReached(
+                f"{len(names)} files are here of at most {MOST_FILES} of one key, or of all callers without one; "
+                "delete some (DELETE /v1/files/ID), or upload fewer and larger ones"
+            )
 
     def bytes_of(self, owner: str) -> int:
         """Bytes of this owner's files."""
@@ -90,6 +100,7 @@ class KeptFiles:
 
 
 JOBS = "/v1/fine_tuning/jobs"
+MOST_FILES = 10_000  # of one owner: as many as one answer lists
 _MOST_EVENTS, _SHOWN_JOBS = 1000, 100
 _CHUNK = 2**20
 
@@ -146,7 +157,7 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptF
     def listing(
         request: Request,
         after: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        limit: Annotated[int, Query(ge=1, le=MOST_FILES)] = MOST_FILES,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> Response:

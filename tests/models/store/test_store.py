@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -144,10 +145,22 @@ def test_a_draft_that_is_not_published_vanishes(store: Store) -> None:
     with store.draft("net") as draft:
         draft.write_json("spec.json", {})
         assert store.names() == [] and store.numbers("net") == []
-    assert list((store.root / "models/net").iterdir()) == []
+    assert not (store.root / "models/net").exists()
     with pytest.raises(RuntimeError, match="mine"), store.draft("net"):
         raise RuntimeError("mine")
-    assert list((store.root / "models/net").iterdir()) == [] and store.names() == []
+    assert not (store.root / "models/net").exists() and store.names() == []
+
+
+def test_a_draft_begins_while_another_one_of_a_new_model_vanishes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(**given: Any) -> str:
+        monkeypatch.undo()
+        (store.root / "models/net").rmdir()  # what the end of the other draft does here
+        return tempfile.mkdtemp(**given)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", late)
+    assert publish(store).number == 1
 
 
 def test_a_draft_that_fails_leaves_earlier_versions_alone(store: Store) -> None:

@@ -102,6 +102,13 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(target: str,
     assert done.exit_code == 2 and f"--out {report}" in done.stderr
 
 
+def test_a_store_that_is_a_file_is_refused_by_every_command_that_looks_into_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for words in (["doctor"], ["models"]):
+        done = CliRunner().invoke(app, [*words, "--store", str(tmp_path / "file")])
+        assert done.exit_code == 2 and "it is not a folder" in done.stderr, (words, done.stderr)
+
+
 def test_a_full_disk_is_said_and_no_file_that_was_only_read_is_blamed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -113,3 +120,20 @@ def test_a_full_disk_is_said_and_no_file_that_was_only_read_is_blamed(
     said = capsys.readouterr().err
     assert ended.value.exit_code == 2 and "No space left on device: free some" in said
     assert "model.toml" not in said and "read and write" not in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert"],
+        ["convert", "net", "--levl", "O1"],
+        ["no-such-command"],
+        ["bench", "x", "m", "--url", "http://127.0.0.1:1", "--key", "a b"],
+        ["keys", "add"],
+    ],
+)
+def test_a_usage_error_is_one_object_too(words: list[str]) -> None:
+    done = CliRunner().invoke(app, [*words, "--json"])
+    facts = json.loads(done.stdout)
+    assert done.exit_code == 2 and facts["code"] == "bad_usage" and facts["status"] == "failed"
+    assert facts["error"].split("'")[0] in done.stderr.replace("\n", " ")

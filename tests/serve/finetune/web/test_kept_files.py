@@ -8,9 +8,10 @@ import pytest
 from halfeven.models.errors import DiskFull, StoreError, UnknownName
 from halfeven.models.store.reserve import keep_reserve
 from halfeven.serve.access.keys import Owners
-from halfeven.serve.finetune.data.files import Files, Upload
+from halfeven.serve.finetune.data.files import Files, QuotaReached, Upload
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import CANCELLED, JobRequest
+from halfeven.serve.finetune.web import api
 from halfeven.serve.finetune.web.api import KeptFiles
 
 from tests.serve.clock import Clock
@@ -98,6 +99,19 @@ def test_bytes_without_a_record_do_not_stay(place: Place, monkeypatch: pytest.Mo
             with pytest.raises(StoreError):
                 place.kept.keep(place.upload(content, name="other.npz"))
     assert place.files.contents() == {hashlib.sha256(b"known").hexdigest()}
+
+
+def test_a_key_has_so_many_files_whatever_their_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MOST_FILES", 2)
+    for name in ("one.npz", "two.npz"):
+        place.kept.keep(place.upload(b"same", name=name), "greedy")
+    for content in (b"same", b"other"):
+        with pytest.raises(QuotaReached, match="2 files are here of at most 2"):
+            place.kept.keep(place.upload(content, name="three.npz"), "greedy")
+    place.kept.keep(place.upload(b"same", 3600, "two.npz"), "greedy")  # that one is there
+    place.kept.keep(place.upload(b"mine"), "modest")
+    assert place.files.contents() == {hashlib.sha256(one).hexdigest() for one in (b"same", b"mine")}
+    assert len(place.known()) == 3 and not list(place.files.folder.glob(".upload-*"))
 
 
 def test_what_a_server_that_was_killed_left_is_deleted_by_the_next(place: Place) -> None:
