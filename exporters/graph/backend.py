@@ -62,6 +62,13 @@ def not_shown(outputs: Collection[str]) -> str:
     return f"the judged samples cannot tell whether {names} would be equal"
 
 
+# The reason why a node stays in FP32 whose error no sample shows.
+NEVER_RUN = (
+    "no sample makes it compute a number: it is in a branch that none takes, in a loop without a pass, or reads rows "
+    "that none has; samples that reach it let it be half"
+)
+
+
 class Graph(Protocol):
     """One FP32 graph with a level's rules applied: what the planner works on."""
 

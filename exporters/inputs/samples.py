@@ -370,3 +370,11 @@ def executions(spec: ModelSpec, samples: Samples) -> Iterator[tuple[tuple[int, .
     return samples.batches(
         min(PLANNING_ROWS, spec.max_batch_size, max(samples.count, 1)) if spec.batched else 0
     )
+
+
+def more_executions(spec: ModelSpec, planning: Samples, some: Samples) -> Iterator[dict[str, np.ndarray]]:
+    """All planning samples in batches, then ``some`` of them alone: a branch may depend on the whole batch."""
+    for _, inputs in executions(spec, planning):
+        yield inputs
+    for _, inputs in some.batches(1) if spec.batched else ():
+        yield inputs

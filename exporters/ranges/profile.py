@@ -19,6 +19,7 @@ from ...models.engines.arrays import to_numpy
 from ...models.program import walk
 from ..policy.classes import Trait, class_of, has
 from ..torch.autocast.bodies import ran
+from ..torch.autocast.dtypes import tensors_of
 from .guards import aten_name, find_guards, is_view
 from .ranges import Limits, NodeProfile, Profile, RangeCollector
 
@@ -28,14 +29,16 @@ _MEASURED = (torch.float32, torch.float16, torch.bfloat16)  # float64 never take
 def profile(module: GraphModule, batches: Iterable[Sequence[Tensor]], half: str = "fp16") -> Profile:
     """Run a prepared original program (`models.program.runnable`) on batches of inputs and measure every node."""
     collectors: dict[str, _Measured] = {}
+    ran = set[str]()
     count = 0
     with torch.inference_mode():
         for batch in batches:
             count += 1
-            _Profiler(module, collectors, Limits.of(half)).run(*batch)
+            _Profiler(module, collectors, ran, Limits.of(half)).run(*batch)
     collectors = {name: collector for name, collector in collectors.items() if collector.seen}
     nodes = {name: _profiled(name, node, collectors) for name, node in walk(module) if name in collectors}
-    return Profile(half, count, nodes, find_guards(module, half))
+    idle = [name for name, node in walk(module) if isinstance(node.target, OpOverload) and name not in ran]
+    return Profile(half, count, nodes, find_guards(module, half), tuple(idle))
 
 
 @dataclass(slots=True)
@@ -61,11 +64,12 @@ class _Profiler(Interpreter):
         self,
         module: GraphModule,
         collectors: dict[str, _Measured],
+        ran: set[str],
         limits: Limits,
         prefix: str = "",
     ) -> None:
         super().__init__(module)
-        self._collectors, self._limits, self._prefix = collectors, limits, prefix
+        self._collectors, self._ran, self._limits, self._prefix = collectors, ran, limits, prefix
 
     def run_node(self, n: Node) -> Any:
         if isinstance(n.target, HigherOrderOperator):
@@ -76,10 +80,13 @@ class _Profiler(Interpreter):
         known = n.op == "get_attr" and self._prefix + n.name in self._collectors  # the same in every batch
         if n.op != "output" and not known:
             self._measure(n, result)
+        tensors = list(tensors_of(result))
+        if not tensors or any(tensor.numel() for tensor in tensors):
+            self._ran.add(self._prefix + n.name)
         return result
 
     def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
-        results = _Profiler(body, self._collectors, self._limits, prefix).run(*operands)
+        results = _Profiler(body, self._collectors, self._ran, self._limits, prefix).run(*operands)
         return results if isinstance(results, tuple | list) else (results,)
 
     def _measure(self, node: Node, result: Any) -> None:

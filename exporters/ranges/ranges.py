@@ -196,12 +196,13 @@ class NodeProfile:
 @dataclass(frozen=True, slots=True)
 class Profile:
     """``nodes``: qualified name (`walk`) → its profile, in the graph's order; only nodes that ran. ``half``:
-    ``fp16`` or ``bf16``."""
+    ``fp16`` or ``bf16``. ``never_ran``: the operations that gave no number on any sample."""
 
     half: str
     batches: int
     nodes: Mapping[str, NodeProfile]
     guards: tuple[Guard, ...] = ()
+    never_ran: tuple[str, ...] = ()
 
     @property
     def limits(self) -> Limits:

@@ -17,12 +17,13 @@ from ...models.folder.package import Precision
 from ...models.program import duplicate, runnable, walk
 from ...models.spec.spec import ModelSpec
 from ..graph.actions import Kept
-from ..graph.backend import Candidate, GraphNode, Observe, computed_from, not_shown
-from ..inputs.samples import Samples, executions, few
+from ..graph.backend import NEVER_RUN, Candidate, GraphNode, Observe, computed_from, not_shown
+from ..inputs.samples import Samples, executions, few, more_executions
+from ..policy.classes import Trait, has
 from ..policy.operations import Counted, Operations
 from ..proof.subject import Subject
 from ..question import Answers, Arrays, TieTolerance
-from ..ranges.guards import lift_guards
+from ..ranges.guards import aten_name, lift_guards
 from ..ranges.profile import profile
 from ..ranges.ranges import Profile
 from ..ranges.repairs import Repair, apply
@@ -199,6 +200,7 @@ def program_graph(
         lift_guards(module, precision.dtype)
     some = few(planning, program_operations(module, example))
     profiled = profile(module, _batches(subject.spec, some), precision.dtype)
+    never_run = _never_run(module, subject.spec, planning, some, profiled)
     masks = rewrite_sentinels(module, profiled)
     graph = ProgramGraph(
         module,
@@ -210,7 +212,7 @@ def program_graph(
         kernels,
         profiled=profiled,
         repaired_by=masks.repairs,
-        held=(*masks.keep, *_behind(module, subject)),
+        held=(*masks.keep, *_behind(module, subject), *never_run),
         bounds=bounds,
     )
     return _ruled(graph)
@@ -227,6 +229,24 @@ def _ruled(graph: ProgramGraph) -> ProgramGraph:
     searched = bool(graph.search) and graph.precision.level == "O3"
     weighed, plan = weigh(graph.module, plan, graph.inputs, searched)
     return replace(graph, plan=plan, weighed=weighed, earlier=EarlierRuns(graph.module))
+
+
+def _never_run(
+    module: GraphModule, spec: ModelSpec, planning: Samples, some: Samples, profiled: Profile
+) -> list[Kept]:
+    """The operations that give no number on any sample, in a batch or alone, but those that only move values.
+    ``profiled``: on ``some`` of the samples."""
+    idle = set(profiled.never_ran)
+    for inputs in more_executions(spec, planning, some):
+        if not idle:
+            return []
+        idle &= set(profile(module, [_tensors(spec, inputs)], profiled.half).never_ran)
+    idle -= uncastable(module)
+    return [
+        Kept(name, op_name(node), NEVER_RUN)
+        for name, node in walk(module)
+        if name in idle and not has(aten_name(node), Trait.MOVES)
+    ]
 
 
 def _behind(module: GraphModule, subject: Subject) -> list[Kept]:
@@ -246,7 +266,11 @@ def _behind(module: GraphModule, subject: Subject) -> list[Kept]:
 
 def _batches(spec: ModelSpec, samples: Samples) -> Iterator[list[Tensor]]:
     for _, arrays in executions(spec, samples):
-        yield [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
+        yield _tensors(spec, arrays)
+
+
+def _tensors(spec: ModelSpec, arrays: Arrays) -> list[Tensor]:
+    return [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
 
 
 def exact_answers(module: GraphModule, spec: ModelSpec) -> Answers:

@@ -12,10 +12,10 @@ from ....models.errors import ExportFailed
 from ....models.folder.package import Precision
 from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
-from ...graph.backend import Candidate, GraphNode, Observe, computed_from, not_shown
+from ...graph.backend import NEVER_RUN, Candidate, GraphNode, Observe, computed_from, not_shown
 from ...graph.traffic import Cast, Traffic
 from ...inputs.perturbed import perturbed_if_small
-from ...inputs.samples import Samples, executions, few
+from ...inputs.samples import Samples, executions, few, more_executions
 from ...inputs.synthetic import adversarial
 from ...policy.operations import UNKNOWN, Counted, Operations, Shape
 from ...policy.weights import NUMPY_HALVES, measure
@@ -30,7 +30,7 @@ from .file_rules import FileRules
 from .masks import rewrite_masks
 from .op_lists import ops
 from .oracle import Oracle, to_half_and_back, to_mantissa
-from .profile import Range, node_profile, profile
+from .profile import Range, never_run, node_profile, profile
 from .rewrite import HalfGraph
 from .ties import ties_of
 
@@ -220,10 +220,23 @@ def file_graph(
         program = masks.program
         rules, ranges = FileRules(program, precision, search), profile(program, measured, dtype)
     hidden = computed_from(nodes_of(program), makers_of(program), fp32_outputs) if fp32_outputs else ()
-    held = {**masks.keep, **dict.fromkeys(hidden, not_shown(fp32_outputs))}
+    held = dict.fromkeys(_idle(program, spec, planning, some, ranges), NEVER_RUN)
+    held |= {**masks.keep, **dict.fromkeys(hidden, not_shown(fp32_outputs))}
     rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype), held)
     profiled = node_profile(program, ranges, dtype, len(measured))
     return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
+
+
+def _idle(
+    program: ForeignProgram, spec: ModelSpec, planning: Samples, some: Samples, ranges: Mapping[str, Range]
+) -> set[str]:
+    """The nodes that no sample runs, in a batch or alone. ``ranges``: on ``some`` of the samples."""
+    idle = set(never_run(program, ranges))
+    for inputs in more_executions(spec, planning, some):
+        if not idle:
+            break
+        idle &= set(never_run(program, profile(program, [inputs], "fp16")))
+    return idle
 
 
 def _perturbed(spec: ModelSpec, some: Samples, answers: Answers, operations: int) -> list[Arrays]:

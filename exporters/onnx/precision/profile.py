@@ -3,14 +3,16 @@
 Integers are not magnitudes: only FP32 values are measured, one at a time, as the original runs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 
 import numpy as np
+from onnx import GraphProto, NodeProto
 
+from ...policy.classes import Trait, has
 from ...policy.weights import NUMPY_HALVES
 from ...ranges.ranges import Limits, NodeProfile, Profile, Range, RangeCollector
-from ..reading.graph import FLOAT, ForeignProgram, graphs, read_by
+from ..reading.graph import BODIES, FLOAT, ForeignProgram, bodies, graphs, read_by
 from .oracle import Oracle
 
 LARGEST = {dtype: Limits.of(dtype).largest for dtype in NUMPY_HALVES}
@@ -33,6 +35,25 @@ def profile(
     for inputs in batches:
         oracle.run(inputs)
     return {name: collector.range() for name, collector in collectors.items()}
+
+
+def never_run(program: ForeignProgram, ranges: Mapping[str, Range]) -> list[str]:
+    """The nodes that gave no number on any sample, but those that only move values; ``ranges``: of all values."""
+    idle = []
+    for node in _run(program.graph):
+        given = [name for name in node.output if program.is_float(name)]
+        ran = any(name in ranges and ranges[name].count for name in given)
+        if given and not ran and not has(node.op_type, Trait.MOVES):
+            idle.append(node.name)
+    return idle
+
+
+def _run(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes that the oracle runs: those of the graph, and of bodies that are planned too."""
+    for node in graph.node:
+        for body in bodies(node).values() if node.op_type in BODIES else ():
+            yield from _run(body)
+        yield node
 
 
 def node_profile(program: ForeignProgram, ranges: Mapping[str, Range], dtype: str, batches: int) -> Profile:
