@@ -57,6 +57,13 @@ def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
     for key, name in (("halfeven.original", "original.onnx"), ("halfeven.proof", "parity.json")):
         if said.get(key) != files[name]:
             raise Refused(f"the half names another {name} as its own")
+    stated = {key: manifest[key] for key in manifest if key not in ("format", "status", "digest", "files")}
+    facts = json.dumps(stated, sort_keys=True, separators=(",", ":"))
+    if said.get("halfeven.facts") not in (
+        None,
+        hashlib.sha256(facts.encode()).hexdigest(),
+    ):  # None: an earlier release
+        raise Refused("the manifest states other facts than the half names")
     if manifest["status"] != "live" or manifest["half"] not in ROUNDOFF:
         raise Refused("the proof is of a refused version, or of no half")
     return manifest

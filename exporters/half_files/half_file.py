@@ -5,10 +5,12 @@
     model.fp16.proof/    what `export` writes: original, half, samples, plan, verdict, digests (`exported/folder.py`)
 
 Both are there together, or neither: nothing is written of a half that is not proven equal. They are made in a hidden
-folder beside them, which is renamed to ``.model.fp16.ready`` when it is whole. What moves its files to their places
-may be cut off, and goes on where the half is next asked for.
+folder beside them, which is renamed to ``.model.fp16.ready`` when it is whole. A run that is cut off while it moves the
+files to their places is ended by the next `write_half`; what only reads refuses the half until then.
 """
 
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -20,7 +22,7 @@ from typing import Any, Literal
 import onnx
 from onnx import external_data_helper
 
-from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, ParityRefused
+from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, NewerFormat, ParityRefused
 from ...models.files.durable import fsync
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
@@ -49,8 +51,14 @@ def proof_folder(file: Path) -> Path:
 
 
 def proof_of(file: Path) -> Version:
-    """The proof of a half, as a version. The file itself may be another one by now. Raises BadInput."""
-    _finish(file)
+    """The proof of a half, as a version. The file itself may be another one by now.
+
+    Raises BadInput, ParityRefused where the proof's manifest is missing or damaged."""
+    if file.name and _ready(file).is_dir():
+        raise BadInput(
+            f"{file} is not whole: a run of `halfeven fp16` ended before it had put its files from {_ready(file)} in "
+            "their places; run it again, which does that first, or remove that folder"
+        )
     if not file.is_file():
         raise BadInput(f"{file}: no such file; expected a half that `halfeven fp16` wrote")
     proof = proof_folder(file)
@@ -58,7 +66,12 @@ def proof_of(file: Path) -> Version:
         raise BadInput(
             f"{file} has no proof: expected the folder {proof}, which `halfeven fp16` writes beside it"
         )
-    return exported_version(proof)
+    try:
+        return exported_version(proof)
+    except NewerFormat:
+        raise
+    except DamagedFile as error:
+        raise ParityRefused(f"the proof of {file} does not hold: {error}") from error
 
 
 def verdict_of(version: Version) -> Verdict:
@@ -139,11 +152,12 @@ def _written(version: Version, source: Path, target: Path, notify: Notify) -> di
         draft = Path(place) / "whole" / proof_folder(target).name
         facts = export(version, "onnxruntime", draft, notify)
         data = target.with_suffix(DATA).name  # of a large half alone; two halves may stand in one folder
-        _describe(draft, version, source, data)
+        stated = {key: value for key, value in facts.items() if key not in ("folder", "files")}
+        if source.is_file():
+            stated["source"] = {"name": source.name, "sha256": sha256_of(source)}
+        _describe(draft, version, source, data, stated)
         (draft / "manifest.json").unlink()
-        write_manifest(
-            draft, LIVE, {key: value for key, value in facts.items() if key not in ("folder", "files")}
-        )
+        write_manifest(draft, LIVE, stated)
         for name, copied in ((HALF, target.name), (data, data)):
             if (draft / name).exists():
                 shutil.copyfile(draft / name, draft.with_name(copied))
@@ -158,10 +172,17 @@ def _ready(target: Path) -> Path:
 
 
 def _finish(target: Path) -> None:
-    """Move the files of a half that is whole to their places; nothing where there is none."""
+    """Move the files of a half that is whole to their places; nothing where there is none. Raises Conflict where other
+    files are among them."""
     ready, proof = _ready(target), proof_folder(target)
     if not ready.is_dir():
         return
+    ours = {target.name, target.with_suffix(DATA).name, proof.name}
+    if others := sorted(path.name for path in ready.iterdir() if path.name not in ours):
+        raise Conflict(
+            f"{ready / others[0]} is no part of a half: expected {', '.join(sorted(ours))} alone, which a run of "
+            "`halfeven fp16` had ready when it was ended; remove that folder"
+        )
     if (ready / proof.name).is_dir():
         shutil.rmtree(proof, ignore_errors=True)
         (ready / proof.name).rename(proof)
@@ -170,9 +191,18 @@ def _finish(target: Path) -> None:
     ready.rmdir()
 
 
-def _describe(draft: Path, version: Version, source: Path, data: str) -> None:
-    """Give the half the shapes of ``source``, write the verdict and the digest of the original into its own metadata,
-    and call its file of weights, if it has one, ``data``."""
+def digest_of_facts(manifest: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a manifest states beside the digests of files."""
+    stated = {
+        key: value for key, value in manifest.items() if key not in ("format", "status", "digest", "files")
+    }
+    text = json.dumps(stated, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _describe(draft: Path, version: Version, source: Path, data: str, stated: Mapping[str, Any]) -> None:
+    """Give the half the shapes of ``source``, write the verdict, and the digests of the original and of what the
+    manifest states, into its own metadata, and call its file of weights, if it has one, ``data``."""
     model, spec = onnx.load(draft / HALF, load_external_data=False), version.spec()
     give_own_layout(model, spec)
     if source.suffix == ".onnx":
@@ -181,7 +211,7 @@ def _describe(draft: Path, version: Version, source: Path, data: str) -> None:
         "verdict": headline(Conversion(version, version.manifest).shown()),
         "proof": sha256_of(draft / "parity.json"),
     }
-    said["original"] = sha256_of(draft / "original.onnx")
+    said |= {"original": sha256_of(draft / "original.onnx"), "facts": digest_of_facts(stated)}
     for key, value in said.items():
         model.metadata_props.add(key=f"halfeven.{key}", value=value)
     if (draft / (HALF + DATA)).exists():
@@ -215,6 +245,11 @@ def check_digests(file: Path, version: Version) -> None:
     for key, name in (("halfeven.original", ORIGINAL), ("halfeven.proof", "parity.json")):
         if said.get(key) != version.manifest["files"].get(name):
             raise ParityRefused(f"{file} names another {name} as its own than that of its proof; {_AGAIN}")
+    # A half of an earlier release does not name what its manifest states.
+    if said.get("halfeven.facts", found := digest_of_facts(version.manifest)) != found:
+        raise ParityRefused(
+            f"{version.folder / 'manifest.json'} states other facts than the half names; {_AGAIN}"
+        )
 
 
 def check_proof(version: Version) -> None:
@@ -269,6 +304,7 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
     libraries = version.read("parity.json", lambda proof: proof["environment"].items())
     (form,) = facts["forms"].values()
     more = f", … ({len(kept)} in all)" if len(kept) > 10 else ""
+    source = version.manifest.get("source")
     rows = {
         "verdict": headline(facts),
         "largest error": ", ".join(
@@ -279,7 +315,8 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
         "precision": f"{facts['half']}, level {level}",
         "kept in FP32 by the proof": ", ".join(kept[:10]) + more or "nothing",
         "file": f"`{file.name}`, SHA-256 `{sha256_of(file)}`",
-        "original": f"SHA-256 `{version.manifest['files']['original.onnx']}`",
+        **({"made from": f"`{source['name']}`, SHA-256 `{source['sha256']}`"} if source else {}),
+        "original in the proof": f"SHA-256 `{version.manifest['files']['original.onnx']}`",
         "proven with": ", ".join(f"{name} {found}" for name, found in libraries),
     }
     lines = ["## Half precision", "", "| | |", "|---|---|"]

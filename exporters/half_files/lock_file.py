@@ -13,13 +13,21 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from ...models.errors import BadFolder, BadInput, Conflict, EngineFailed, NewerFormat, ParityRefused
+from ...models.errors import (
+    BadFolder,
+    BadInput,
+    Conflict,
+    DamagedFile,
+    EngineFailed,
+    NewerFormat,
+    ParityRefused,
+)
 from ...models.files.durable import replace_text
 from ...models.files.stored_json import stored_json
 from ...models.version import __version__
 from ..proof.maker import Notify
 from .half_file import check_digests, check_proof
-from .measured import Found, digest_of, measured, surroundings
+from .measured import Found, digest_of, file_of, measured, surroundings
 
 Facts = Mapping[str, Any]
 # A half's share of FP32's time may grow so many times: two measurements of one half differ by less.
@@ -40,10 +48,11 @@ class Change:
 
 def changes(then: Facts, now: Facts) -> list[Change]:
     """The changes of one half in one form; ``then`` and ``now`` are its facts from `measured.py`."""
-    found = [*_file(then, now), *_surroundings(then, now)]
+    files = _file(then, now)
+    found = [*files, *_surroundings(then, now)]
     if not now["passed"]:
         found.append(Change("verdict", f"the half is not equal here any more: {now['summary']}", True))
-    if (bits := _bits(then, now)) and then["file"] == now["file"]:
+    if not files and (bits := _bits(then, now)):  # of the same half, on the same samples
         found.append(Change("bits", bits, False))
     if slow := slower(then, now):
         found.append(Change("speed", slow, True))
@@ -51,12 +60,20 @@ def changes(then: Facts, now: Facts) -> list[Change]:
 
 
 def _file(then: Facts, now: Facts) -> list[Change]:
+    if (version := now.get("version")) != then.get("version", version):
+        active = f"version {version} is active now, and version {then['version']} was locked"
+        return [
+            Change(
+                "file", f"{active}: lock NAME@{then['version']} where that one is meant, or lock again", True
+            )
+        ]
     if then["file"] == now["file"]:
-        other = then.get("proof") not in (None, now.get("proof"))  # None: of an earlier release
+        # An earlier release locked the digest of the files alone, or nothing.
+        same = then.get("proof") in (None, now["proof"], now["files"])
         return (
-            [Change("proof", "the proof is another one than the locked one; restore it", True)]
-            if other
-            else []
+            []
+            if same
+            else [Change("proof", "the proof is another one than the locked one; restore it", True)]
         )
     before, after = then["weights"], now["weights"]
     changed = sorted(name for name in before if after.get(name) != before[name])
@@ -75,15 +92,10 @@ def _file(then: Facts, now: Facts) -> list[Change]:
 def _surroundings(then: Facts, now: Facts) -> list[Change]:
     found = list[Change]()
     before, after = then["environment"], now["environment"]
-    for key in sorted({*before, *after} - {"device"}):
-        if before.get(key) != after.get(key):
-            found.append(
-                Change(
-                    "environment",
-                    f"{key}: {before.get(key, 'none')} then, {after.get(key, 'none')} now",
-                    False,
-                )
-            )
+    for key in sorted(before.keys() - {"device"}):  # an earlier release named fewer libraries
+        if before[key] != after.get(key):
+            said = f"{key}: {before[key]} then, {after.get(key, 'none')} now"
+            found.append(Change("environment", said, False))
     if before["device"] != after["device"] or then["processor"] != now["processor"]:
         kinds = f"{then['processor']} ({before['device']}) then, {now['processor']} ({after['device']}) now"
         found.append(Change("processor", f"another processor, which may have other kernels: {kinds}", False))
@@ -224,19 +236,37 @@ def checked(
 ) -> list[tuple[str, str, list[Change]]]:
     """The changes of each half since it was locked, as (target, form, changes); one that does not run is a change too.
     ``found``: what a target names now."""
-    result = list[tuple[str, str, list[Change]]]()
-    for then in halves:
+    return [(then["target"], then["form"], _since(then, found, notify)) for then in halves]
+
+
+def _since(then: Facts, found: Callable[[str], Found], notify: Notify) -> list[Change]:
+    try:
         half = found(then["target"])
+    except ParityRefused as error:
+        return [Change("proof", str(error), True)]
+    except (BadInput, DamagedFile) as error:
+        return [Change("file", str(error), True)]
+    try:
+        if half.file:
+            check_proof(half.version)
+        elif wrong := _wrong_file(half, then["form"]):
+            return [wrong]
+        return changes(then, _again(half, then, notify))
+    except (BadInput, DamagedFile, ParityRefused) as error:
+        return [Change("proof", str(error), True)]
+    except EngineFailed as error:  # after an upgrade, or of a file that is damaged
+        return _why_it_does_not_run(then, half, error)
+
+
+def _wrong_file(half: Found, form: str) -> Change | None:
+    """The first file of a version in the store that is not as its manifest says; the half itself comes first."""
+    own = file_of(form)
+    for name in sorted(half.version.manifest["files"], key=lambda name: name != own):
         try:
-            if half.file:
-                check_proof(half.version)
-            since = changes(then, _again(half, then, notify))
-        except ParityRefused as error:
-            since = [Change("proof", str(error), True)]
-        except EngineFailed as error:  # after an upgrade, or of a file that is damaged
-            since = _why_it_does_not_run(then, half, error)
-        result.append((then["target"], then["form"], since))
-    return result
+            half.version.opened(name).close()
+        except DamagedFile as error:
+            return Change("file" if name == own else "proof", str(error), True)
+    return None
 
 
 def _why_it_does_not_run(then: Facts, half: Found, error: EngineFailed) -> list[Change]:
@@ -256,18 +286,6 @@ def _is_other_file(half: Path, locked: str) -> bool:
         return digest_of(half) != locked
     except BadFolder:  # what is left of it is no ONNX file
         return True
-
-
-def compared(then: Sequence[Facts], now: Sequence[Facts]) -> list[tuple[str, str, list[Change]]]:
-    """Target, form and changes for each half of two locks, which two environments wrote for the same targets. Raises
-    BadInput where the targets differ."""
-    by_name = {(facts["target"], facts["form"]): facts for facts in now}
-    if missing := [facts["target"] for facts in then if (facts["target"], facts["form"]) not in by_name]:
-        raise BadInput(f"the other environment has no {missing[0]}: expected the same targets in both")
-    return [
-        (facts["target"], facts["form"], changes(facts, by_name[facts["target"], facts["form"]]))
-        for facts in then
-    ]
 
 
 def _again(found: Found, then: Facts, notify: Notify) -> Facts:

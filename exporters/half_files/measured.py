@@ -1,9 +1,11 @@
 """The facts of one half here and now, as ``halfeven.lock`` keeps them: files, libraries, verdict, bits, speed."""
 
 import hashlib
+import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,6 +21,7 @@ from ...models.errors import BadInput
 from ...models.machine.processor import hardware
 from ...models.store.manifest import sha256_of
 from ...models.store.store import LIVE, Version
+from ...models.version import __version__
 from ..inputs.samples import Samples, stored_samples
 from ..on_device.environment import environment
 from ..on_device.reprove import reprove
@@ -60,7 +63,7 @@ def measured(
     halves = [
         name
         for name, facts in version.manifest["forms"].items()
-        if facts["passed"] and version.has(_file(name))
+        if facts["passed"] and version.has(file_of(name))
     ]
     if version.status != LIVE or version.manifest["half"] is None or not halves:
         raise BadInput(f"{version} has no proven half that could be locked: {version.manifest['reason']}")
@@ -70,7 +73,8 @@ def measured(
             yield _measured(found, name)
 
 
-def _file(form: str) -> str:
+def file_of(form: str) -> str:
+    """The name of a form's half in its version; empty for a form that has no file."""
     return {"torch": "half.pt2", "onnx": "half.onnx"}.get(form, "")
 
 
@@ -93,8 +97,10 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
     return {
         "form": form,
         "half": version.manifest["half"],
-        "file": digest_of(found.file) if found.file else sha256_of(version.folder / _file(form)),
-        "proof": version.digest,
+        "file": digest_of(found.file) if found.file else sha256_of(version.folder / file_of(form)),
+        "proof": sha256_of(version.folder / "manifest.json"),
+        "files": version.digest,
+        **({} if found.file else {"version": version.number}),
         "weights": _weights(found.half) if form == "onnx" and found.half else {},
         **surroundings(),
         "passed": report.passed,
@@ -107,7 +113,9 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
 
 def surroundings() -> dict[str, Any]:
     """The libraries and the processor that a half is proven and measured with."""
-    return {"environment": environment(CPU), "processor": str(hardware())}
+    packages = {name: metadata.version(name) for name in ("numpy", "onnx")}
+    ours = {"halfeven": __version__, "python": platform.python_version(), **packages}
+    return {"environment": ours | environment(CPU), "processor": str(hardware())}
 
 
 def _close(*engines: Engine) -> None:

@@ -1,17 +1,16 @@
 """The commands for halves as files of their own: ``fp16`` writes one with its proof, ``verify`` compares both, ``lock``
 records what was proven, ``check`` proves it again after an upgrade."""
 
+import json
 import shlex
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...models.errors import BadInput, ParityRefused
+from ...models.errors import BadInput
 from .console import DEFAULT_STORE, Ended, StoreAt, check_target, notify, order, progress
 
 if TYPE_CHECKING:
@@ -111,22 +110,21 @@ def check(
     ] = False,
 ) -> Ended:
     """Prove locked halves again with what is installed now, and say what changed; 3 if one does not hold."""
-    from ...exporters.half_files.lock_file import checked, compared, read_lock
+    from ...exporters.half_files.lock_file import checked, read_lock
 
     then = read_lock(path)
     if against is None:
-        found = checked(then, lambda target: _found(target, store), notify)
+        halves = [
+            {
+                "target": target,
+                "form": form,
+                "holds": not any(change.fails or strict for change in changes),
+                "changes": [asdict(change) for change in changes],
+            }
+            for target, form, changes in checked(then, lambda target: _found(target, store), notify)
+        ]
     else:
-        found = compared(then, _locked_by(against, list(dict.fromkeys(one["target"] for one in then)), store))
-    halves = [
-        {
-            "target": target,
-            "form": form,
-            "holds": not any(change.fails or strict for change in changes),
-            "changes": [asdict(change) for change in changes],
-        }
-        for target, form, changes in found
-    ]
+        halves = _checked_by(against, path, store, strict)
     lines = list[str]()
     for half in halves:
         lines.append(f"{half['target']} ({half['form']}): {'holds' if half['holds'] else 'does not hold'}")
@@ -144,34 +142,21 @@ def _found(target: str, store: Path) -> "Found":
     return Found(version_called(target, store_at(store)))
 
 
-def _locked_by(python: Path, targets: list[str], store: Path) -> list[Mapping[str, Any]]:
-    """The lock that the halfeven of another environment writes now. Raises BadInput where it does not."""
-    from ...exporters.half_files.lock_file import read_lock
-
-    with TemporaryDirectory(prefix="halfeven-lock-") as place:
-        written = Path(place) / "halfeven.lock"
-        command = [
-            str(python),
-            "-P",
-            "-m",
-            "halfeven",
-            "lock",
-            *targets,
-            "-o",
-            str(written),
-            "--store",
-            str(store),
-        ]
-        notify(f"asking the halfeven of {python}")
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise BadInput(
-                f"--against-env {python}: {error.strerror}; expected the python of an environment"
-            ) from error
-        if done.returncode:
-            last = next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
-            if done.returncode == 3:
-                raise ParityRefused(f"--against-env {python}: a half does not hold there: {last}")
-            raise BadInput(f"--against-env {python}: its halfeven does not lock these halves: {last}")
-        return list(read_lock(written))
+def _checked_by(python: Path, path: Path, store: Path, strict: bool) -> list[dict[str, Any]]:
+    """The halves as the halfeven of another environment checks them now. Raises BadInput where it does not."""
+    words = ["check", "--lock", str(path), "--store", str(store), "--json", *(["--strict"] if strict else [])]
+    notify(f"asking the halfeven of {python}")
+    try:
+        done = subprocess.run(
+            [str(python), "-P", "-m", "halfeven", *words], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise BadInput(
+            f"--against-env {python}: {error.strerror}; expected the python of an environment"
+        ) from error
+    last = next(iter(done.stdout.strip().splitlines()[-1:]), "")
+    facts = json.loads(last) if last.startswith("{") else {}
+    if "halves" not in facts:
+        why = facts.get("error") or next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
+        raise BadInput(f"--against-env {python}: its halfeven does not check these halves: {why}")
+    return list(facts["halves"])

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +24,7 @@ from halfeven.exporters.half_files.lock_file import write_lock
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import BadInput, BadSamples, BadSetting, Conflict, ParityRefused
-from halfeven.models.store.manifest import LIVE, write_manifest
+from halfeven.models.store.manifest import LIVE, sha256_of, write_manifest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.benchmarks.one_file_plans import by_convert, digests
@@ -137,7 +138,8 @@ def test_a_second_run_takes_the_place_of_the_first(half: Path) -> None:
 def test_a_replacement_that_was_cut_off_is_finished(
     half: Path, moved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The half of before is there until the folder is whole; afterwards the new one is, wherever the process ended."""
+    """The half of before is there until the folder is whole; afterwards the next run puts the new one there, wherever
+    the process ended, and what only reads moves nothing."""
     before = half.read_bytes()
     options = Options(samples=half.parent / "x.npz", keep=("first_product",))
 
@@ -150,10 +152,50 @@ def test_a_replacement_that_was_cut_off_is_finished(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(half_file, "fsync" if moved == 0 else "_finish", ended if moved == 0 else _once(ended))
         write_half(half.parent / "net.onnx", half, options)
+    if moved:
+        with pytest.raises(BadInput, match="is not whole: a run of `halfeven fp16` ended before"):
+            verify(half)
+        with pytest.raises(BadSamples, match="cannot be read"):  # a run that ends early
+            write_half(half.parent / "net.onnx", half, Options(samples=half.parent / "unknown.npz"))
     assert verify(half)["status"] == "equal" and (half.read_bytes() == before) == (moved == 0)
     assert sorted(path.name for path in half.parent.iterdir()) == [
         "net.fp16.onnx", "net.fp16.proof", "net.onnx", "x.npz",
     ]  # fmt: skip
+
+
+def test_nothing_but_a_half_is_moved_out_of_the_hidden_folder(half: Path) -> None:
+    """The folder may have come with a half of a stranger's."""
+    ready, model = half.with_name(".net.fp16.ready"), half.parent / "net.onnx"
+    ready.mkdir()
+    (ready / "net.onnx").write_text("another model")
+    before = model.read_bytes()
+    with pytest.raises(BadInput, match="is not whole"):
+        verify(half)
+    with pytest.raises(Conflict, match=r"net\.onnx is no part of a half"):
+        write_half(model, half, Options(samples=half.parent / "x.npz"))
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [".", "", "/"])
+def test_a_folder_is_no_half(name: str) -> None:
+    with pytest.raises(BadInput, match="no such file; expected a half"):
+        verify(Path(name))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"notes": ["proven on ten million rows"]}, {"model": "bert"}, {"samples": {"count": 10**7}}, None],
+)
+def test_a_manifest_that_states_other_facts_is_refused(half: Path, change: dict[str, Any] | None) -> None:
+    path = proof_folder(half) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change) if change else "")
+    with pytest.raises(ParityRefused, match="states other facts" if change else "does not hold"):
+        verify(half)
+
+
+def test_the_card_names_the_file_that_the_half_was_made_from(half: Path) -> None:
+    source = half.parent / "net.onnx"
+    assert f"`net.onnx`, SHA-256 `{sha256_of(source)}`" in model_card(half, verify(half))
 
 
 def _once(ended: Callable[[Path], None]) -> Callable[[Path], None]:

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.conversion.convert import Options
+from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.half_files import lock_file, measured
 from halfeven.exporters.half_files.half_file import write_half
-from halfeven.exporters.half_files.lock_file import Change, checked, compared, read_lock, write_lock
+from halfeven.exporters.half_files.lock_file import Change, checked, read_lock, write_lock
 from halfeven.exporters.half_files.measured import Found, found_file, timed
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import BadInput, Conflict, EngineFailed, NewerFormat, ParityRefused
 from halfeven.models.store.manifest import LIVE, write_manifest
-from halfeven.models.store.store import Version
+from halfeven.models.store.store import Store, Version
 from onnx import numpy_helper
 
 from tests.exporters.half_files.onnx_net import samples, written
@@ -129,15 +129,78 @@ def test_both_sides_are_timed_in_turns_and_the_first_run_does_not_count() -> Non
     assert order[:4] == ["half", "fp32", "half", "fp32"] and found["half"] < 500 and found["fp32"] < 500
 
 
-def test_two_environments_are_compared_by_their_locks(lock: Path) -> None:
-    halves = read_lock(lock)
-    other = [{**halves[0], "environment": {**halves[0]["environment"], "onnxruntime": "9.9"}}]
-    ((_, _, changes),) = compared(halves, other)
-    assert [change.message for change in changes] == [
-        f"onnxruntime: {halves[0]['environment']['onnxruntime']} then, 9.9 now"
-    ]
-    with pytest.raises(BadInput, match="the same targets in both"):
-        compared(halves, [{**halves[0], "target": "other.onnx"}])
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize("library", ["onnxruntime", "numpy", "onnx", "python", "halfeven"])
+def test_another_library_is_named(lock: Path, library: str) -> None:
+    facts = json.loads(lock.read_text())
+    environment = facts["halves"][0]["environment"]
+    now, environment[library] = environment[library], "0.1-old"
+    lock.write_text(json.dumps(facts))
+    (change,) = found(lock)
+    assert (change.kind, change.fails) == ("environment", False)
+    assert change.message == f"{library}: 0.1-old then, {now} now"
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_every_half_is_looked_at_also_behind_one_that_is_gone(lock: Path) -> None:
+    facts = json.loads(lock.read_text())
+    facts["halves"].insert(0, facts["halves"][0] | {"target": "gone.onnx"})
+    lock.write_text(json.dumps(facts))
+    gone, there = checked(read_lock(lock), lambda target: found_file(Path(target)))
+    assert [(change.kind, change.fails) for change in gone[2]] == [("file", True)] and not there[2]
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize("file", ["manifest.json", "original.onnx", "samples.safetensors", ""])
+def test_a_file_of_the_proof_that_is_gone_is_a_change(lock: Path, file: str) -> None:
+    folder = lock.with_name("net.fp16.proof")
+    (folder / file).unlink() if file else shutil.rmtree(folder)
+    (change,) = found(lock)
+    assert change.fails and change.kind == ("proof" if file else "file")
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Store, list[Mapping[str, Any]]]:
+    """A store with one version, and the lock of it."""
+    store = Store(tmp_path / "store")
+    convert(
+        written(tmp_path / "net.onnx"), store, Options(samples=samples(tmp_path / "x.npz"), forms=("onnx",))
+    )
+    write_lock(tmp_path / "halfeven.lock", {"net": Found(store.numbered("net", "1"))})
+    return store, read_lock(tmp_path / "halfeven.lock")
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("half.onnx", "file"),
+        ("parity.json", "proof"),
+        ("precision.json", "proof"),
+        ("manifest.json", "proof"),
+    ],
+)
+def test_a_changed_file_of_a_locked_version_is_a_change(
+    stored: tuple[Store, list[Mapping[str, Any]]], file: str, kind: str
+) -> None:
+    store, halves = stored
+    ((_, _, changes),) = checked(halves, lambda _: Found(store.numbered("net", "1")))
+    assert not changes
+    path = store.numbered("net", "1").folder / file
+    path.write_bytes(path.read_bytes() + b"\n")
+    ((_, _, changes),) = checked(halves, lambda _: Found(store.numbered("net", "1")))
+    assert [(change.kind, change.fails) for change in changes] == [(kind, True)]
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_another_active_version_is_named_and_its_answers_are_blamed_on_no_kernel(
+    stored: tuple[Store, list[Mapping[str, Any]]], tmp_path: Path
+) -> None:
+    store, halves = stored
+    rows = samples(tmp_path / "other.npz", rows=64)
+    convert(tmp_path / "net.onnx", store, Options(samples=rows, forms=("onnx",)))
+    ((_, _, (change,)),) = checked(halves, lambda _: Found(store.numbered("net", "2")))
+    assert change.kind == "file" and "version 2 is active now, and version 1 was locked" in change.message
 
 
 FACTS: dict[str, Any] = {
