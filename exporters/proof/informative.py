@@ -1,18 +1,19 @@
 """Finds out whether the judged samples can prove a half. They cannot if the FP32 model's outputs for all of them are
 empty or zero, or if the half passes only because FP32's own noise is as large as the half's error."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from ...models.spec.datatypes import DATATYPES
-from ...models.spec.spec import ParityLimits
+from ...models.spec.spec import ParityLimits, TensorSpec
 from ..gate.divergence import SENTINEL
 from ..gate.verdict import ParityReport
+from ..question import Arrays
 from .prove import ReferenceRun
 
 MOST_OF_MASKS = 16  # different values, each to two digits
-_GIVE = "give samples that it has answers to (samples.safetensors in the model's folder, or --samples FILE)"
+_GIVE = "give samples that it has answers to"
 
 
 def why_nothing_is_proven(run: ReferenceRun) -> str:
@@ -24,32 +25,33 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
     would one that finds nothing where a detector finds nothing, and one that overflows where the gate compares signs
     alone.
     """
-    names = [tensor.name for tensor in run.spec.outputs if tensor.type.is_float]
     asked = [*run.small, *run.bulk, *run.perturbed]
-    every = [tensor.name for tensor in run.spec.outputs] if asked else []
-    if empty := [name for name in every if not any(question.reference[name].size for question in asked)]:
+    return why_answers_show_nothing(run.spec.outputs, [question.reference for question in asked])
+
+
+def why_answers_show_nothing(outputs: Sequence[TensorSpec], asked: Sequence[Arrays]) -> str:
+    """The same of the FP32 model's answers to all samples, by the names of its outputs."""
+    names = [tensor.name for tensor in outputs if tensor.type.is_float]
+    every = [tensor.name for tensor in outputs] if asked else []
+    if empty := [name for name in every if not any(answers[name].size for answers in asked)]:
         return (
             f"the FP32 model finds nothing in any judged sample ({_listed(empty)} without elements), which proves "
             f"nothing of a half; {_GIVE}"
         )
-    if huge := [name for name in names if _only_sentinels(question.reference[name] for question in asked)]:
+    if huge := [name for name in names if _only_sentinels(answers[name] for answers in asked)]:
         return (
             f"to every judged sample the FP32 model answers numbers of {SENTINEL:.0e} or more ({_listed(huge)}), which "
             "count as the values of a mask and are not compared, so nothing is proven of a half; answer in another "
             f"unit, or {_GIVE}"
         )
-    if varied := [
-        name for name in names if _varied_sentinels(question.reference[name] for question in asked)
-    ]:
+    if varied := [name for name in names if _varied_sentinels(answers[name] for answers in asked)]:
         return (
             f"the FP32 model answers many different numbers of {SENTINEL:.0e} or more ({_listed(varied)}), and such "
             "numbers count as the values of a mask and are not compared, so nothing is proven of a half; let the model "
             "answer in a larger unit"
         )
     informative = any(
-        (np.isfinite(question.reference[name]) & (question.reference[name] != 0)).any()
-        for question in asked
-        for name in names
+        (np.isfinite(answers[name]) & (answers[name] != 0)).any() for answers in asked for name in names
     )
     if informative or not names or not asked:
         return ""

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...exporters.gate.parity import judge, noise_of
 from ...exporters.gate.trial import Trial
+from ...exporters.proof.informative import why_answers_show_nothing
 from ...models.errors import BadSetting
 from ...models.spec.datatypes import name_of
 from ...models.spec.spec import KINDS, Dim, ModelSpec, ParityLimits, TensorSpec
@@ -24,7 +25,8 @@ def assert_half_equal(
     dtype: str = "fp16",
     **limits: Any,
 ) -> None:
-    """Raise AssertionError, with the sentences of halfeven's gate, unless ``fp16`` answers as ``fp32`` does.
+    """Raise AssertionError, with the sentences of halfeven's gate, unless ``fp16`` answers as ``fp32`` does, and where
+    the answers of ``fp32`` are such that any half would pass.
 
     ``fp32``, ``fp16``: a module, a `Half`, or any callable that takes the samples as they are given (an array, a tuple
     in order, or arrays by name; the first axis counts the samples) and answers an array, a tuple or a dictionary. A
@@ -50,6 +52,8 @@ def assert_half_equal(
         )
         for name, array in reference[0].items()
     )
+    if reason := why_answers_show_nothing(outputs, reference[:1]):
+        raise AssertionError(f"nothing is proven: {reason}")
     spec = ModelSpec("model", (), outputs, count, parity=allowed)
     trials = [
         Trial(tuple(rows), original, _widened(half, original))

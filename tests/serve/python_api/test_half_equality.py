@@ -57,6 +57,23 @@ def test_samples_are_given_in_order_or_by_name_and_answers_are_many(given: str) 
         he.assert_half_equal(lambda a: a, lambda a: {"other": a}, samples=a)
 
 
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (lambda x: (abs(x) + 1) * np.float32(2e9), lambda x: np.full_like(x, np.inf)),
+        (lambda x: (abs(x) + 1) * np.float32(2e9), lambda x: (abs(x) + 1) * np.float32(2e5)),
+        (lambda x: x * np.float32(np.nan), lambda x: x * np.float32(np.nan)),
+        (lambda x: 0 * x, lambda x: 0 * x),
+        (lambda x: x[:, :0], lambda x: x[:, :0]),
+    ],
+    ids=["infinite", "another unit", "not a number", "zero", "no elements"],
+)
+def test_answers_of_which_none_is_compared_prove_nothing(answer: Any, wrong: Any) -> None:
+    rows = np.random.default_rng().standard_normal((64, 8)).astype(np.float32)
+    with pytest.raises(AssertionError, match="nothing is proven: .*of a half"):
+        he.assert_half_equal(answer, wrong, samples=rows)
+
+
 def test_what_cannot_be_meant_is_refused() -> None:
     x = np.zeros((2, 3), np.float32)
     for asked, words in (
