@@ -64,24 +64,23 @@ class KeptFiles:
         with self._changing:
             self._files.keep(upload)
             try:
-                self._check_number(record)
+                self._check_number(owner)
                 return self._job_store.add_file(record)
             except BaseException:
                 if all(one.sha256 != upload.sha256 for one in self._job_store.files()):
                     self._files.remove(upload.sha256)
                 raise
 
-    def _check_number(self, record: FileRecord) -> None:
-        names = {(one.sha256, one.filename) for one in self._job_store.files((record.owner,))}
-        if len(names) >= MOST_FILES and (record.sha256, record.filename) not in names:
+    def _check_number(self, owner: str) -> None:
+        if (count := len(self._job_store.files((owner,)))) >= MOST_FILES:
             raise QuotaReached(
-                f"{len(names)} files are here of at most {MOST_FILES} of one key, or of all callers without one; "
+                f"{count} files are here of at most {MOST_FILES} of one key, or of all callers without one; "
                 "delete some (DELETE /v1/files/ID), or upload fewer and larger ones"
             )
 
     def bytes_of(self, owner: str) -> int:
-        """Bytes of this owner's files."""
-        return sum(record.bytes for record in self._job_store.files((owner,)))
+        """Bytes of this owner's files; those of files with the same content once, as on the disk."""
+        return sum({record.sha256: record.bytes for record in self._job_store.files((owner,))}.values())
 
     def delete(self, id: str, owners: Owners = None) -> None:
         """Forget a file; its bytes go with the last name they have. Raises UnknownName, BadInput while it is needed."""

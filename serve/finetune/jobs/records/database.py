@@ -16,7 +16,7 @@ from .....models.errors import DamagedFile, DiskFull, StoreError
 from .....models.files.durable import free_there, no_space_left
 
 DATABASE = "halfeven.db"  # in the store
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _SCHEMA = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
@@ -64,6 +64,11 @@ INSERT INTO owned_idempotency_keys SELECT '', key, job, asked FROM idempotency_k
 DROP TABLE idempotency_keys;
 ALTER TABLE owned_idempotency_keys RENAME TO idempotency_keys;
 """
+# Each upload is a file of its own, whoever has the same content under the same name.
+_SINCE_4 = """
+DROP INDEX same_file_once;
+CREATE INDEX files_by_content ON files (sha256);
+"""
 _JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data", "record")
 
 
@@ -98,7 +103,7 @@ class Database:
             self._db.execute(f"PRAGMA {pragma}")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if 0 <= found < SCHEMA_VERSION:
-            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3)[found:])
+            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3, _SINCE_4)[found:])
             self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif found != SCHEMA_VERSION:
             raise StoreError(

@@ -20,20 +20,12 @@ class FileStore:
         self._db, self._now = db, now
 
     def add_file(self, record: FileRecord) -> FileRecord:
-        """Add the record. The same content under the same name again, of the same owner, gives the record that is there
-        already, which expires as this one would."""
+        """Add the record. The same content again, also under the same name, is a file of its own: who uploaded the first
+        one may delete it, and each expires when its own upload said."""
         with self._db.transaction() as db:
             values = [getattr(record, field.name) for field in fields(FileRecord)]
-            same = ("owner", "sha256", "filename")
-            db.execute(
-                f"INSERT INTO files ({_FILE}) VALUES ({', '.join('?' * len(values))}) ON CONFLICT ({', '.join(same)}) "
-                "WHERE NOT deleted DO UPDATE SET expires_at = excluded.expires_at",
-                values,
-            )
-            where = " AND ".join(f"{name} = ?" for name in same) + " AND NOT deleted"
-            return FileRecord(
-                **self._db.one(_FILE, "files", where, *(getattr(record, one) for one in same)) or {}
-            )
+            db.execute(f"INSERT INTO files ({_FILE}) VALUES ({', '.join('?' * len(values))})", values)
+        return record
 
     def file(self, id: str, owners: Owners = None) -> FileRecord:
         """Raises UnknownName."""

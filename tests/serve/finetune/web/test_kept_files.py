@@ -82,10 +82,15 @@ def test_a_file_that_a_job_needs_stays_until_the_job_has_ended(use: str, place: 
     assert place.known() == {other.id}
 
 
-def test_the_same_file_sent_again_expires_as_it_was_sent_last(place: Place) -> None:
-    first = place.kept.keep(place.upload(b"same", 3600))
-    again = place.kept.keep(place.upload(b"same"))
-    assert (again.id, again.expires_at) == (first.id, None)
+def test_the_same_file_sent_again_is_another_one_with_an_end_of_its_own(place: Place) -> None:
+    """Who sent the first one counts on it."""
+    lasting = place.kept.keep(place.upload(b"same"), "key")
+    brief = place.kept.keep(place.upload(b"same", 3600), "key")
+    assert place.kept.bytes_of("key") == 4
+    place.kept.delete(brief.id)
+    assert place.job_store.file(lasting.id) == lasting and place.files.contents() == {lasting.sha256}
+    place.kept.delete(lasting.id)
+    assert place.files.contents() == set()
 
 
 def test_bytes_without_a_record_do_not_stay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +110,9 @@ def test_a_key_has_so_many_files_whatever_their_bytes(place: Place, monkeypatch:
     monkeypatch.setattr(api, "MOST_FILES", 2)
     for name in ("one.npz", "two.npz"):
         place.kept.keep(place.upload(b"same", name=name), "greedy")
-    for content in (b"same", b"other"):
+    for content, name in ((b"same", "two.npz"), (b"other", "three.npz")):
         with pytest.raises(QuotaReached, match="2 files are here of at most 2"):
-            place.kept.keep(place.upload(content, name="three.npz"), "greedy")
-    place.kept.keep(place.upload(b"same", 3600, "two.npz"), "greedy")  # that one is there
+            place.kept.keep(place.upload(content, name=name), "greedy")
     place.kept.keep(place.upload(b"mine"), "modest")
     assert place.files.contents() == {hashlib.sha256(one).hexdigest() for one in (b"same", b"mine")}
     assert len(place.known()) == 3 and not list(place.files.folder.glob(".upload-*"))
