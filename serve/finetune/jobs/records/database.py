@@ -87,6 +87,7 @@ class Database:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._open()
+            self._place = self._found()
         except sqlite3.DatabaseError as error:
             raise DamagedFile(
                 f"{path} cannot be opened as the job store ({error}); restore it, or move it away to begin anew"
@@ -111,6 +112,22 @@ class Database:
                 "it; use that one, or another --store"
             )
 
+    def _found(self) -> tuple[int, int] | None:
+        """The device and the number of the file that the path leads to; None where there is none."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _check_place(self) -> None:
+        """Raises StoreError where the file was removed or replaced: what is written into it would be lost."""
+        if self._found() != self._place:
+            raise StoreError(
+                f"{self._path} is not the file any more that this server opened: it was removed or replaced, and "
+                "nothing can be kept; restart the server on the store that is meant"
+            )
+
     def close(self) -> None:
         with self._lock:
             self._db.close()
@@ -122,6 +139,7 @@ class Database:
             if self._db.in_transaction:
                 yield self._db
                 return
+            self._check_place()
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db

@@ -381,6 +381,19 @@ def test_the_same_content_goes_with_the_last_file_that_has_it(job_store: JobStor
     assert job_store.delete_file(other_name.id)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_is_acknowledged_once_the_file_is_another_one(path: Path, replaced: bool) -> None:
+    store = JobStore(path, lambda: 1.0)
+    path.rename(path.with_suffix(".old"))
+    if replaced:
+        path.touch()
+    with pytest.raises(StoreError, match="it was removed or replaced, and nothing can be kept"):
+        store.add_file(FILE)
+    path.with_suffix(".old").replace(path)
+    assert store.add_file(FILE) == FILE
+    store.close()
+
+
 def _not_a_database(path: Path) -> None:
     path.write_bytes(b"not a database, though it is long enough to be one" * 100)
 
