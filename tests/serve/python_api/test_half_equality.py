@@ -70,7 +70,7 @@ def test_samples_are_given_in_order_or_by_name_and_answers_are_many(given: str) 
 )
 def test_answers_of_which_none_is_compared_prove_nothing(answer: Any, wrong: Any) -> None:
     rows = np.random.default_rng().standard_normal((64, 8)).astype(np.float32)
-    with pytest.raises(AssertionError, match="nothing is proven: .*of a half"):
+    with pytest.raises(AssertionError, match=r"nothing is proven: .*of a half"):
         he.assert_half_equal(answer, wrong, samples=rows)
 
 

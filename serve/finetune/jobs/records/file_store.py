@@ -20,8 +20,8 @@ class FileStore:
         self._db, self._now = db, now
 
     def add_file(self, record: FileRecord) -> FileRecord:
-        """Add the record. The same content again, also under the same name, is a file of its own: who uploaded the first
-        one may delete it, and each expires when its own upload said."""
+        """Add the record. The same content again, also under the same name, is a file of its own: who uploaded the
+        first one may delete it, and each expires when its own upload said."""
         with self._db.transaction() as db:
             values = [getattr(record, field.name) for field in fields(FileRecord)]
             db.execute(f"INSERT INTO files ({_FILE}) VALUES ({', '.join('?' * len(values))})", values)
