@@ -171,14 +171,19 @@ def index_file(path: Path) -> np.ndarray:
     """The vectors of a .npy file, which stay in the file until they are compared, or of the one column of lists of a
     Parquet file. Raises BadSamples."""
     try:
-        found = (
-            _column(path) if path.suffix == ".parquet" else np.load(path, mmap_mode="r", allow_pickle=False)
-        )
+        found = _column(path) if path.suffix == ".parquet" else _mapped(path)
     except (OSError, ValueError, EOFError, ImportError) as error:  # those of pyarrow are ValueErrors
         raise BadSamples(f"{path} is not a {path.suffix or '.npy'} file of vectors: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim != 2:
         raise BadSamples(f"{path}: expected one array of floating vectors, [vectors, d]")
     return found
+
+
+def _mapped(path: Path) -> np.ndarray:
+    with path.open("rb") as file:
+        if (start := file.read(6)) != b"\x93NUMPY":
+            raise ValueError(f"it begins with {start!r}, expected what numpy.save writes")
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def _column(path: Path) -> np.ndarray:
@@ -189,7 +194,9 @@ def _column(path: Path) -> np.ndarray:
     lists = [
         column
         for column in table.columns
-        if types.is_list(column.type) or types.is_fixed_size_list(column.type)
+        if types.is_list(column.type)
+        or types.is_large_list(column.type)
+        or types.is_fixed_size_list(column.type)
     ]
     if len(lists) != 1:
         raise ValueError(f"expected one column of lists, got {len(lists)} among {table.column_names}")
@@ -272,5 +279,9 @@ def _relevance(path: Path, queries: int, vectors: int) -> Relevance:
         raise BadSamples(f"{path.name}: relevance: expected numbers from 0 on, one of them above 0")
     relevance = dict[int, dict[int, float]]()
     for at, place, worth in zip(query.tolist(), vector.tolist(), value.tolist(), strict=True):
-        relevance.setdefault(at, {})[place] = float(worth)
+        if relevance.setdefault(at, {}).setdefault(place, float(worth)) != float(worth):
+            raise BadSamples(
+                f"{path.name}: query {at} has two relevances for vector {place}, {relevance[at][place]:g} and "
+                f"{worth:g}: expected one"
+            )
     return relevance

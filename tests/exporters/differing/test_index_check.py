@@ -1,6 +1,7 @@
 """An index check finds vectors that lead a search elsewhere, and nothing where they are only rounded."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.differing.index_check import (
     BLOCK,
     Nearest,
+    _relevance,
     check_index,
     compare_nearest,
     index_file,
@@ -121,9 +123,12 @@ def test_an_index_may_be_the_lists_of_a_parquet_file(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     index = np.random.normal(size=(30, 4)).astype(np.float32)
-    table = pyarrow.table({"name": [str(row) for row in range(30)], "vector": list(index)})
-    parquet.write_table(table, tmp_path / "index.parquet", row_group_size=7)
-    np.testing.assert_array_equal(index_file(tmp_path / "index.parquet"), index)
+    number = pyarrow.float32()
+    for kind in (pyarrow.list_(number), pyarrow.large_list(number), pyarrow.list_(number, 4)):
+        vectors = pyarrow.array(index.tolist(), type=kind)
+        table = pyarrow.table({"name": [str(row) for row in range(30)], "vector": vectors})
+        parquet.write_table(table, tmp_path / "index.parquet", row_group_size=7)
+        np.testing.assert_array_equal(index_file(tmp_path / "index.parquet"), index)
     parquet.write_table(table.select(["name"]), tmp_path / "names.parquet")
     parquet.write_table(
         pyarrow.table({"vector": [[1.0], [1.0, 2.0, 3.0], None, [1.0, 2.0]]}), tmp_path / "odd.parquet"
@@ -132,6 +137,23 @@ def test_an_index_may_be_the_lists_of_a_parquet_file(tmp_path: Path) -> None:
     for name in ("names", "odd", "broken"):
         with pytest.raises(BadSamples, match=rf"{name}\.parquet is not a \.parquet file of vectors"):
             index_file(tmp_path / f"{name}.parquet")
+
+
+def test_a_file_of_another_kind_is_named_without_the_advice_to_load_it_unsafely(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"\x08\x07net of a kind")
+    with pytest.raises(BadSamples, match=r"it begins with .* expected what numpy\.save writes$"):
+        index_file(tmp_path / "net.onnx")
+
+
+def test_judgements_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    for worth, wrong in (([1.0, 0.0], True), ([1.0, 1.0], False)):
+        np.savez(tmp_path / "judged.npz", query=[0, 0], vector=[3, 3], relevance=worth)
+        with (
+            pytest.raises(BadSamples, match="query 0 has two relevances for vector 3")
+            if wrong
+            else nullcontext()
+        ):
+            assert _relevance(tmp_path / "judged.npz", 1, 9) == {0: {3: 1.0}}
 
 
 @pytest.mark.slow  # a conversion
