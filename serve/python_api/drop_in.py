@@ -23,18 +23,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto, external_data_helper
 from onnx.checker import ValidationError
 from onnx.version_converter import convert_version
 
 from ...exporters.half_files.half_file import FP32
 from ...exporters.inputs.samples import read_tensors
-from ...exporters.onnx.reading.bounded_file import external_files, read_graph
+from ...exporters.onnx.reading.bounded_file import external_files, read_graph, tensors
 from ...exporters.onnx.reading.graph import FLOAT, HALVES, opset_of, walk
 from ...exporters.onnx.reading.large_files import is_large, save
 from ...exporters.onnx.reading.widening import cast_at_the_boundary
 from ...exporters.onnx.runtime import has_half, runtime_answers
-from ...models.errors import BadFolder, BadInput, BadSamples, Conflict, ParityRefused
+from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting, Conflict, ParityRefused
 from .half_files import fp16
 
 _Samples: TypeAlias = Mapping[str, np.ndarray] | str | os.PathLike[str] | None
@@ -176,9 +176,7 @@ def convert_to_mixed_precision(
         **{name: bool(value) for name, value in others.items()},
     )
     model = _at_opset(_read(onnx_path), opset)
-    keep = _patterns(
-        model, op_types_to_exclude, nodes_to_exclude, lambda one, name: bool(re.match(one, name))
-    )
+    keep = _patterns(model, op_types_to_exclude, nodes_to_exclude, _matches)
     return _converted(model, calibration_data, keep, low_precision_type, keep_io_types)
 
 
@@ -216,6 +214,11 @@ def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     if isinstance(model, ModelProto):
         copied = ModelProto()
         copied.CopyFrom(model)
+        if apart := [one.name for one in tensors(copied) if external_data_helper.uses_external_data(one)]:
+            raise BadInput(
+                f"the model's weights are in another file, the first is '{apart[0]}': expected them in the model; "
+                "onnx.load(path) reads them too, or give the path"
+            )
         return copied
     if not isinstance(model, str | os.PathLike):
         raise BadInput(f"expected an ONNX ModelProto or the path of a file, got a {type(model).__name__}")
@@ -223,6 +226,10 @@ def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
         return onnx.load(model)
     except (DecodeError, ValidationError) as error:  # the second: of weights that are not beside it
         raise BadInput(f"{os.fspath(model)} cannot be read as an ONNX file: {error}") from error
+    except OSError as error:
+        raise BadInput(
+            f"{os.fspath(model)} cannot be read: {error.strerror}; expected an ONNX file"
+        ) from error
 
 
 def _at_opset(model: ModelProto, opset: int | None) -> ModelProto:
@@ -253,6 +260,13 @@ def _patterns(
     names = dict.fromkeys(node.name for node in found if any(means(one, node.name) for one in nodes or ()))
     types = {node.op_type for node in found}
     return (*map(glob.escape, filter(None, names)), *(f"op:{op}" for op in ops or () if op in types))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return bool(re.match(pattern, name))
+    except re.error as error:
+        raise BadSetting(f"nodes_to_exclude: {pattern!r} is no regular expression: {error}") from error
 
 
 def _ignored(**given: bool) -> None:
@@ -307,8 +321,14 @@ def _float_ends(model: ModelProto, kept: _Kept) -> list[ValueInfoProto]:
     """The inputs and outputs that are to become half. An initialiser that is listed as an input is none."""
     if kept is True:
         return []
-    stay = {tensor.name for tensor in model.graph.initializer} | set(kept or ())
     values = (*model.graph.input, *model.graph.output)
+    asked = {kept} if isinstance(kept, str) else set(kept or ())
+    if unknown := sorted(asked - {one.name for one in values}):
+        warnings.warn(
+            f"halfeven.drop_in ignores {unknown[0]!r} of keep_io_types: the model has no such input or output",
+            stacklevel=4,
+        )
+    stay = {tensor.name for tensor in model.graph.initializer} | asked
     return [one for one in values if one.type.tensor_type.elem_type == FLOAT and one.name not in stay]
 
 

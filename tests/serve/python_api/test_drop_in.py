@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from halfeven import drop_in
 from halfeven.exporters.onnx.reading.graph import opset_of
-from halfeven.models.errors import BadInput, BadSamples, Conflict, ParityRefused
+from halfeven.models.errors import BadInput, BadSamples, BadSetting, Conflict, ParityRefused
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
@@ -333,6 +333,14 @@ def test_a_mistake_is_named_before_anything_is_converted(net: Path, tmp_path: Pa
         drop_in.convert_to_mixed_precision(str(net), opset="21")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"halfeven\.drop_in takes an ONNX ModelProto"):
         he.fp16(onnx.load(net), tmp_path / "half.onnx")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"none\.onnx cannot be read: No such file"):
+        drop_in.convert_float_to_float16(tmp_path / "none.onnx")
+    with pytest.raises(BadSetting, match=r"'\(' is no regular expression"):
+        drop_in.convert_to_mixed_precision(net, nodes_to_exclude=["("])
+    large = written(tmp_path / "large.onnx")
+    onnx.save(onnx.load(large), large, save_as_external_data=True, location="large.data", size_threshold=0)
+    with pytest.raises(BadInput, match=r"weights are in another file, the first is 'first'.*onnx\.load"):
+        drop_in.convert_float_to_float16(onnx.load(large, load_external_data=False))
     feed = {"x": np.ones((4, 16), np.float32)}
     (tmp_path / "mine.data").write_text("mine")
     for target, location, error in (
@@ -350,3 +358,7 @@ def test_a_single_name_needs_no_list(net: Path, tmp_path: Path) -> None:
     assert ops(made).count("Cast") > 2
     kept = he.fp16(net, tmp_path / "half.onnx", samples(tmp_path / "x.npz"), keep="op:Relu")
     assert kept.file is not None and ops(onnx.load(kept.file)) == ops(made)
+    with pytest.warns(UserWarning, match="ignores 'zzz' of keep_io_types"):
+        made = drop_in.convert_float_to_float16(onnx.load(net), keep_io_types=["y", "zzz"])
+    assert ends(made) == [TensorProto.FLOAT16, TensorProto.FLOAT]
+    assert ends(drop_in.convert_float_to_float16(onnx.load(net), keep_io_types="y")) == ends(made)
