@@ -118,7 +118,7 @@ def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Sam
         tensors = read_pictures(path, spec, max_bytes) if is_folder else _read(path, max_bytes)
         return checked_samples(tensors, spec)
     except BadSamples as error:
-        raise BadSamples(f"{path.name}: {error}") from error
+        raise BadSamples(f"{path.name or path}: {error}") from error
 
 
 @guarded("a safetensors or npz file")
@@ -127,7 +127,7 @@ def read_tensors(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray
     try:
         return _read(path, max_bytes)
     except BadSamples as error:
-        raise BadSamples(f"{path.name}: {error}") from error
+        raise BadSamples(f"{path.name or path}: {error}") from error
 
 
 def mapped_samples(path: Path) -> Samples:
