@@ -3,6 +3,9 @@
 import base64
 import io
 import json
+import struct
+import zlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,6 +46,17 @@ def png(pixels: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()
+
+
+def png_of_rows(rows: bytes, interlaced: bool = False, chunks: int = 1) -> bytes:
+    """A sound PNG of 4 x 4 grey pixels whose compressed data are ``rows``, in so many chunks."""
+    packed, header = zlib.compress(rows), struct.pack(">IIBBBBB", SIZE, SIZE, 8, 0, 0, 0, interlaced)
+    cuts = [len(packed) * i // chunks for i in range(chunks + 1)]
+    parts = [(b"IDAT", packed[begin:end]) for begin, end in pairwise(cuts)]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in ((b"IHDR", header), *parts, (b"IEND", b""))
+    )
 
 
 def saved(**arrays: Any) -> bytes:
@@ -235,3 +249,30 @@ def test_only_short_json_and_npy_are_read_on_the_event_loop() -> None:
         (rb'{"instances": [{"\u0062\u0036\u0034": "iVBORw0K"}]}', CURL),
     ):
         assert not is_quick(kind, body)
+
+
+# Adam7 has 23 bytes for 4 x 4 grey pixels: passes of 2, 2, 3, 6 and 10 bytes, the others are empty.
+@pytest.mark.parametrize(
+    ("interlaced", "whole", "broken_off"), [(False, 20, [5, 15]), (True, 23, [2, 4, 7, 13])]
+)
+def test_a_png_whose_data_end_after_a_row_is_refused_and_a_whole_one_is_taken(
+    interlaced: bool, whole: int, broken_off: list[int]
+) -> None:
+    for chunks in (1, 3):
+        assert read(SEEING, png_of_rows(bytes(whole), interlaced, chunks))[0].shape == (1, 1, SIZE, SIZE)
+        for size in broken_off:
+            for body in (
+                png_of_rows(bytes(size), interlaced, chunks),
+                as_json(png_of_rows(bytes(size), interlaced)),
+            ):
+                with pytest.raises(BadRequest, match="send the whole file"):
+                    read(SEEING, body)
+
+
+def test_a_png_of_every_kind_that_pillow_writes_is_whole() -> None:
+    for height, width in ((1, 1), (3, 9), (300, 200)):
+        pixels = np.random.default_rng().integers(0, 256, (height, width, 3), np.uint8)
+        for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+            out = io.BytesIO()
+            Image.fromarray(pixels).convert(mode).save(out, "PNG")
+            assert read(SEEING, out.getvalue())[0].shape == (1, 1, SIZE, SIZE), mode
