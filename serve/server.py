@@ -25,7 +25,6 @@ from ..models.order.one_order import one_order
 from ..models.order.order_settings import order_bounds
 from ..models.store.reserve import keep_reserve
 from ..models.store.store import Store
-from .access.access_control import AccessControl
 from .access.certificates import Certificates
 from .access.keys import Owners
 from .address import address
@@ -154,7 +153,7 @@ def application(
     inference_of, front_of = _traced()
     inference = inference_of(roster, dialect, written)
     history = replace(history_of(roster.store), rollback=director.roll_back)
-    access, guard = AccessControl(settings.keys, settings.needs_keys), settings.guard
+    access, guard = settings.access, settings.guard
     app = build_app(
         roster,
         lambda: metrics_text(registry),

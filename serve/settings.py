@@ -14,6 +14,7 @@ from ..models.folder.model_name import NAME
 from ..models.nearest_name import nearest_name
 from ..models.order.one_order import DEFAULT_BOUNDS
 from ..models.order.order_settings import LEAST_MEMORY_MIB, LEAST_RUNS, MOST_MEMORY_MIB
+from .access.access_control import AccessControl
 from .access.certificates import Certificates
 from .access.client_key import VARIABLE, VARIABLES
 from .access.keys import NAME_IN_STORE, KeyFile
@@ -238,6 +239,17 @@ class Settings(BaseSettings):
         return not is_loopback(self.host) and not self.expose_without_auth
 
     @property
+    def access(self) -> AccessControl:
+        """Who may ask. Raises BadSetting where a key file was named and is not there: without it the server would be
+        open; StoreUnusable or DamagedFile where it cannot be read."""
+        if self.key_file is not None and self.keys.read() is None:
+            raise BadSetting(
+                f"--key-file {self.key_file}: there is no such file; `halfeven keys add NAME --key-file "
+                f"{self.key_file}` makes it with a first key. Without --key-file the keys are those of the store"
+            )
+        return AccessControl(self.keys, self.needs_keys or self.key_file is not None)
+
+    @property
     def name_on_the_wire(self) -> str:
         """The server's name in GET /v2; Triton's own examples look for ``triton``."""
         return self.server_name or ("triton" if self.triton_strict else "halfeven")
@@ -247,6 +259,10 @@ def read_settings(**given: object) -> Settings:
     """Arguments that are None were not given. Raises BadSetting naming the option and what it expects; StoreUnusable
     or DamagedFile where there must be keys and their file cannot be read."""
     settings = _checked(**{key: value for key, value in given.items() if value is not None})
+    if settings.port and settings.port == settings.grpc_port:
+        raise BadSetting(
+            f"--port and --grpc-port are both {settings.port}: expected two ports; gRPC has 8001 by custom"
+        )
     keys = settings.keys.read() if settings.needs_keys else None
     if settings.needs_keys and (keys is None or not keys.by_id):
         raise BadSetting(

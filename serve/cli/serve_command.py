@@ -97,7 +97,6 @@ serve.__name__ = "serve"
 
 def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     """Serve until a signal comes."""
-    from ..access.access_control import AccessControl
     from ..server import serve
     from ..settings import unknown_variables
     from ..versions.versions_in_store import store_at
@@ -105,8 +104,9 @@ def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     set_up(settings.log_level, settings.log_format, settings.access_log)
     for sentence in unknown_variables(os.environ):
         logging.getLogger("halfeven").warning("%s", sentence)
+    access = settings.access
     # A store that may not be written is only read.
     opened = store_at(settings.store, "the version of each model folder" if settings.models else "")
-    if (said := AccessControl(settings.keys, settings.needs_keys).notice) is not None:
+    if (said := access.notice) is not None:
         notify(said)
     serve(settings, opened, notify)

@@ -13,9 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from halfeven.models.errors import BadSetting, DamagedFile
+from halfeven.models.store.store import Store
 from halfeven.serve.access.keys import KeyFile
+from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
+from tests.command_line import run
 from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
 from tests.serve.grpc.theirs import triton
@@ -149,3 +152,21 @@ def test_the_keys_may_lie_in_a_file_that_a_setting_names(tmp_path: Path) -> None
     assert settings(tmp_path / "store", host="0.0.0.0", key_file=elsewhere.path).keys.path == elsewhere.path
     with pytest.raises(BadSetting):
         settings(tmp_path / "store", host="0.0.0.0")
+
+
+def test_a_named_key_file_that_is_not_there_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halfeven.serve.server.serve", lambda *_: pytest.fail("it was started"))
+    absent = tmp_path / "absent.json"
+    code, facts, _ = run("serve", "--store", tmp_path / "store", "--key-file", absent)
+    assert code == 2 and f"--key-file {absent}: there is no such file" in facts["error"]
+    with pytest.raises(BadSetting, match="halfeven keys add NAME --key-file"):
+        build(settings(tmp_path / "store", key_file=absent), Store(tmp_path / "store"))
+    assert not settings(tmp_path / "store").access.needed, "the store's own file may be missing"
+
+
+def test_one_port_for_both_protocols_is_refused_before_anything_listens(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="--port and --grpc-port are both 8123: expected two ports"):
+        settings(tmp_path, port=8123, grpc_port=8123)
+    assert settings(tmp_path, port=0, grpc_port=0).grpc_port == 0, "two free ones are taken"
