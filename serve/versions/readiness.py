@@ -126,15 +126,19 @@ class Readiness:
 
     def missing(self, ready: Collection[str], unloaded: Collection[str]) -> list[str]:
         """The models for want of which the server is not ready."""
-        wanted = dict.fromkeys((*self._required, *sorted(self._ready_at_start)))
-        missing = [name for name in wanted if name not in ready and name not in unloaded]
+        by_itself = sorted(self._ready_at_start.difference(unloaded))
+        missing = [name for name in dict.fromkeys((*self._required, *by_itself)) if name not in ready]
         if missing or ready or self._ready_at_start:
             return missing
         return sorted(self._failed_at_start.difference(unloaded))
 
 
 def reasons_of(
-    missing: Iterable[str], faults: Faults, knows: Callable[[str], bool], reaches: Callable[[str], bool]
+    missing: Iterable[str],
+    faults: Faults,
+    unloaded: Collection[str],
+    knows: Callable[[str], bool],
+    reaches: Callable[[str], bool],
 ) -> list[str]:
     """The reasons why the missing models are not served, a sentence each. ``knows``: whether the store has the model;
     ``reaches``: whether the reader may know of it."""
@@ -143,7 +147,12 @@ def reasons_of(
         if not reaches(name):
             continue
         fault = faults.of(name)
-        why = f"{fault}; {AGAIN}" if fault else "it is being made ready" if knows(name) else NOT_THERE
+        if fault:
+            why = f"{fault}; {AGAIN}"
+        elif name in unloaded:
+            why = f"it was unloaded by an order; POST /v2/repository/models/{name}/load loads it"
+        else:
+            why = "it is being made ready" if knows(name) else NOT_THERE
         reasons.append(f"model '{name}' is not served: {why}")
     hidden = any(not reaches(name) for name in missing)
     return [*reasons, "a model that this key is not for is not served"] if hidden else reasons

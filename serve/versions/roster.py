@@ -123,7 +123,7 @@ class Roster:
         if not self._first_look.done():
             return ["models are being made ready"]
         missing = self._readiness.missing(self._served, self._unloaded)
-        return reasons_of(missing, self._faults, self.knows, reaches)
+        return reasons_of(missing, self._faults, self._unloaded, self.knows, reaches)
 
     def knows(self, name: str) -> bool:
         """True if the store had the model at the last look."""

@@ -32,6 +32,7 @@ from tests.serve.versions.traffic.conftest import versions as versions
         (("c",), ("a",), ("a",), ("a",), (), ["c"]),
         (("c", "c"), ("a",), ("a",), ("a", "c"), (), []),
         (("b",), ("a", "b"), ("a",), ("a",), (), ["b"]),
+        (("b",), ("a", "b"), ("a", "b"), ("a",), ("b",), ["b"]),  # an order unloaded what is required
     ],
 )
 def test_the_rule(
@@ -110,6 +111,23 @@ def test_a_required_model_that_is_nowhere_is_named_with_what_to_do(store: Store,
         ]
         store.promote(publish(store, of=spec(name="absent")))
         until(lambda: call(address, "/v2/health/ready")[0] == 200)
+
+
+def test_a_required_model_that_an_order_unloaded_is_missed_with_the_way_back(
+    store: Store, versions: Versions
+) -> None:
+    for require, status in (("", 200), ("net", 503)):
+        with serving(store, require=require) as (address, roster):
+            roster.unload("net")
+            said, answer = call(address, "/v2/health/ready")
+            assert said == status
+            if require:
+                assert answer["reasons"] == [
+                    "model 'net' is not served: it was unloaded by an order; POST /v2/repository/models/net/load "
+                    "loads it"
+                ]
+            roster.load("net")
+            assert call(address, "/v2/health/ready")[0] == 200
 
 
 def test_a_deleted_model_is_gone_from_every_answer_and_comes_back_when_it_does(
