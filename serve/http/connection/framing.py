@@ -6,12 +6,15 @@ request line, other protocols and versions, codings that it does not decode.
 """
 
 from collections.abc import Iterable, Sequence
+from urllib.parse import unquote
 
 from ....models.errors import BadRequest
 from ..error_mapping import NotOffered
+from ..route_scopes import rule_of
 
 Headers = Sequence[tuple[bytes, bytes]]
 _LINE_ENDS = {"1.1": b" HTTP/1.1\r\n", "1.0": b" HTTP/1.0\r\n"}  # of request lines
+_FOR_PROGRAMS = (b"/v1", b"/v2")  # the other routes are pages, documents and probes
 _END = b"\r\n\r\n"  # of a head, and of a chunked body with its trailers
 
 
@@ -84,9 +87,24 @@ def without_upgrade(method: bytes, url: bytes, version: str, headers: Headers) -
     return b"\r\n".join((b"%b %b HTTP/%b" % (method, url, version.encode()), *kept, b"", b""))
 
 
-def without_root_path(url: bytes, below: bytes) -> bytes:
-    """The target without the path below which a proxy shows the server, where the proxy hands that on."""
+def without_root_path(url: bytes, below: bytes, method: bytes) -> bytes:
+    """The target without the path below which a proxy shows the server, where the proxy hands that on.
+
+    A proxy may take it off too, and a path of the server's own may begin with the same words: ``/models/digits`` below
+    ``/models``, ``/v2/models/digits`` below ``/v2``. It stays where nothing else can be meant, and where it is one for
+    programs, which may ask past the proxy.
+    """
     if not below or not url.startswith(below):
         return url
     rest = url[len(below) :]
-    return b"/" + rest if rest[:1] in (b"", b"?") else rest if rest.startswith(b"/") else url
+    if rest[:1] in (b"", b"?"):
+        rest = b"/" + rest
+    elif not rest.startswith(b"/"):
+        return url
+    is_own = _is_route(method, url) and (url.startswith(_FOR_PROGRAMS) or not _is_route(method, rest))
+    return url if is_own else rest
+
+
+def _is_route(method: bytes, url: bytes) -> bool:
+    path = unquote(url.partition(b"?")[0].decode("latin-1"))
+    return rule_of(method.decode("latin-1"), path) is not None

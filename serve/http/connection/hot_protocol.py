@@ -73,7 +73,8 @@ class HotProtocol(GuardedProtocol):
         if self.reads_again():
             return
         self.check_head()
-        self.url = without_root_path(self.url, self._below)
+        if self._below:
+            self.url = without_root_path(self.url, self._below, self.parser.get_method())
         hot = self._hot_cycle()
         if hot is None:
             self._known = None

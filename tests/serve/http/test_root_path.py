@@ -56,7 +56,42 @@ def test_targets() -> None:
         (b"/ab", b"/ab"),
         (b"/a/b?c", b"/b?c"),
     ):
-        assert without_root_path(given, b"/a") == expected
+        assert without_root_path(given, b"/a", b"GET") == expected
+
+
+@pytest.mark.parametrize("below", ["/models", "/models/v2", "/v1", "/v2", "/team/models"])
+def test_every_route_is_found_below_a_path_that_begins_as_a_route_does(below: str) -> None:
+    asked = [
+        ("POST", "/models/digits/try"),
+        ("GET", "/events?model=digits"),
+        ("GET", "/docs"),
+        ("GET", "/healthz"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/digits"),
+        ("POST", "/v1/models/digits:predict"),
+        ("POST", "/v1/models/digits/promote"),
+        ("POST", "/v1/fine_tuning/jobs"),
+        ("GET", "/v2"),
+        ("GET", "/v2/models/digits"),
+        ("GET", "/v2/models/dig%20its/ready?x=/v2"),
+        ("POST", "/v2/models/digits/infer"),
+        ("POST", "/v2/repository/models/digits/load"),
+    ]
+    for method, path in asked:
+        for target in (path, below + path):
+            assert without_root_path(target.encode(), below.encode(), method.encode()).decode() == path, (
+                target
+            )
+
+
+def test_below_models_a_page_is_found_with_the_path_and_without_it() -> None:
+    for target in (b"/models/digits", b"/models/models/digits"):
+        assert without_root_path(target, b"/models", b"GET") == b"/models/digits"
+
+
+def test_what_may_be_a_page_below_the_api_s_path_is_the_api_s() -> None:
+    for below in (b"/v1", b"/v2"):
+        assert without_root_path(below + b"/models/digits", below, b"GET") == below + b"/models/digits"
 
 
 def test_the_document_of_the_routes_names_the_path() -> None:
