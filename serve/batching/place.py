@@ -1,8 +1,9 @@
 """A device and the thread that owns it: versions are made ready there, and run."""
 
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -17,21 +18,29 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Place:
     """The device where versions serve. ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``:
-    the original stays loaded beside an active half; ``scarce``: no memory for all forms of a version together."""
+    the original stays loaded beside an active half; ``scarce``: no memory for all forms of a version together;
+    ``ends``: once it is set, `call` raises NotReady."""
 
     device: torch.device
     thread: DeviceThread
     fallback: bool = True
     rescue: bool = True
     scarce: bool = False
+    ends: threading.Event | None = None
 
     @property
     def apart(self) -> bool:
         """True if the compared forms are loaded one at a time, as on a device with memory of its own."""
         return self.scarce or self.device.type != "cpu"
 
+    def until(self, ends: threading.Event) -> "Place":
+        """The same place, which takes no calls any more once ``ends`` is set."""
+        return replace(self, ends=ends)
+
     def call(self, fn: Callable[[], T]) -> T:
-        """Run ``fn`` on the device thread, between two batches, and wait for it."""
+        """Run ``fn`` on the device thread, between two batches, and wait for it. Raises NotReady where that ends."""
+        if self.ends is not None and self.ends.is_set():
+            raise NotReady("the server is shutting down and makes nothing ready any more")
         return self.thread.call(fn).result()
 
     def answers_within(self, timeout_s: float) -> bool:

@@ -198,7 +198,6 @@ class Roster:
 
     def index(self) -> list[IndexEntry]:
         """Every version that is loaded, being loaded, or wanted and not available."""
-
         names = sorted({*self.store.names(), *self._served})
         return index_of(names, self._served, self._loading, self._seen, self._unloaded, self._faults)
 
@@ -219,9 +218,9 @@ class Roster:
             if loaded.number == version.number:
                 return loaded
         logger.info("making %s ready", version)
-        self._loading[version.name] = version.number
+        self._loading[version.name], place = version.number, self.place.until(self._stopping)
         try:
-            prepared = make_ready(version, self.place, served.prepared if served else None)
+            prepared = make_ready(version, place, served.prepared if served else None)
         finally:
             del self._loading[version.name]
         wire = (spec or version.spec()).on_the_wire()
@@ -260,7 +259,9 @@ class Roster:
             fault = f"{type(error).__name__}: {error}; the server's log has the traceback"
         else:
             return
-        if self._faults.note(name, fault):
+        if self._stopping.is_set():
+            logger.info("'%s' was not made ready: the server is shutting down", name)
+        elif self._faults.note(name, fault):
             self.decisions.not_ready(name, f"model '{name}' could not be made ready: {fault}; {AGAIN}")
 
     def tidy(self) -> None:

@@ -156,6 +156,8 @@ class ModelHere:
             try:
                 self.warm(best)
                 return best
+            except NotReady:  # the server is stopping
+                raise
             except Exception:
                 self.close(best)
                 running.remove(best)
@@ -218,6 +220,8 @@ class ModelHere:
         try:
             rows = measure_useful_rows(partial(self._seconds, engine), chosen.most_rows, worth=worth)
             return 0 if on_cpu and crowding.share() > CROWDED else rows
+        except NotReady:  # the server is stopping
+            raise
         except Exception:
             logger.exception("the useful batch of '%s' could not be measured", self.spec.name)
             return 0
@@ -234,6 +238,8 @@ class ModelHere:
                 [rows for rows in sizes if rows <= most],
                 engine.precision,
             )
+        except NotReady:  # the server is stopping
+            raise
         except Exception:
             logger.exception("the batch invariance of '%s' could not be measured", self.spec.name)
             return ""

@@ -27,6 +27,7 @@ from ....models.engines.cpu.setup import (
     usable_cores,
 )
 from ....models.engines.engine import SHORT_SECONDS, Engine
+from ....models.errors import NotReady
 from ....models.machine.core_wait import Crowding, seconds_on_core
 
 logger = logging.getLogger("halfeven.roster")
@@ -164,6 +165,8 @@ class _SetupSearch:
                 self.measured.append(timed)
                 if is_better(timed.gains_over(self.best)):
                     self.best, engine, self._engine = timed, self._engine, engine
+        except NotReady:  # the server is stopping
+            raise
         except Exception:
             logger.exception("a program does not run with %s", setup)
         if engine is not None:

@@ -9,7 +9,7 @@ from ....models.engines.faults import out_of_memory
 from ....models.engines.switched_off import CUDA_GRAPHS, is_off
 from ....models.engines.torch_engine import TorchEngine
 from ....models.engines.wire_widening import as_sent
-from ....models.errors import BadRequest
+from ....models.errors import BadRequest, NotReady
 from ....models.spec.buckets import buckets_of
 from .candidate_forms import CandidateForm, ModelHere, free_memory
 from .useful_rows import shortest_seconds
@@ -47,6 +47,8 @@ def choose_graphs(here: ModelHere, chosen: CandidateForm) -> list[str]:
         why = f"CUDA graphs are not faster here ({eager / recorded:.3g} times)"
     except NotRecorded as error:
         why = f"no CUDA graphs: {error}"
+    except NotReady:  # the server is stopping
+        raise
     except Exception as error:  # whatever the device says, the program runs without them
         logger.exception("'%s' could not be recorded on %s", spec.name, place.device)
         why = f"no CUDA graphs: {type(error).__name__}: {str(error).partition(chr(10))[0]}"

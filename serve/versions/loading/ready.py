@@ -178,6 +178,8 @@ def _original_beside(here: VersionHere, chosen: CandidateForm) -> tuple[Engine |
     except DamagedFile as error:
         logger.error("the FP32 original of %s cannot stand by: %s", version, error)
         return None, f"; its FP32 original cannot stand by: {error}"
+    except NotReady:  # the server is stopping
+        raise
     except Exception as error:  # the half was proven and serves without it
         logger.exception("the FP32 original of %s cannot stand by", version)
         return None, f"; its FP32 original cannot stand by: {error}"
@@ -329,6 +331,8 @@ def _as_tuned(here: VersionHere, halves: list[CandidateForm]) -> tuple[Candidate
         file, rows = _file_of(form, precision), winner.useful_rows
         chosen = CandidateForm(engine, file, useful_rows=rows, ceiling=_ceiling(here))
         here.warm(chosen)
+    except NotReady:  # the server is stopping
+        raise
     except Exception:
         logger.exception("the tuned setup of %s does not run here; measuring instead", version)
         if engine is not None:

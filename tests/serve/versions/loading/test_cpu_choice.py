@@ -14,6 +14,8 @@ from halfeven.models.engines.cpu.setup import (
     WITHOUT_LOCK,
     CpuSetup,
 )
+from halfeven.models.engines.engine import Engine
+from halfeven.models.errors import NotReady
 from halfeven.serve.versions.loading.cpu_choice import CpuChoice, choose_setup
 from halfeven.serve.versions.loading.tuned import Way
 
@@ -138,3 +140,17 @@ def test_a_model_that_is_not_batched_is_measured_as_it_is() -> None:
     assert chosen({PACKED_PRODUCTS}, times(packed_products=0.5), most_rows=0).setup.passes == {
         PACKED_PRODUCTS
     }
+
+
+def test_a_server_that_stops_meanwhile_blames_no_setup(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(Given("given", {}, CORES, of=times()))
+
+    def load(setup: CpuSetup) -> Engine:
+        if setup.threads > 1:
+            raise NotReady("the server is shutting down")
+        return world.engine("torch", "fp32", setup)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(NotReady):
+        world.take_over(patched)
+        choose_setup(load, lambda rows: [[np.zeros(rows)]], 32, world.call)
+    assert world.loaded == [] and caplog.text == ""

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
-from halfeven.models.store.store import REFUSED, Store
+from halfeven.models.store.store import REFUSED, Store, Version
+from halfeven.serve.batching.interface import PreparedVersion
+from halfeven.serve.batching.place import Place
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.loading.release import give_back
 from halfeven.serve.versions.orders import record
@@ -243,6 +245,26 @@ def test_while_everything_shuts_down_new_requests_are_told_so(store: Store, vers
 
 
 @pytest.mark.slow
+def test_a_server_that_ends_while_a_version_is_made_ready_ends_that_and_blames_no_model(
+    store: Store, versions: Versions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = threading.Event()
+    with serving(store) as (_, roster):
+
+        def making(version: Version, place: Place, replaces: PreparedVersion | None) -> PreparedVersion:
+            begun.set()
+            assert roster._stopping.wait(PATIENCE_S)
+            place.call(lambda: None)
+            pytest.fail("the device thread was asked for more")
+
+        monkeypatch.setattr("halfeven.serve.versions.roster.make_ready", making)
+        store.promote(store.version("net", 2))
+        assert begun.wait(PATIENCE_S)
+        caplog.set_level("INFO")
+    assert "'net' was not made ready: the server is shutting down" in caplog.text
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
+
+
 def test_sources_that_torch_keeps_of_closed_programs_are_forgotten() -> None:
     graph = torch.fx.symbolic_trace(torch.nn.ReLU())
     kept = graph_module._loader.eval_cache
