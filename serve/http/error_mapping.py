@@ -166,6 +166,8 @@ _LONG_QUOTATION = re.compile(
     rf"(?<!\w)'[^']{{{_QUOTED},}}'(?!\w)|\"[^\"]{{{_QUOTED},}}\"|\S{{{_QUOTED},}}"  # no apostrophe of a word
 )
 _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
+# The store's own folder is its last name too. Behind "in the store" a colon or the sentence's end follows.
+_STORE = re.compile(r"(?<=\bin the store) /[^:]*|(?<=\bthe store) /[^\s:;,'\"]+")
 _SENTENCES = frozenset(("reason", "fault", "message", "notes"))  # names of what is a sentence in facts
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
@@ -248,11 +250,12 @@ def _shortened(text: str) -> str:
 
 
 def without_folders(text: str) -> str:
-    """The text with the names of files instead of their paths: where the store lies is not the caller's business.
+    """The text with the names of files instead of their paths, and the store without its folder: where it lies is not
+    the caller's business.
 
     Paths of routes (``/v1/…``, ``/v2/…``) stay.
     """
-    return _FOLDERS.sub("", text)
+    return _FOLDERS.sub("", _STORE.sub("", text))
 
 
 def for_callers(facts: Any) -> Any:

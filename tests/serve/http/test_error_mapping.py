@@ -137,7 +137,16 @@ def test_a_store_that_was_named_from_the_servers_folder_is_not_told_with_its_pat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(errors.UnknownName) as refused:
         Store(Path("data/production/models")).rollback("net")
-    assert message_of(refused.value) == "no model 'net' in the store models"
+    assert message_of(refused.value) == "no model 'net' in the store"
+
+
+@pytest.mark.parametrize("root", ["/store", "/srv/models/digits-of-ann", "/srv/my models/store"])
+def test_no_part_of_the_store_s_folder_is_told(root: str) -> None:
+    error = errors.UnknownName.of_model("net", ["other"], f"no model '{{}}' in the store {root}")
+    assert message_of(error, lambda _: True) == "no model 'net' in the store: it has ['other']"
+    if " " not in root:
+        refused = errors.BadInput(f"this server only reads the store {root}; do it where it may be written")
+        assert message_of(refused) == "this server only reads the store; do it where it may be written"
 
 
 def test_a_full_disk_says_how_much_is_free_only_where_it_is_known_of_which_disk(tmp_path: Path) -> None:
