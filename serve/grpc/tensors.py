@@ -45,6 +45,10 @@ def fields_of(request: Any) -> tuple[dict[str, Any], list[bytes]]:
         if _SHARED not in parameters:  # the codec refuses it by name
             parameters["binary_data_size"] = len(data)
         shape = list(tensor.shape)
+        if min(shape, default=0) < 0:  # the codec speaks of JSON there
+            raise BadRequest(
+                f"input '{tensor.name[:80]}' came with the shape {str(shape[:80])[:80]}: expected sizes of 0 or more"
+            )
         inputs.append(
             {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "parameters": parameters}
         )

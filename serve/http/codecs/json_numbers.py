@@ -31,16 +31,17 @@ _C_CODES = {  # the same letters mean the same types to struct and to numpy
 }  # fmt: skip
 
 
-def parse(text: bytes) -> Any:
-    """Read JSON; bare NaN, Infinity and -Infinity are numbers, as Triton takes them. Raises BadRequest."""
+def parse(text: bytes, what: str = "the request") -> Any:
+    """Read JSON; bare NaN, Infinity and -Infinity are numbers, as Triton takes them. Raises BadRequest, which calls the
+    text ``what``."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if "depth limit" in str(error):  # orjson's own is 1024 levels
             raise BadRequest(_TOO_DEEP) from None
         if b"NaN" in text or b"Infinity" in text:
-            return _parse_with_nan(text)
-        raise BadRequest(f"the request is not JSON: {_why_not(text, error)}") from None
+            return _parse_with_nan(text, what)
+        raise BadRequest(f"{what} is not JSON: {_why_not(text, error)}") from None
 
 
 def _why_not(text: bytes, error: Exception) -> str:
@@ -54,7 +55,7 @@ def _why_not(text: bytes, error: Exception) -> str:
     return str(error)
 
 
-def _parse_with_nan(text: bytes) -> Any:
+def _parse_with_nan(text: bytes, what: str) -> Any:
     try:
         message = json.loads(text.decode())
         if _HALF_PAIR.search(text):
@@ -63,7 +64,7 @@ def _parse_with_nan(text: bytes) -> Any:
     except RecursionError:
         raise BadRequest(_TOO_DEEP) from None
     except ValueError as error:
-        raise BadRequest(f"the request is not JSON: {error}") from None
+        raise BadRequest(f"{what} is not JSON: {error}") from None
 
 
 def array_of(data: object, datatype: Datatype, where: str) -> np.ndarray:

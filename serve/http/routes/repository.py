@@ -56,7 +56,9 @@ def read_load(body: bytes, current: Mapping[str, Any]) -> LoadConfig | None:
     if not isinstance(text, str):
         raise BadRequest(f"the parameter 'config' must be a JSON object as text, got {show(text)}")
     config = _object(
-        text.encode("utf-8", "surrogatepass"), "the parameter 'config' must be a JSON object as text"
+        text.encode("utf-8", "surrogatepass"),
+        "the parameter 'config' must be a JSON object as text",
+        "the parameter 'config'",
     )
     return _load_config(config, current)
 
@@ -103,8 +105,8 @@ def _whole(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _object(body: bytes, expected: str) -> dict[str, Any]:
-    message = parse(body) if body.strip() else {}
+def _object(body: bytes, expected: str, what: str = "the request") -> dict[str, Any]:
+    message = parse(body, what) if body.strip() else {}
     if not isinstance(message, dict):
         raise BadRequest(f"{expected}, got {show(message)}")
     return message

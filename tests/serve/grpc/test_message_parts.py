@@ -6,6 +6,7 @@ from google.protobuf.message import DecodeError
 from halfeven.models.errors import BadRequest
 from halfeven.serve.grpc import messages
 from halfeven.serve.grpc.messages import FEW_BYTES, check_parts, message
+from halfeven.serve.grpc.tensors import fields_of
 
 REQUEST = message("ModelInferRequest")
 KIND = REQUEST.DESCRIPTOR
@@ -81,3 +82,11 @@ def test_what_protobuf_reads_is_read_and_what_is_broken_ends_in_one_error(
                 with pytest.raises(DecodeError):
                     REQUEST.FromString(broken)
     assert 200 < refused < 2_000
+
+
+def test_a_negative_size_of_a_shape_is_refused_in_words_of_grpc() -> None:
+    asked = REQUEST(model_name="m", inputs=[{"name": "x", "datatype": "FP32", "shape": [-1, 4]}])
+    with pytest.raises(
+        BadRequest, match=r"input 'x' came with the shape \[-1, 4\]: expected sizes of 0 or more"
+    ):
+        fields_of(asked)

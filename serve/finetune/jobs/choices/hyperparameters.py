@@ -28,7 +28,18 @@ from typing import Any
 
 from .....models.folder.loss_and_optimizer_names import DEFAULT, read_optimizer
 from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE, batch_count, growth_interval
-from .hyperparameter_table import AUTO, HALF_LEVELS, LORA, NONE, RANGES, READ_WITH, WORDS, bad, shown
+from .hyperparameter_table import (
+    AUTO,
+    HALF_LEVELS,
+    LORA,
+    NONE,
+    RANGES,
+    READ_WITH,
+    WORDS,
+    BadHyperparameter,
+    bad,
+    shown,
+)
 from .loss_choice import CLASS_WEIGHTS, LOSS, POS_WEIGHT, read_class_weights, read_loss, read_pos_weight
 from .setting_aliases import known_setting, with_own_names
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
@@ -174,14 +185,15 @@ def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:
     method = _table(job, "method")
     kind = method.get("type", "supervised")
     if kind != "supervised":
-        raise bad("method", f"type: expected 'supervised', the only one offered here, got {shown(kind)}")
+        fault = f"method: type: expected 'supervised', the only one offered here, got {shown(kind)}"
+        raise BadHyperparameter(fault, "method")
     return _table(_table(method, "supervised"), "hyperparameters")
 
 
 def _table(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = owner.get(name)
     if value is not None and not isinstance(value, dict):
-        raise bad(name, f"expected an object, got {shown(value)}")
+        raise BadHyperparameter(f"{name}: expected an object, got {shown(value)}", name)
     return {key: item for key, item in (value or {}).items() if item is not None}
 
 

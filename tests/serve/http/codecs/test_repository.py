@@ -112,3 +112,9 @@ def test_an_index_may_leave_out_what_is_not_ready() -> None:
         True,
         False,
     ]
+
+
+def test_a_config_that_is_no_json_is_called_the_config_and_not_the_request() -> None:
+    for text in ("{", '{"a": NaN,}'):
+        with pytest.raises(BadRequest, match=r"^the parameter 'config' is not JSON: "):
+            load(text)

@@ -111,6 +111,11 @@ def test_orders_that_cannot_be_are_refused_and_change_nothing(store: Store, vers
     publish(store, of=spec(width=5))
     with serving(store) as (address, roster):
         assert refusal(address, "canary", version=9, percent=10)[0] == 404
+        assert refusal(address, "canary", version=3, percent="10") == (
+            400,
+            "percent = '10': expected a number from 0 to 100",
+        )
+        assert "version = 'x': expected" in refusal(address, "canary", version="x", percent=10)[1]
         assert "active: a canary is another version" in refusal(address, "canary", version=1, percent=10)[1]
         assert refusal(address, "canary", version=4, percent=10)[0] >= 400
         assert "other inputs or outputs" in refusal(address, "shadow", version=5, percent=10)[1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from halfeven.models.errors import BadInput
 from halfeven.models.folder.loss_and_optimizer_names import OPTIMIZERS
-from halfeven.serve.finetune.jobs.choices.hyperparameter_table import AUTO, RANGES, WORDS
+from halfeven.serve.finetune.jobs.choices.hyperparameter_table import AUTO, RANGES, WORDS, BadHyperparameter
 from halfeven.serve.finetune.jobs.choices.hyperparameters import (
     KNOWN,
     held_out_share,
@@ -298,3 +298,20 @@ def test_the_page_has_every_setting_with_its_range_and_default() -> None:
         assert table[name] == [str(allowed), default], name
     for name, words in WORDS.items():
         assert table[name] == [", ".join(f"`{word}`" for word in words), words[0]], name
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"hyperparameters": []}, "hyperparameters: expected an object, got []"),
+        ({"method": 3}, "method: expected an object, got 3"),
+        (
+            {"method": {"type": "dpo"}},
+            "method: type: expected 'supervised', the only one offered here, got 'dpo'",
+        ),
+    ],
+)
+def test_what_is_no_table_of_hyperparameters_is_named_once(asked: Any, words: str) -> None:
+    with pytest.raises(BadHyperparameter) as refused:
+        read_hyperparameters(asked)
+    assert str(refused.value) == words
