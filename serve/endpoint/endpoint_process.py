@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from ...models.errors import (
 from ...models.order.one_order import bound_child
 from .messages import MOST_BYTES, Head, receive, send
 
+_LOG = logging.getLogger("halfeven.endpoint")
 _START_S = 60.0  # to import the operator's code and make its class
 _MOST_WAITING = 256  # calls
 _PATIENCE_S = 5.0  # for a process that was killed
@@ -52,6 +54,10 @@ def close_all(endpoints: Iterable["EndpointProcess"]) -> None:
         one.close()
 
 
+class TracebackOfTheCode(Exception):
+    """The traceback of the operator's code as text, for the log."""
+
+
 class EndpointProcess:
     """``place``: ``FILE.py:CLASS``; ``seconds`` and ``memory_bytes``: of each call, and of the process.
 
@@ -75,7 +81,7 @@ class EndpointProcess:
         self._connection: socket.socket | None = None
         # One call after the other. The process ends with the thread that starts it, so it is always this one.
         self._thread = ThreadPoolExecutor(1, "halfeven-endpoint")
-        if not self._file.is_file() or not self.name.isidentifier():
+        if self._file.suffix != ".py" or not self._file.is_file() or not self.name.isidentifier():
             raise BadSetting(f"--endpoint {place}: expected FILE.py:CLASS, a class of a file that is there")
         try:
             self.model = self._thread.submit(self._start).result()
@@ -86,11 +92,14 @@ class EndpointProcess:
             self.close()
             raise BadSetting(f'--endpoint {place}: the class names no model; expected model = "NAME" in it')
 
-    async def preprocess(self, body: bytes, is_json: bool, inputs: Sequence[str]) -> tuple[int, bytes, str]:
-        """The number of the call, and a request of the protocol V2 with the length of its head."""
+    async def preprocess(
+        self, body: bytes, is_json: bool, inputs: Mapping[str, str]
+    ) -> tuple[int, bytes, str]:
+        """The number of the call, and a request of the protocol V2 with the length of its head. ``inputs``: the
+        datatypes of the model's inputs by name."""
         id = next(self._ids)
         head, given = await self._ask(
-            {"call": "preprocess", "id": id, "json": is_json, "inputs": [*inputs]}, body
+            {"call": "preprocess", "id": id, "json": is_json, "inputs": {**inputs}}, body
         )
         return id, given, head["length"]
 
@@ -136,6 +145,7 @@ class EndpointProcess:
         if "refused" in answer:
             raise BadRequest(answer["refused"])
         if "failed" in answer:
+            self._log(answer)
             raise EndpointFailed(f"{self.name}: {answer['failed']}; the server's log has the traceback")
         return answer, given
 
@@ -156,9 +166,14 @@ class EndpointProcess:
         bound_child(self._process.pid, self._memory_bytes)
         answer, _ = self._answer_within("its start", _START_S, lambda _: None)
         if "failed" in answer:
+            self._log(answer)
             self._end()
             raise EndpointFailed(answer["failed"])
         return answer["model"]
+
+    def _log(self, answer: Head) -> None:
+        traceback = TracebackOfTheCode(answer["traceback"])
+        _LOG.error("the endpoint %s failed: %s", self.name, answer["failed"], exc_info=traceback)
 
     def _answer_within(
         self, what: str, seconds: float, send_call: Callable[[socket.socket], None]

@@ -21,12 +21,14 @@ import orjson
 
 from ...models.errors import BadRequest
 from ...models.order.ends_with_parent import die_with_the_parent
+from ...models.spec.datatypes import DATATYPES, name_of
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary
-from ..http.codecs.json_numbers import parse
+from ..http.codecs.json_numbers import array_of, parse
 from .endpoint import Endpoint
 from .messages import Head, receive, send
 
 _MOST_WORDS = 500  # of what an error says
+_MOST_TRACEBACK = 50_000  # characters of it, from its end
 _JSON = "application/json"
 
 
@@ -39,8 +41,7 @@ def main() -> None:
     try:
         made = _loaded(file, sys.argv[2])()
     except BaseException as error:
-        traceback.print_exc()
-        send(connection, {"failed": _sentence(error, file, "loading it")}, b"")
+        send(connection, _failed(error, file, "loading it"), b"")
         return
     send(connection, {"model": made.model}, b"")
     calls: dict[int, Endpoint] = {}
@@ -54,8 +55,7 @@ def main() -> None:
         except BadRequest as error:
             answer, given = {"refused": str(error)[:_MOST_WORDS]}, b""
         except Exception as error:
-            traceback.print_exc()
-            answer, given = {"failed": _sentence(error, file, head["call"])}, b""
+            answer, given = _failed(error, file, head["call"]), b""
         send(connection, answer, given)
 
 
@@ -74,11 +74,7 @@ def _loaded(file: Path, name: str) -> type[Endpoint]:
 def _preprocess(made: Endpoint, calls: dict[int, Endpoint], head: Head, body: bytes) -> tuple[Head, bytes]:
     one = copy.copy(made)
     given = one.preprocess(parse(body) if head["json"] else body)
-    if not isinstance(given, Mapping):
-        if len(head["inputs"]) != 1:
-            raise TypeError(f"preprocess gave no inputs by name: expected a dictionary of {head['inputs']}")
-        given = {head["inputs"][0]: given}
-    tensors, headers = write_binary({name: _array(value) for name, value in given.items()})
+    tensors, headers = write_binary(_arrays(given, head["inputs"]))
     calls[head["id"]] = one
     return {"length": headers[HEADER_LENGTH]}, tensors
 
@@ -95,9 +91,36 @@ def _postprocess(made: Endpoint, calls: dict[int, Endpoint], head: Head, body: b
 _WORK = {"preprocess": _preprocess, "postprocess": _postprocess}
 
 
-def _array(value: Any) -> np.ndarray:
+def _arrays(given: Any, datatypes: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The inputs that the code gave. Raises TypeError for what no caller can have caused: other names, other
+    datatypes, nothing."""
+    if not isinstance(given, Mapping):
+        if len(datatypes) != 1:
+            raise TypeError(f"it gave no inputs by name: expected a dictionary of {[*datatypes]}")
+        given = {next(iter(datatypes)): given}
+    if given.keys() != datatypes.keys():
+        raise TypeError(f"it gave the inputs {[*given]}: expected {[*datatypes]}")
+    return {name: _array(given[name], name, datatype) for name, datatype in datatypes.items()}
+
+
+def _array(value: Any, name: str, datatype: str) -> np.ndarray:
     """The value, which is an array of numpy, a tensor of torch or numbers in lists, as an array of numpy."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if isinstance(value, list | int | float):
+        try:
+            return array_of(value, DATATYPES[datatype], f"input '{name}'")
+        except BadRequest as error:
+            raise TypeError(f"it gave lists that are no array: {error}") from None
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if (came := name_of(array.dtype)) != datatype:
+        what = "None" if value is None else came
+        raise TypeError(f"it gave {what} for the input '{name}': expected an array of {datatype}")
+    return array
+
+
+def _failed(error: BaseException, file: Path, where: str) -> Head:
+    """The answer to a call that failed. The server logs the traceback."""
+    text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
+    return {"failed": _sentence(error, file, where), "traceback": text[-_MOST_TRACEBACK:]}
 
 
 def _sentence(error: BaseException, file: Path, where: str) -> str:

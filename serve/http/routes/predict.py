@@ -101,7 +101,7 @@ def add_endpoints(
         if is_json:
             lease_of(request.scope).add(json_bytes(body))
         id, tensors, length = await process.preprocess(
-            body, is_json, [one.name for one in served.spec.inputs]
+            body, is_json, {one.name: one.datatype for one in served.spec.inputs}
         )
 
         def read(codec: InferCodec) -> InferRequest:

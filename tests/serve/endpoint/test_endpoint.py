@@ -39,12 +39,20 @@ from torch import nn
 
 from tests.patience import PATIENCE_S, until
 
+X = {"x": "FP32"}
 CODE = """
 import os, sys
 import halfeven as he
 import numpy as np
 from halfeven.models.errors import BadRequest
 from beside import FACTOR
+
+GIVEN = {
+    "nothing": None,
+    "wide": np.zeros((1, 4)),
+    "misnamed": {"z": np.zeros((1, 4), np.float32)},
+    "ragged": [[1.0], [2.0, 3.0]],
+}
 
 class Detector(he.Endpoint):
     model = "detector"
@@ -57,10 +65,15 @@ class Detector(he.Endpoint):
             raise BadRequest("expected values, got a word")
         if request == "crash":
             os.kill(os.getpid(), 11)
+        if request == "lists":
+            self.count = 4
+            return [[1, 2.5, 3, 4]]
         if request == "fill":
             bytearray(3 << 30)
         if request == "leave":
             sys.exit(7)
+        if isinstance(request, str) and request in GIVEN:
+            return GIVEN[request]
         if request == "narrow":
             return np.zeros((1, 3), np.float32)
         self.count = len(request["values"])
@@ -170,6 +183,11 @@ def test_a_request_goes_through_the_code_and_the_model_and_back(server: he.Clien
     )
 
 
+def test_lists_of_numbers_are_an_array_of_the_model_s_datatype(server: he.Client) -> None:
+    status, answer, _ = call(server.url, "lists")
+    assert status == 200 and json.loads(answer)["count"] == 4
+
+
 def test_many_at_once_keep_what_is_theirs(server: he.Client) -> None:
     def one(rows: int) -> int:
         values = np.random.normal(size=rows * 4).tolist()
@@ -190,10 +208,19 @@ def test_many_at_once_keep_what_is_theirs(server: he.Client) -> None:
             {"nothing": 1},
             500,
             "endpoint_failed",
-            "preprocess raised KeyError: 'values' (endpoint.py, line 25)",
+            "preprocess raised KeyError: 'values' (endpoint.py, line 37)",
         ),
         ({"values": [1.0] * 8}, 500, "endpoint_failed", "postprocess raised TypeError"),
         ("narrow", 400, "bad_request", "expected"),
+        (
+            "nothing",
+            500,
+            "endpoint_failed",
+            "Detector: preprocess raised TypeError: it gave None for the input",
+        ),
+        ("wide", 500, "endpoint_failed", "it gave FP64 for the input 'x': expected an array of FP32"),
+        ("misnamed", 500, "endpoint_failed", "it gave the inputs ['z']: expected ['x']"),
+        ("ragged", 500, "endpoint_failed", "it gave lists that are no array: input 'x'"),
         ("crash", 500, "endpoint_failed", "signal SIGSEGV"),
         ("fill", 500, "endpoint_failed", "preprocess raised MemoryError"),
         ("leave", 500, "endpoint_failed", "exit code 7"),
@@ -206,6 +233,17 @@ def test_what_fails_is_said_in_a_sentence_and_the_next_request_is_answered(
     assert found[:2] == (status, code) and words in found[2]
     assert "Traceback" not in found[2] and "/" not in found[2]
     assert call(server.url, {"values": [1.0] * 4})[0] == 200
+
+
+def test_the_traceback_of_the_code_is_an_error_of_the_log(
+    server: he.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refused(server.url, {"nothing": 1})[0] == 500
+    (record,) = [one for one in caplog.records if one.name == "halfeven.endpoint"]
+    assert (
+        record.levelname == "ERROR" and "Detector failed: preprocess raised KeyError" in record.getMessage()
+    )
+    assert "endpoint.py" in str(record.exc_info) and "Traceback" in str(record.exc_info)
 
 
 def test_a_body_that_is_no_json_a_model_without_endpoint_and_get_are_refused(server: he.Client) -> None:
@@ -256,9 +294,7 @@ def test_the_code_of_the_page_is_an_endpoint(tmp_path: Path) -> None:
     process = EndpointProcess(f"{tmp_path / 'detector.py'}:Detector", 10.0, 0)
     try:
         assert process.model == "detector"
-        number, tensors, head_length = asyncio.run(
-            process.preprocess(b'{"values": [1, 2, 3, 4]}', True, ["x"])
-        )
+        number, tensors, head_length = asyncio.run(process.preprocess(b'{"values": [1, 2, 3, 4]}', True, X))
         head = json.loads(tensors[: int(head_length)])
         assert (number, head["inputs"][0]["name"], head["inputs"][0]["shape"]) == (0, "x", [1, 4])
     finally:
@@ -283,7 +319,7 @@ def test_a_call_that_hangs_is_ended_and_says_which_setting_allows_more(folder: P
     try:
         process._timer = AtOnce  # type: ignore[assignment]
         with pytest.raises(EndpointTimedOut, match=r"longer than 10 s.*HALFEVEN_ENDPOINT_SECONDS"):
-            asyncio.run(process.preprocess(b"", False, ["x"]))
+            asyncio.run(process.preprocess(b"", False, X))
     finally:
         process.close()
     assert threading.active_count() < 50
@@ -321,7 +357,7 @@ def test_a_process_of_the_code_that_has_the_connection_does_not_hold_the_server(
     process._timer = timer if how == "late" else lambda *_: Never(timer)  # type: ignore[assignment]
 
     def ask() -> None:
-        asyncio.run(process.preprocess(json.dumps(str(tmp_path / "pipe")).encode(), True, ["x"]))
+        asyncio.run(process.preprocess(json.dumps(str(tmp_path / "pipe")).encode(), True, X))
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask)
@@ -352,7 +388,7 @@ class Never:
 def test_a_program_that_the_code_runs_ends_with_a_crash_of_the_code(folder: Path, tmp_path: Path) -> None:
     process = EndpointProcess(f"{folder / 'endpoint.py'}:Crashing", 10.0, 0)
     with pytest.raises(EndpointFailed, match="SIGSEGV"):
-        asyncio.run(process.preprocess(json.dumps(str(tmp_path / "pid")).encode(), True, ["x"]))
+        asyncio.run(process.preprocess(json.dumps(str(tmp_path / "pid")).encode(), True, X))
     started = Path("/proc") / (tmp_path / "pid").read_text() / "cmdline"
 
     def is_gone() -> bool:
@@ -368,7 +404,7 @@ def test_a_program_that_the_code_runs_ends_with_a_crash_of_the_code(folder: Path
 def test_a_program_that_the_code_runs_does_not_read_the_messages(folder: Path) -> None:
     process = EndpointProcess(f"{folder / 'endpoint.py'}:Reading", 10.0, 0)
     try:
-        _, tensors, length = asyncio.run(process.preprocess(b"", False, ["x"]))
+        _, tensors, length = asyncio.run(process.preprocess(b"", False, X))
         assert np.frombuffer(tensors[int(length) :], np.float32).tolist() == [0.0]
     finally:
         process.close()
@@ -380,7 +416,7 @@ def test_what_began_in_an_earlier_process_is_to_be_sent_again_and_what_is_answer
     process = EndpointProcess(f"{folder / 'endpoint.py'}:Detector", 10.0, 0)
 
     def begin(request: Any) -> int:
-        return asyncio.run(process.preprocess(json.dumps(request).encode(), True, ["x"]))[0]
+        return asyncio.run(process.preprocess(json.dumps(request).encode(), True, X))[0]
 
     answered = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}'
     try:
@@ -396,7 +432,7 @@ def test_what_began_in_an_earlier_process_is_to_be_sent_again_and_what_is_answer
         _, answer = asyncio.run(process.postprocess(second, answered, None))
         assert json.loads(answer)["count"] == 4
         with pytest.raises(TooLarge, match="at most"):
-            asyncio.run(process.preprocess(Long(), False, ["x"]))
+            asyncio.run(process.preprocess(Long(), False, X))
     finally:
         process.close()
 
@@ -456,12 +492,14 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
         ("endpoint.py:NoModel", "names no model"),
         ("beside.py:FACTOR", "halfeven.Endpoint"),
         ("none.py:Detector", "FILE.py:CLASS"),
+        ("serve.sh:Detector", "expected FILE.py:CLASS"),
         ("endpoint.py", "FILE.py:CLASS"),
         ("broken.py:Detector", "broken.py, line 1"),
     ],
 )
 def test_what_cannot_be_an_endpoint_is_told_at_the_start(folder: Path, place: str, words: str) -> None:
     (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "serve.sh").write_text("exec halfeven serve\n")
     (folder / "odd.py").write_text("import endpoint\nclass Detector(endpoint.Detector):\n    model = ['a']\n")
     with pytest.raises(BadSetting, match=words):
         started([str(folder / place)], 1.0, 512)
