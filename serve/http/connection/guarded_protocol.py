@@ -70,6 +70,7 @@ class GuardedProtocol(PoliteProtocol):
         self._timer_at = 0.0
         self._unsent: Unsent | None = None
         self._half_closed: HalfClosed | None = None
+        self._answered_last: HalfevenError | None = None  # for what came behind requests that are under way
 
     # The methods that the transport calls.
 
@@ -132,7 +133,8 @@ class GuardedProtocol(PoliteProtocol):
             self.cycle = asked[0] if asked else self.cycle
         if not asked or self.transport.is_closing() or getattr(asked[0], "chunked_encoding", False):
             return False  # a stream that has begun goes on for as long as its reader wishes, who has left
-        asked[0].keep_alive = False
+        if self._answered_last is None:
+            asked[0].keep_alive = False
         self._half_closed = HalfClosed(self.transport, self.loop, self._may_send_interim)
         return True
 
@@ -271,7 +273,7 @@ class GuardedProtocol(PoliteProtocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if self._in_head or not self._in_message:  # another request than the one that is refused
-                cycle.keep_alive = False
+                self._answered_last = error
                 self._close_at = None
                 return
             cycle.disconnected = True  # the reader of its body learns that none will come
@@ -282,6 +284,9 @@ class GuardedProtocol(PoliteProtocol):
         elif self._in_message and not self._in_head:  # its answer has been given
             self.transport.close()
             return
+        self._end_with(error)
+
+    def _end_with(self, error: HalfevenError) -> None:
         self._write_refusal(error)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -303,6 +308,9 @@ class GuardedProtocol(PoliteProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            return
+        if self._answered_last is not None:
+            self._end_with(self._answered_last)
             return
         self._idle_since = self.loop.time()
         self._close_in(self._bounds.seconds if self._in_head else self.timeout_keep_alive + _LATER_SECONDS)

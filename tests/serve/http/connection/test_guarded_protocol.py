@@ -123,30 +123,50 @@ def test_a_request_names_one_host(head: bytes) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_request_before_a_malformed_one_is_answered_and_nothing_else_is(bad: bytes) -> None:
+@pytest.mark.parametrize("before", [b"", LIVE], ids=["behind one", "behind two"])
+def test_a_malformed_request_behind_others_is_answered_after_them_and_nothing_else_is(
+    bad: bytes, before: bytes
+) -> None:
     async def steps(wire: Wire) -> None:
-        await wire.send(INFER % len(GOOD) + GOOD + bad)
+        wire.protocol.data_received(INFER % len(GOOD) + GOOD + before + bad)
         wire.after(60)
         assert wire.written == b"" and not wire.closed
         release(roster)
-        await wire.settled()
-        assert statuses(wire.written) == [200] and wire.closed
+        for _ in range(3):
+            await wire.settled()
+        expected = [200, *([200] if before else []), 400]
+        assert statuses(wire.written) == expected and wire.written.count(b"connection: close") == 1
+        await wire.send(LIVE)
+        wire.after(3)
+        assert wire.closed and statuses(wire.written) == expected
 
     roster = held_back()
     on_a_wire(steps, roster=roster)
 
 
+def test_a_malformed_request_of_a_caller_that_sends_no_more_is_answered_too() -> None:
+    async def steps(wire: Wire) -> list[int]:
+        wire.protocol.data_received(INFER % len(GOOD) + GOOD + b"nonsense\r\n\r\n")
+        assert wire.protocol.eof_received()
+        release(roster)
+        await wire.settled()
+        return statuses(wire.written)
+
+    roster = held_back()
+    assert on_a_wire(steps, roster=roster) == [200, 400]
+
+
 def test_requests_sent_ahead_are_answered_up_to_a_bound() -> None:
-    async def steps(wire: Wire) -> tuple[list[int], bool]:
+    async def steps(wire: Wire) -> list[int]:
         wire.protocol.data_received(LIVE * 3000)
         queued = len(wire.protocol.pipeline)
         assert queued <= MAX_QUEUED
         for _ in range(queued):
             await wire.settled()
-        return statuses(wire.written), wire.closed
+        return statuses(wire.written)
 
-    found, closed = on_a_wire(steps)
-    assert found == [200] * (MAX_QUEUED + 1) and closed
+    found = on_a_wire(steps)
+    assert found == [200] * (MAX_QUEUED + 1) + [400]
 
 
 def test_what_follows_a_request_for_another_protocol_is_read() -> None:
