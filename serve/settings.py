@@ -240,7 +240,7 @@ class Settings(BaseSettings):
 
     @property
     def access(self) -> AccessControl:
-        """Who may ask. Raises BadSetting where a key file was named and is not there: without it the server would be
+        """The control of who may ask. Raises BadSetting where a key file was named and is not there: without it the server would be
         open; StoreUnusable or DamagedFile where it cannot be read."""
         if self.key_file is not None and self.keys.read() is None:
             raise BadSetting(
