@@ -240,8 +240,8 @@ class Settings(BaseSettings):
 
     @property
     def access(self) -> AccessControl:
-        """The control of who may ask. Raises BadSetting where a key file was named and is not there: without it the server would be
-        open; StoreUnusable or DamagedFile where it cannot be read."""
+        """The control of who may ask. Raises BadSetting where a key file was named and is not there: without it the
+        server would be open; StoreUnusable or DamagedFile where it cannot be read."""
         if self.key_file is not None and self.keys.read() is None:
             raise BadSetting(
                 f"--key-file {self.key_file}: there is no such file; `halfeven keys add NAME --key-file "
