@@ -1,5 +1,6 @@
 """``halfeven diff A B``: both run side by side, and the first tensor that differs, with its node as a reproduction."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...models.errors import BadInput, BadSamples
+from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting
 from ...models.files.durable import new_folder
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.store import Version
@@ -20,7 +21,7 @@ from .onnx_side import OnnxSide
 from .units import FP32
 
 if TYPE_CHECKING:
-    from .first_difference import Side
+    from .first_difference import Compared, Side
 
 
 ROWS = 4  # of the samples that both are asked at once
@@ -72,16 +73,12 @@ def differences(
                 f"A and B have no tensor with the same name: A makes {[n.name for n in a.nodes][-3:]}, …"
             )
         facts = {"equal": found.first is None, "tensors": found.tensors, "astray": found.astray}
-        facts |= {"first": found.first and found.first.to_json(), "reproduction": None}
+        facts |= {"first": found.first and found.first.to_json(), "reproduction": None, "not_written": None}
         answered = answered or any(map(_has_answers, found.values.values()))
         if found.first is None:
             continue
         if out is not None:
-            with new_folder(out) as folder:
-                name = found.first.tensor
-                a.reproduction(name, found.read, folder)
-                write_npz(folder / "found.npz", {"a": found.values[name], "b": answers[name]})
-            facts["reproduction"] = str(out)
+            facts |= _reproduced(a, found, answers, found.first.tensor, out)
         break
     if facts["equal"] and not answered:
         raise BadSamples(
@@ -89,6 +86,27 @@ def differences(
             "samples that it has answers to"
         )
     return facts
+
+
+def check_out(out: Path) -> None:
+    """Say before the work, which may be long, that no new folder can be made there. Raises BadSetting."""
+    out = out.resolve()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadSetting(f"--out {out} is not an empty folder: expected a new or an empty one")
+    above = next(one for one in (out, *out.parents) if one.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise BadSetting(f"--out {out}: {above} is not a folder that you may write to; give another --out")
+
+
+def _reproduced(a: "Side", found: "Compared", answers: Arrays, tensor: str, out: Path) -> dict[str, str]:
+    """Write the node that differs, and give its folder; or the reason why it cannot be written alone."""
+    try:
+        with new_folder(out) as folder:
+            a.reproduction(tensor, found.read, folder)
+            write_npz(folder / "found.npz", {"a": found.values[tensor], "b": answers[tensor]})
+    except BadFolder as error:
+        return {"not_written": str(error)}
+    return {"reproduction": str(out)}
 
 
 def _has_answers(array: np.ndarray) -> bool:
@@ -105,15 +123,25 @@ def _arrays(samples: Path) -> dict[str, np.ndarray]:
 
 
 def _batches(a: "Side", samples: Path) -> Iterator[Arrays]:
-    """The first rows, and as many from the end where there are more: an engine may answer from the first batch."""
+    """The first rows, and as many from the end where there are more: an engine may answer from the first batch. A side
+    that takes fewer rows at once is asked for them in several batches."""
     arrays = _arrays(samples)
     first = a.rows(arrays, ROWS)
     if not first:
         raise BadSamples(f"{samples.name}: expected the inputs {list(a.inputs)} of A, got {sorted(arrays)}")
     yield first
-    second = a.rows({name: array[-ROWS:] for name, array in arrays.items() if len(array) > ROWS}, ROWS)
-    if [array.shape for array in second.values()] == [array.shape for array in first.values()]:
-        yield second
+    asked = {name: arrays[name] for name in first}
+    for start in _starts(first, asked)[1:]:
+        yield a.rows({name: array[start:] for name, array in asked.items()}, ROWS)
+
+
+def _starts(first: Arrays, asked: Arrays) -> list[int]:
+    """The places at which the batches begin: each has as many rows as ``first``, which is one without their axis."""
+    count = min(map(len, asked.values()))
+    taken = min(len(rows) if rows.ndim == asked[name].ndim else 1 for name, rows in first.items())
+    last, ends = max(count - taken, 0), max(count - ROWS, 0)
+    steps = range(0, ROWS, taken)
+    return sorted({min(start, last) for step in steps for start in (step, ends + step)})
 
 
 def _answers(

@@ -17,12 +17,27 @@ NO_TENSOR = (list, dict, type(None))
 
 
 def tensors_elsewhere(python: Path, model: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every output of an ONNX file, or every tensor of an exported program, by name. Raises OSError, RuntimeError with
-    the last words of the other Python."""
+    """Every output of an ONNX file, or every tensor of an exported program, by name. Raises BadSetting where ``python``
+    is none or lacks a library, RuntimeError with the last words of the other Python."""
+    from ...models.errors import BadSetting  # not at the top: the other Python has no halfeven
+
     given, found = model.with_name("given.npz"), model.with_name("found.npz")
     _write(given, inputs)
+    needed = ("numpy", "torch" if model.suffix == ".pt2" else "onnxruntime")
     command = [str(python), "-I", __file__, str(model), str(given), str(found)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BadSetting(
+            f"--python {python} cannot be started ({error.strerror}): expected the python of an environment with "
+            f"{' and '.join(needed)}, as venv/bin/python"
+        ) from error
+    for name in needed if done.returncode else ():
+        if f"No module named '{name}'" in done.stderr:
+            raise BadSetting(
+                f"--python {python} has no {name}: expected an environment with {' and '.join(needed)}; install them "
+                f"there ({python} -m pip install {' '.join(needed)}), or give another --python"
+            )
     if done.returncode:
         raise RuntimeError(f"{python}: {done.stderr.strip()[-400:]}")
     return {

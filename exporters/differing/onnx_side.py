@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from ...models.errors import BadFolder, NotRun
+from ...models.errors import BadFolder, BadSetting, NotRun
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
 from ..onnx.reading.bounded_file import PACKED_BITS, read_model
@@ -82,6 +82,8 @@ class OnnxSide:
         feed = self._in_its_types(inputs) | {GIVEN + name: array for name, array in given.items()}
         try:
             found = self._ran(self._watched(given), feed)
+        except BadSetting:
+            raise
         except Exception as error:  # ONNX Runtime has no narrower one
             raise NotRun(
                 f"ONNX Runtime does not run {self.path} with the samples: {str(error)[:400]}"

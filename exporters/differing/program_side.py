@@ -19,7 +19,7 @@ from ...models.archive.archive import save_program
 from ...models.capture.capture import capture
 from ...models.engines.arrays import to_numpy, to_torch
 from ...models.engines.torch_engine import half_program, original_program
-from ...models.errors import BadFolder, NotRun
+from ...models.errors import BadFolder, BadSetting, NotRun
 from ...models.folder.package import ModelFolder
 from ...models.program import runnable, writes_into_inputs
 from ...models.spec.spec import ModelSpec
@@ -95,6 +95,8 @@ class ProgramSide:
             seen = _Seen(self.module, given or {})
             with torch.inference_mode():
                 seen.run(*(to_torch(array.copy()) for array in asked.values()))
+        except BadSetting:
+            raise
         except Exception as error:  # kernels raise many kinds
             raise NotRun(
                 f"torch does not run '{self.spec.name}' with the samples: {str(error)[:400]}"

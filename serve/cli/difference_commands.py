@@ -53,12 +53,17 @@ def diff(
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
     """Run two engines of one model on the same samples; name the first tensor that differs by more than rounding."""
-    from ...exporters.differing.diff import DTYPES, differences, side_of
+    from ...exporters.differing.diff import DTYPES, check_out, differences, side_of
     from ..access.client_key import request_headers
+    from ..access.direct_requests import is_server_url
     from .v2_engine import v2_engine
 
     if dtype not in (None, *DTYPES):
         raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if "://" in theirs and not (is_server_url(theirs) and theirs.isascii()):
+        raise BadSetting(f"B {theirs[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME")
+    if out is not None:
+        check_out(out)
     model = _model(ours, store)
     a = side_of(model, samples)
     if "://" in theirs:
@@ -94,9 +99,11 @@ def _said(facts: Mapping[str, Any]) -> str:
         f"{first['explained']:.3g}",
         f"{facts['astray']} of the {facts['tensors']} tensors that both have differ",
     ]
-    return "\n".join(
-        lines + ([f"its node with its inputs: {facts['reproduction']}"] if facts["reproduction"] else [])
-    )
+    if facts["reproduction"]:
+        lines.append(f"its node with its inputs: {facts['reproduction']}")
+    if facts["not_written"]:
+        lines.append(f"nothing is written to --out: {facts['not_written']}")
+    return "\n".join(lines)
 
 
 @order

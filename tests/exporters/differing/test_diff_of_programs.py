@@ -20,7 +20,7 @@ from halfeven.exporters.question import Answers
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_graph import exact_answers
 from halfeven.models.capture.capture import normalise
-from halfeven.models.errors import NotRun
+from halfeven.models.errors import BadSetting
 from halfeven.models.program import runnable, with_graph
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -214,5 +214,5 @@ def test_another_python_runs_the_same_model(tmp_path: Path) -> None:
     for side in (ProgramSide(model.program, model.spec), file_of("zoo mlp", tmp_path)):
         facts = differences(side, replace(side, python=Path(sys.executable)), rows)
         assert facts["equal"] and facts["tensors"] >= 3, facts
-    with pytest.raises(NotRun, match="no-python"):
+    with pytest.raises(BadSetting, match="no-python cannot be started"):
         differences(side, replace(side, python=tmp_path / "no-python"), rows)

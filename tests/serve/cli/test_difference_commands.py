@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.command_line import run
 from tests.exporters.half_files.onnx_net import samples, written
+from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
 
 pytestmark = pytest.mark.slow  # processes of their own
@@ -23,6 +25,45 @@ def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
     assert code == 3 and facts["first"]["tensor"] == "h" and (tmp_path / "node" / "node.onnx").is_file()
     code, _, said = run("diff", net, net, "--samples", rows, "--dtype", "fp8")
     assert code == 2 and "expected one of fp32, fp16, bf16" in said
+
+
+def test_a_wrong_option_is_named_before_anything_is_compared(tmp_path: Path) -> None:
+    net, rows = written(tmp_path / "net.onnx"), samples(tmp_path / "x.npz")
+    lacking = tmp_path / "python"
+    lacking.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'onnxruntime'\" >&2\nexit 1\n")
+    lacking.chmod(0o755)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept").touch()
+    for wrong, sentence in (
+        ((net, "--out", tmp_path / "full"), "full is not an empty folder: expected a new or an empty one"),
+        ((net, "--out", net / "node"), "net.onnx is not a folder that you may write to"),
+        (
+            (net, "--python", lacking),
+            "python has no onnxruntime: expected an environment with numpy and onnx",
+        ),
+        ((net, "--python", tmp_path), "cannot be started (Permission denied): expected the python"),
+        (("ftp://host:9/",), "B 'ftp://host:9/': expected http://HOST:PORT"),
+    ):
+        code, _, said = run("diff", net, *wrong, "--samples", rows)
+        assert code == 2 and sentence in said and "--against" not in said, said
+
+
+def test_a_difference_in_a_body_is_reported_without_its_node(tmp_path: Path) -> None:
+    rows = tmp_path / "x.npz"
+    np.savez(rows, x=np.ones((4, 3), np.float32))
+    for name, op in (("a", "Exp"), ("b", "Neg")):
+        text = f"""g (float[n,3] x) => (float[n,3] y) {{
+            most = ReduceMax <keepdims=0> (x) small = Less (most, limit)
+            y = If (small) <
+                then_branch = then () => (float[n,3] one) {{ one = {op} (x) }},
+                else_branch = other () => (float[n,3] two) {{ two = Abs (x) }} >
+        }}"""
+        onnx.save(parsed(text, {"limit": np.array(9, np.float32)}), tmp_path / f"{name}.onnx")
+    asked = ("diff", tmp_path / "a.onnx", tmp_path / "b.onnx", "--samples", rows)
+    code, facts, said = run(*asked, "--out", tmp_path / "node")
+    assert code == 3 and facts["first"]["tensor"] == "y" and facts["reproduction"] is None, said
+    assert "has a body, which is not written alone" in facts["not_written"]
+    assert not (tmp_path / "node").exists()
 
 
 def test_a_program_is_compared_with_its_file_and_a_version_with_its_half(tmp_path: Path) -> None:
