@@ -1,22 +1,22 @@
 """Find the first tensor at which another run of a model, B, differs from the model, A, by more than rounding explains.
 
 Each node of A is computed from the values that B has for its inputs, so an error of B counts at the node that makes it
-and at no node behind. An error is relative to the largest magnitude of the tensor; of integers it is the share that
-differs. What rounding explains is measured: the inputs are moved by a step of B's type, and the tensor moves with them.
+and at no node behind. An error is relative to the largest magnitude of the tensor, and then of each slice to the slice,
+as the gate judges slices; of integers it is the share that differs, of which none may differ by more than 1 that does
+not tie. What rounding explains is measured: the inputs are moved by a step of B's type, and the tensor moves with them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...models.files.json_fields import JsonFields
-from ..gate.divergence import SENTINEL
-from ..gate.parity import SENTINEL_LANDS
 from ..graph.backend import GraphNode
 from ..question import Arrays
-from .units import ROUNDOFF
+from .tensor_error import error_of, is_alike, is_far, kind_of, lost_part
 
 if TYPE_CHECKING:  # a program brings torch, which two files do not need
     from .onnx_side import OnnxSide
@@ -29,16 +29,19 @@ UNITS = 4.0  # steps that a node may err by
 MOST_STEPS = 2.0**10  # an index or a threshold that a step moves explains no more than this
 MOST = 0.25  # of the largest value, or of the indices: no rounding explains more
 TIED = 0.02  # of the indices that are read from half: their scores tie
+DRAWS = 8  # runs with moved inputs that show which integers tie
 
 
 @dataclass(frozen=True, slots=True)
 class Difference(JsonFields):
-    """``error``: of the largest magnitude of A's tensor; ``explained``: what rounding explains, in the same measure."""
+    """``error``: of the largest magnitude of A's tensor; ``explained``: what rounding explains, in the same measure.
+    ``part``: an axis and a place along it, where only this slice differs: both are of its own root mean square."""
 
     tensor: str
     op: str
     error: float
     explained: float
+    part: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,20 @@ def compared(a: "Side", inputs: Arrays, theirs: Arrays, units: Mapping[str, floa
     given = {
         name: array.astype(plain[name].dtype)
         for name, array in theirs.items()
-        if name in plain and name in read and _is_alike(plain[name], array)
+        if name in plain and name in read and is_alike(plain[name], array)
     }
     given = given if a.takes_others else {}
     steps = _steps(a.nodes, units)
     local = a.tensors(inputs, given) if given else plain
     of_inputs = {name: steps.get(tensor, STEP) for name, tensor in a.inputs.items()}
     nearby = a.tensors(moved(inputs, of_inputs), moved(given, steps))
+
+    @cache
+    def draws() -> list[Arrays]:
+        wide, wide_inputs = ({name: UNITS * by for name, by in one.items()} for one in (steps, of_inputs))
+        seeds = range(1, DRAWS + 1)
+        return [a.tensors(moved(inputs, wide_inputs, one), moved(given, wide, one)) for one in seeds]
+
     both, found, long = 0, list[Difference](), dict[str, int]()
     for node in a.nodes:
         name = node.name
@@ -74,18 +84,39 @@ def compared(a: "Side", inputs: Arrays, theirs: Arrays, units: Mapping[str, floa
         if name not in local or name not in theirs:
             continue
         both += 1
-        error = _error(local[name], theirs[name], plain[name])
-        noise = _noise(local[name], nearby[name], plain[name], steps[name])
-        explained = min(UNITS * long[name] ** 0.5 * noise, MOST)
-        if error > explained:
-            is_float = _kind(local[name]) == "f"
-            found.append(Difference(name, node.op, error if is_float else np.inf, explained))
+        room = UNITS * long[name] ** 0.5
+        arrays = (local[name], theirs[name], nearby[name], plain[name])
+        if difference := _difference(node, *arrays, steps[name], room, draws):
+            found.append(difference)
     return Compared(both, len(found), found[0] if found else None, local, local | given)
 
 
-def moved(arrays: Arrays, steps: Mapping[str, float]) -> dict[str, np.ndarray]:
+def _difference(
+    node: GraphNode,
+    local: np.ndarray,
+    theirs: np.ndarray,
+    nearby: np.ndarray,
+    plain: np.ndarray,
+    step: float,
+    room: float,
+    draws: Callable[[], Sequence[Arrays]],
+) -> Difference | None:
+    """The difference of one tensor: of the whole, of a slice, or of an integer. ``draws``: A with moved inputs, which
+    only far integers ask for."""
+    error = error_of(local, theirs, plain)
+    explained = min(room * _noise(local, nearby, plain, step), MOST)
+    if error > explained:
+        return Difference(node.name, node.op, error if kind_of(local) == "f" else np.inf, explained)
+    if part := lost_part(local, theirs, nearby, plain, step, room):
+        return Difference(node.name, node.op, part.error, part.explained, (part.axis, part.index))
+    if error and is_far(local, theirs, (draw[node.name] for draw in draws())):
+        return Difference(node.name, node.op, np.inf, explained)
+    return None
+
+
+def moved(arrays: Arrays, steps: Mapping[str, float], seed: int = 0) -> dict[str, np.ndarray]:
     """The floating arrays, each element moved by its array's step of itself, up or down."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
 
     def step(name: str, array: np.ndarray) -> np.ndarray:
         if array.dtype.kind != "f":
@@ -108,36 +139,7 @@ def _steps(nodes: Sequence[GraphNode], units: Mapping[str, float]) -> dict[str, 
 
 
 def _noise(local: np.ndarray, nearby: np.ndarray, plain: np.ndarray, step: float) -> float:
-    change = _error(local, nearby, plain)
-    if _kind(local) != "f":
+    change = error_of(local, nearby, plain)
+    if kind_of(local) != "f":
         return max(change, TIED) if step > STEP else change
     return min(max(step, change), MOST_STEPS * step)
-
-
-def _is_alike(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and _kind(a) == _kind(b)
-
-
-def _kind(array: np.ndarray) -> str:
-    return "f" if array.dtype.name in ROUNDOFF else array.dtype.kind
-
-
-def _error(a: np.ndarray, b: np.ndarray, plain: np.ndarray) -> float:
-    """The largest difference, of the largest magnitude of ``a``; infinite where one is not finite and the other is, and
-    where shapes or kinds differ. Of integers and booleans the share that differs. What is a sentinel in ``plain``, A's
-    run on its own values, must land where the gate lets it land, and NaN must be NaN."""
-    if not _is_alike(a, b):
-        return np.inf
-    if _kind(a) != "f":
-        return float(np.mean(a != b)) if a.size else 0.0
-    a, b, plain = (array.astype(np.float64) for array in (a, b, plain))
-    sentinel = np.abs(plain if plain.shape == a.shape else a) >= SENTINEL
-    if not np.all((np.sign(a[sentinel]) == np.sign(b[sentinel])) & (np.abs(b[sentinel]) >= SENTINEL_LANDS)):
-        return np.inf
-    a, b = a[~sentinel], b[~sentinel]
-    numbers = np.isfinite(a)
-    if not np.array_equal(a[~numbers], b[~numbers], equal_nan=True) or not np.isfinite(b[numbers]).all():
-        return np.inf
-    worst = np.abs(a[numbers] - b[numbers]).max(initial=0.0)
-    scale = np.abs(a[numbers]).max(initial=0.0)
-    return float(worst / scale) if scale else (np.inf if worst else 0.0)

@@ -94,6 +94,8 @@ def _said(facts: Mapping[str, Any]) -> str:
         if first["error"] is None
         else f"off by {first['error']:.3g}"
     )
+    if first["part"]:
+        error += " in slice {1} of axis {0}".format(*first["part"])
     lines = [
         f"the first difference is '{first['tensor']}', which {first['op']} makes: {error}; rounding explains "
         f"{first['explained']:.3g}",
