@@ -18,8 +18,8 @@ def rows_of(count: int, width: int = 8) -> np.ndarray:
     return np.random.default_rng(1).standard_normal((count, width)).astype(np.float32)
 
 
-def file_of(path: Path, text: str, **weights: np.ndarray) -> Path:
-    onnx.save(parsed(text, weights), path)
+def file_of(path: Path, text: str, **weights: np.ndarray | np.generic) -> Path:
+    onnx.save(parsed(text, {name: np.asarray(array) for name, array in weights.items()}), path)
     return path
 
 
