@@ -30,7 +30,7 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
 
 
 def why_answers_show_nothing(outputs: Sequence[TensorSpec], asked: Sequence[Arrays]) -> str:
-    """The same of the FP32 model's answers to all samples, by the names of its outputs."""
+    """A reason as that of `why_nothing_is_proven`; ``asked``: the FP32 model's answers, by the names of its outputs."""
     names = [tensor.name for tensor in outputs if tensor.type.is_float]
     every = [tensor.name for tensor in outputs] if asked else []
     if empty := [name for name in every if not any(answers[name].size for answers in asked)]:

@@ -17,6 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 from ..errors import BadInput, BadRequest, TooLarge
 from .picture_bounds import MAX_PIXELS, MAX_SIDE
 from .pixels import Picture
+from .whole_png import missing_bytes
 
 MAX_SCANS = 100  # of a JPEG; usual ones have 1 to 12, and each more costs a walk over all pixels
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
@@ -53,6 +54,10 @@ def picture_row(
             raise error(
                 f"the picture cannot be decoded ({fault}); send the whole file, as it was saved"
             ) from None
+        if data.startswith(PNG) and (missing := missing_bytes(data)):
+            raise error(
+                f"the picture breaks off: {missing} bytes of its pixels are missing; send the whole file"
+            )
         pixels = np.asarray(flat)
         return picture.row(pixels[..., None] if pixels.ndim == 2 else pixels)
 

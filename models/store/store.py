@@ -311,19 +311,17 @@ class Store:
         """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed, the
         next draft or server deletes it (`remove_dead_drafts`)."""
         self.remove_dead_drafts()
-        folder = self._folder(name)
-        path, lock = _locked_draft(folder)
+        path, lock = _locked_draft(folder := self._folder(name))
         try:
             yield Draft(self, name, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
-            with suppress(OSError):
-                folder.rmdir()  # of a model that has no version; a folder that holds something stays
+            with suppress(OSError):  # a folder that holds something stays
+                folder.rmdir()
 
     def remove_dead_drafts(self) -> None:
-        """Delete the drafts of processes that were killed, and the files that they were writing: their locks are
-        gone."""
+        """Delete the drafts and half-written files of processes that were killed: their locks are gone."""
         for folder in (self.root, *self._models.glob("*"), *self._models.glob("*/[a-z]*")):
             remove_dead_files(folder)
         for path in self._models.glob("*/.draft-*"):

@@ -83,7 +83,7 @@ def test_a_file_that_a_job_needs_stays_until_the_job_has_ended(use: str, place: 
 
 
 def test_the_same_file_sent_again_is_another_one_with_an_end_of_its_own(place: Place) -> None:
-    """Who sent the first one counts on it."""
+    """The caller who sent the first one counts on it."""
     lasting = place.kept.keep(place.upload(b"same"), "key")
     brief = place.kept.keep(place.upload(b"same", 3600), "key")
     assert place.kept.bytes_of("key") == 4
