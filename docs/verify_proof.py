@@ -57,7 +57,8 @@ def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
     for key, name in (("halfeven.original", "original.onnx"), ("halfeven.proof", "parity.json")):
         if said.get(key) != files[name]:
             raise Refused(f"the half names another {name} as its own")
-    stated = {key: manifest[key] for key in manifest if key not in ("format", "status", "digest", "files")}
+    own = {"format", "status", "digest", "files", "created", "exported"}
+    stated = {key: manifest[key] for key in manifest if key not in own}
     facts = json.dumps(stated, sort_keys=True, separators=(",", ":"))
     if said.get("halfeven.facts") not in (
         None,

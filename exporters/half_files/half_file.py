@@ -191,11 +191,13 @@ def _finish(target: Path) -> None:
     ready.rmdir()
 
 
+# Of a manifest: what has digests of its own, and what differs though the same half is made again.
+_NOT_STATED = frozenset(("format", "status", "digest", "files", "created", "exported"))
+
+
 def digest_of_facts(manifest: Mapping[str, Any]) -> str:
-    """The SHA-256 of what a manifest states beside the digests of files."""
-    stated = {
-        key: value for key, value in manifest.items() if key not in ("format", "status", "digest", "files")
-    }
+    """The SHA-256 of what a manifest states beside the digests of files and the time."""
+    stated = {key: value for key, value in manifest.items() if key not in _NOT_STATED}
     text = json.dumps(stated, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
