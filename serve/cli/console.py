@@ -33,7 +33,7 @@ _CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHA
 }
 _AS_JSON = "halfeven.as_json"  # in the context of a command line
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*")
-_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer has no public name for it
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer has no public name for it
 Ended = tuple[Mapping[str, Any], Any, int]  # the facts, the text for people, the exit code
 
 
@@ -279,9 +279,10 @@ class CommandGroup(TyperGroup):
 def _usage_as_json(asked: bool) -> Iterator[None]:
     try:
         yield
-    except _UsageError as error:
-        if asked:
-            print_json(_failure(error.format_message(), "bad_usage"))
+    except Exception as error:
+        wrong: Any = error
+        if asked and isinstance(error, _UsageError):
+            print_json(_failure(wrong.format_message(), "bad_usage"))
         raise
 
 
