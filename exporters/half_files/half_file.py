@@ -191,7 +191,7 @@ def _finish(target: Path) -> None:
     ready.rmdir()
 
 
-# Of a manifest: what has digests of its own, and what differs though the same half is made again.
+# Keys of a manifest: they have digests of their own, or differ though the same half is made again.
 _NOT_STATED = frozenset(("format", "status", "digest", "files", "created", "exported"))
 
 
