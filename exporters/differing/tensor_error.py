@@ -8,7 +8,7 @@ import numpy as np
 from ...models.spec.spec import UNIT_ROUNDOFF, ParityLimits
 from ..gate.divergence import FAINT_U, LOST_DB, MIN_SLICE_PEAK, SENTINEL, Divergence
 from ..gate.parity import SENTINEL_LANDS
-from ..proof.informative import MOST_OF_MASKS
+from ..proof.informative import MOST_OF_MASKS, different
 from .units import ROUNDOFF
 
 LEAST_DB = ParityLimits().min_slice_sqnr_db
@@ -40,11 +40,9 @@ def masked(plain: np.ndarray) -> np.ndarray:
     """True for each element that is so large that it can only mean a mask. Where such numbers vary they are none."""
     size = np.abs(plain.astype(np.float64))
     sentinel = size >= SENTINEL
-    large = plain[sentinel & np.isfinite(size)].astype(np.float64)
-    fractions, exponents = np.frexp(large)
-    different = len(np.unique(np.ldexp(np.round(fractions, 2), exponents)))
+    large = plain[sentinel & np.isfinite(size)]
     # A batch has few numbers, so all masks of a small tensor are fewer than half of its numbers.
-    if different > max(FEW, min(MOST_OF_MASKS, large.size // 2)):
+    if len(different(large)) > max(FEW, min(MOST_OF_MASKS, large.size // 2)):
         return sentinel & ~np.isfinite(size)
     return sentinel
 

@@ -64,8 +64,8 @@ def not_shown(outputs: Collection[str]) -> str:
 
 # The reason why a node stays in FP32 whose error no sample shows.
 NEVER_RUN = (
-    "no sample makes it compute a number: it is in a branch that none takes, in a loop without a pass, or reads rows "
-    "that none has; samples that reach it let it be half"
+    "no sample makes it compute a number: it is in a branch that no sample takes, in a loop that runs zero times, or "
+    "reads rows that no sample has; with samples that reach it, it may be half"
 )
 
 

@@ -95,9 +95,14 @@ def _varied_sentinels(answers: Iterable[np.ndarray]) -> bool:
     seen = set[float]()
     for answer in answers:
         large = answer[np.isfinite(answer) & (np.abs(answer.astype(np.float64)) >= SENTINEL)]
-        fractions, exponents = np.frexp(large.astype(np.float64))
-        seen.update(np.unique(np.ldexp(np.round(fractions, 2), exponents)).tolist())
+        seen |= different(large)
     return len(seen) > MOST_OF_MASKS
+
+
+def different(numbers: np.ndarray) -> set[float]:
+    """The different numbers of an array, each to two digits."""
+    fractions, exponents = np.frexp(numbers.astype(np.float64))
+    return {*np.unique(np.ldexp(np.round(fractions, 2), exponents)).tolist()}
 
 
 def why_noise_proves_nothing(

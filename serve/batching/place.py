@@ -19,27 +19,28 @@ T = TypeVar("T")
 class Place:
     """The device where versions serve. ``fallback``: a refused half may be replaced by its FP32 original; ``rescue``:
     the original stays loaded beside an active half; ``scarce``: no memory for all forms of a version together;
-    ``ends``: once it is set, `call` raises NotReady."""
+    ``stopping``: an event that a server sets when it shuts down; None: never."""
 
     device: torch.device
     thread: DeviceThread
     fallback: bool = True
     rescue: bool = True
     scarce: bool = False
-    ends: threading.Event | None = None
+    stopping: threading.Event | None = None
 
     @property
     def apart(self) -> bool:
         """True if the compared forms are loaded one at a time, as on a device with memory of its own."""
         return self.scarce or self.device.type != "cpu"
 
-    def until(self, ends: threading.Event) -> "Place":
-        """The same place, which takes no calls any more once ``ends`` is set."""
-        return replace(self, ends=ends)
+    def until(self, stopping: threading.Event) -> "Place":
+        """A copy of this place. Its `call` raises NotReady once the event ``stopping`` is set."""
+        return replace(self, stopping=stopping)
 
     def call(self, fn: Callable[[], T]) -> T:
-        """Run ``fn`` on the device thread, between two batches, and wait for it. Raises NotReady where that ends."""
-        if self.ends is not None and self.ends.is_set():
+        """Run ``fn`` on the device thread, between two batches, and wait for it. Raises NotReady where the server shuts
+        down."""
+        if self.stopping is not None and self.stopping.is_set():
             raise NotReady("the server is shutting down and makes nothing ready any more")
         return self.thread.call(fn).result()
 
