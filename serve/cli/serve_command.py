@@ -104,9 +104,8 @@ def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     set_up(settings.log_level, settings.log_format, settings.access_log)
     for sentence in unknown_variables(os.environ):
         logging.getLogger("halfeven").warning("%s", sentence)
-    access = settings.access
     # A store that may not be written is only read.
     opened = store_at(settings.store, "the version of each model folder" if settings.models else "")
-    if (said := access.notice) is not None:
+    if (said := settings.access.notice) is not None:
         notify(said)
     serve(settings, opened, notify)

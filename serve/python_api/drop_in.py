@@ -226,10 +226,6 @@ def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
         return onnx.load(model)
     except (DecodeError, ValidationError) as error:  # the second: of weights that are not beside it
         raise BadInput(f"{os.fspath(model)} cannot be read as an ONNX file: {error}") from error
-    except OSError as error:
-        raise BadInput(
-            f"{os.fspath(model)} cannot be read: {error.strerror}; expected an ONNX file"
-        ) from error
 
 
 def _at_opset(model: ModelProto, opset: int | None) -> ModelProto:

@@ -10,6 +10,8 @@ from halfeven.exporters.on_device import environment
 
 THEN: Mapping[str, Any] = {
     "file": "a" * 64,
+    "proof": "b" * 64,
+    "files": "c" * 64,
     "weights": {"first": "1", "last": "2"},
     "environment": {"device": "cpu x86_64 AVX2, oneDNN", "torch": "2.13.0", "onnxruntime": "1.31.1"},
     "processor": "Some CPU, AVX2",

@@ -265,11 +265,14 @@ def test_the_same_idempotency_key_and_the_same_bytes_do_not_meet(watched: tuple[
     )
     with caller(address, mine.key) as ask:
         status, answer = ask("POST", "/v1/files", form, **{"content-type": "multipart/form-data; boundary=b"})
-        assert status == 200 and mine.file in answer and other.file not in answer
+        assert status == 200 and mine.file not in answer and other.file not in answer, "each upload is a file"
+        uploaded = json.loads(answer[answer.index("{") :])["id"]
         status, answer = ask("GET", "/v1/files")
-        assert status == 200 and mine.file in answer and other.file not in answer
-        expiries = [server.job_store.file(one.file).expires_at is None for one in (mine, other)]
-        assert expiries == [False, True], "each file has its own"
+        assert status == 200 and mine.file in answer and uploaded in answer and other.file not in answer
+        expiries = [
+            server.job_store.file(one).expires_at is None for one in (uploaded, mine.file, other.file)
+        ]
+        assert expiries == [False, True, True], "each file has its own"
         status, answer = ask("DELETE", f"/v1/files/{mine.file}")
         assert status == 400 and mine.job in answer, "its own job needs it"
         assert ask("POST", f"/v1/fine_tuning/jobs/{mine.job}/cancel")[0] == 200

@@ -260,9 +260,7 @@ def test_what_cannot_be_done_is_refused_before_a_conversion(net: Path, tmp_path:
         drop_in.auto_convert_mixed_precision_model_path(str(net), {}, str(tmp_path / "none" / "half.onnx"))
 
 
-def test_a_name_of_a_precision_or_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        drop_in.convert_to_mixed_precision("nonexistent.onnx")
+def test_a_name_of_no_precision_is_refused(tmp_path: Path) -> None:
     for name in ("int8", "fp8", "fp32", "typo"):
         with pytest.raises(BadInput, match=name):
             drop_in.convert_to_mixed_precision(str(dense(tmp_path / "net.onnx")), name)
@@ -333,7 +331,7 @@ def test_a_mistake_is_named_before_anything_is_converted(net: Path, tmp_path: Pa
         drop_in.convert_to_mixed_precision(str(net), opset="21")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"halfeven\.drop_in takes an ONNX ModelProto"):
         he.fp16(onnx.load(net), tmp_path / "half.onnx")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"none\.onnx cannot be read: No such file"):
+    with pytest.raises(FileNotFoundError, match=r"none\.onnx"):
         drop_in.convert_float_to_float16(tmp_path / "none.onnx")
     with pytest.raises(BadSetting, match=r"'\(' is no regular expression"):
         drop_in.convert_to_mixed_precision(net, nodes_to_exclude=["("])

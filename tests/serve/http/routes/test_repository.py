@@ -48,7 +48,7 @@ def test_success_has_an_empty_body(http: httpx.Client) -> None:
     ("name", "config", "status", "fault"),
     [
         ("nobody", None, 404, "failed to load 'nobody', the store has no model 'nobody'"),
-        ("double", "{", 400, "failed to load 'double', the request is not JSON"),
+        ("double", "{", 400, "failed to load 'double', the parameter 'config' is not JSON"),
         ("double", '{"backend": "x"}', 400, "failed to load 'double', the config's 'backend' cannot be set"),
         (
             "..",
