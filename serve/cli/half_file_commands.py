@@ -54,6 +54,8 @@ def fp16(
         if equal
         else f"no half was written: {facts['reason'] or 'none is proven equal'}"
     )
+    if not equal and out.exists():
+        notify(f"{out} is the half of an earlier run and was not changed: this run does not prove it")
     return facts, Group(render_terminal(facts), Text("\n" + said)), 0 if equal else 3
 
 

@@ -32,9 +32,19 @@ def test_a_half_is_written_and_verified_and_a_changed_one_is_not(tmp_path: Path)
 
 
 def test_without_a_proven_half_no_file_is_written_and_the_exit_code_is_3(tmp_path: Path) -> None:
-    code, facts, _ = run("fp16", written(tmp_path / "net.onnx"), "-o", tmp_path / "out.onnx", "--level", "O0")
+    net, out = written(tmp_path / "net.onnx"), tmp_path / "out.onnx"
+    code, facts, said = run("fp16", net, "-o", out, "--level", "O0")
     assert code == 3 and facts["verdict"] == "fp32" and facts["file"] is None
-    assert not (tmp_path / "out.onnx").exists()
+    assert not out.exists() and "earlier run" not in said
+
+
+def test_a_run_without_a_proven_half_leaves_that_of_an_earlier_run_and_says_so(tmp_path: Path) -> None:
+    net, out = written(tmp_path / "net.onnx"), tmp_path / "out.onnx"
+    assert run("fp16", net, "-o", out, "--samples", samples(tmp_path / "x.npz"))[0] == 0
+    before = out.read_bytes()
+    code, facts, said = run("fp16", net, "-o", out, "--level", "O0")
+    assert code == 3 and facts["file"] is None and out.read_bytes() == before
+    assert "out.onnx is the half of an earlier run and was not changed: this run does not prove it" in said
 
 
 def action(lock: Path) -> int:
