@@ -17,7 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 from ..errors import BadInput, BadRequest, TooLarge
 from .picture_bounds import MAX_PIXELS, MAX_SIDE
 from .pixels import Picture
-from .whole_png import missing_bytes
+from .whole_png import missing_bytes, oddity_of_chunks
 
 MAX_SCANS = 100  # of a JPEG; usual ones have 1 to 12, and each more costs a walk over all pixels
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
@@ -74,6 +74,8 @@ def _opened(data: bytes, error: type[BadInput]) -> ImageFile:
     """The file with its header read and checked against the bounds; no pixel is decoded yet."""
     if not is_picture(data):
         raise error(f"expected a PNG or JPEG file, got {len(data)} bytes that begin with {data[:8].hex(' ')}")
+    if data.startswith(PNG) and (fault := oddity_of_chunks(data)):
+        raise error(f"the picture is not taken: {fault}")
     try:
         # Image.open is not used: it tries further formats, and its own bound on sizes is the whole process's.
         image = PngImageFile(io.BytesIO(data)) if data.startswith(PNG) else JpegImageFile(io.BytesIO(data))

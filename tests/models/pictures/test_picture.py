@@ -115,6 +115,14 @@ def animated() -> bytes:
     return saved(colours(), save_all=True, append_images=[colours()], duration=100)
 
 
+HUGE = struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 5, 0, 0, 0)
+
+
+def behind(first: bytes) -> bytes:
+    """A sound PNG with one more chunk in front of all."""
+    return module.PNG + first + png(1, 1, data=bytes(4))[len(module.PNG) :]
+
+
 ODD = {
     "a GIF": (saved(colours(), "GIF"), "expected a PNG or JPEG file, got .* begin with 47 49 46"),
     "nothing": (b"", "got 0 bytes"),
@@ -128,6 +136,9 @@ ODD = {
     "16 bits of grey": (sixteen_bits(), "16 bits a channel"),
     "16 bits a colour": (png(2, 1, 16, data=b"\0" + bytes(12)), "16 bits a channel"),
     "animated": (animated(), "animated; send one of its frames"),
+    "a chunk before the header": (behind(chunk(b"prVt", HUGE)), r"header \(IHDR\) is not its first chunk"),
+    "two headers": (behind(chunk(b"IHDR", HUGE)), r"two headers \(IHDR\)"),
+    "endless chunks": (png(1, 1)[:33] + chunk(b"IDAT", b"") * 65_537, "more than 65536 chunks"),
 }
 
 
