@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -152,7 +151,7 @@ def application(
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
     inference_of, front_of = _traced()
     inference = inference_of(roster, dialect, written)
-    history = replace(history_of(roster.store), rollback=director.roll_back)
+    history = history_of(roster.store, director.roll_back)
     access, guard = settings.access, settings.guard
     app = build_app(
         roster,

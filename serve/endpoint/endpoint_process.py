@@ -20,15 +20,15 @@ from ...models.errors import (
     EndpointFailed,
     EndpointTimedOut,
     NotReady,
-    Overloaded,
     TooLarge,
 )
 from ...models.order.one_order import bound_child
+from ..http.limits.shared_places import SharedPlaces
 from .messages import MOST_BYTES, Head, receive, send
 
 _LOG = logging.getLogger("halfeven.endpoint")
 _START_S = 60.0  # to import the operator's code and make its class
-_MOST_WAITING = 256  # calls
+_MOST_CALLS = 256
 _PATIENCE_S = 5.0  # for a process that was killed
 
 
@@ -74,7 +74,9 @@ class EndpointProcess:
     ) -> None:
         file, _, self.name = place.rpartition(":")
         self._file, self._seconds, self._memory_bytes, self._timer = Path(file), seconds, memory_bytes, timer
-        self._ids, self._waiting = itertools.count(), 0
+        self._ids = itertools.count()
+        what = f"requests to the endpoint {self.name} are under way"
+        self.places = SharedPlaces(_MOST_CALLS, what, "try again when some were answered", 1.0)
         self._first_id = 0  # of the calls that the process of now has
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
@@ -122,14 +124,7 @@ class EndpointProcess:
     async def _ask(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         if len(body) > MOST_BYTES:
             raise TooLarge(f"{len(body)} bytes for the endpoint {self.name}: at most {MOST_BYTES} are taken")
-        # A postprocess is never refused: the model has answered already.
-        if head["call"] == "preprocess" and self._waiting >= _MOST_WAITING:
-            raise Overloaded(f"{self._waiting} calls wait for the endpoint {self.name}; try again")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, head, body)
-        finally:
-            self._waiting -= 1
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, head, body)
 
     def _asked(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """Raises BadRequest in the words of the code, EndpointFailed, EndpointTimedOut, NotReady."""

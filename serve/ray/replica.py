@@ -90,7 +90,7 @@ class _FollowingRoster(Roster):
 
     def not_ready_reasons(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
         reasons = super().not_ready_reasons(reaches)
-        return reasons if reasons or self.all() else self._copy.faults()
+        return reasons if reasons or self.all() else self._copy.faults(reaches)
 
 
 def _named_by(app: ASGIApp, node: str) -> ASGIApp:

@@ -91,6 +91,8 @@ class Following:
         try:
             return self._roster.loaded_version_for(version), order.percent
         except HalfevenError as error:
+            if self._stopping.is_set():  # the next start loads it
+                return None, 0.0
             sentence = f"{version} was ordered as a canary or shadow and could not be loaded: {error}"
             self._roster.decisions.record(served.name, "order_failed", sentence)
             return None, 0.0

@@ -58,6 +58,7 @@ class LinkedStore:
         self.source, self.store = source, Store(folder)
         self._models, self._from = folder / "models", source.root / "models"
         self._missed: set[str] = set()  # models that the last look did not find
+        self._faults: dict[str, str] = {}  # by model: what the last look could not read
         try:
             self._models.mkdir(parents=True, exist_ok=True)
             self.store.check("the state of this server")
@@ -73,8 +74,15 @@ class LinkedStore:
             return  # the store is away: what is known of it stays
         _take_over(self.source.root / _SELFTEST, self.store.root / _SELFTEST)
         names = self.source.names()
+        faults = dict[str, str]()
         for name in names:
-            self._follow_model(name)
+            try:
+                self._follow_model(name)
+            except (OSError, HalfevenError) as error:  # of one model; the others are followed
+                faults[name] = str(error)
+                if self._faults.get(name) != faults[name]:
+                    logger.error("%s cannot be read from the store: %s", name, error)
+        self._faults = faults
         gone = {folder.name for folder in self._models.iterdir()} - set(names)
         for name in gone & self._missed:  # a folder that is replaced by renaming is missed by one look
             shutil.rmtree(self._models / name, ignore_errors=True)
@@ -90,10 +98,10 @@ class LinkedStore:
         for number in numbers:
             with suppress(FileExistsError):
                 (here / number).symlink_to(there / number, target_is_directory=True)
+        self._follow_alias(there / _ALIAS, here)
         for file in there.iterdir():
             if not file.name.startswith(".") and file.name != _ALIAS:
                 _take_over(file, here / file.name)
-        self._follow_alias(there / _ALIAS, here)
 
     def _follow_alias(self, alias: Path, here: Path) -> None:
         """The alias is taken over when it moves: a version that this server itself took back stays so until then."""

@@ -382,8 +382,9 @@ class Roster:
             try:
                 take(self.loaded_version_for(self.store.version(name, order.version)), order.percent)
             except HalfevenError as error:
-                sentence = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
-                self.decisions.record(name, "order_failed", sentence)
+                fault = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
+                if not self._stopping.is_set():  # else the next start loads them
+                    self.decisions.record(name, "order_failed", fault)
 
     def _absent(self, name: str) -> HalfevenError:
         if name in self._unloaded:

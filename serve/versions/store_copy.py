@@ -59,9 +59,10 @@ class StoreCopy:
         ] = {}  # (stamp of the version's folder, the fault)
         self._working, self._working_on_keys = threading.Lock(), threading.Lock()
 
-    def faults(self) -> list[str]:
-        """The reasons why versions of the store could not be copied, a sentence each."""
-        return [fault for _, fault in self._faults.values()]
+    def faults(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
+        """The reasons why versions of the store could not be copied, a sentence each; of models that the reader may
+        know of."""
+        return [fault for (name, _), (_, fault) in self._faults.items() if reaches(name)]
 
     def follow(self) -> None:
         """Copy what is new, move what was moved, delete what was deleted. One process of a node at a time.
@@ -180,6 +181,7 @@ class StoreCopy:
         ):
             self._compared.pop((name, number), None)
             shutil.rmtree(folder / str(number), ignore_errors=True)
+        folder.mkdir(exist_ok=True)  # a draft whose copy failed takes an empty folder along
         here = [path.name for path in folder.iterdir() if path.is_file()]
         for file in {*entries, *here}:
             if _FOLLOWED.fullmatch(file):

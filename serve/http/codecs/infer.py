@@ -218,10 +218,12 @@ class InferCodec:
         return InferRequest(None, [array], 1, self._all_binary)
 
     def is_quick_to_write(self, request: InferRequest, outputs: Sequence[np.ndarray]) -> bool:
-        """True if another thread need not write the answer: binary outputs are only copied."""
+        """True if another thread need not write the answer: binary outputs that are not ranked are only copied."""
         if request.outputs is self._all_binary:
             return True
-        return sum(outputs[one.index].size for one in request.outputs if not one.binary) <= MANY
+        return (
+            sum(outputs[one.index].size for one in request.outputs if one.classes or not one.binary) <= MANY
+        )
 
     def write(
         self,

@@ -272,13 +272,17 @@ class GuardedProtocol(PoliteProtocol):
             self._bounds.malformed.count(str(error))
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            if self._in_head or not self._in_message:  # another request than the one that is refused
+            reads_body = self._in_message and not self._in_head
+            if reads_body and self.pipeline:  # the refused request has not begun: others are before it
+                self.pipeline.popleft()
+                self.cycle = self.pipeline[0][0] if self.pipeline else self.under_way()
+            if not reads_body or self.cycle is not cycle:  # another request than the one that is refused
                 self._answered_last = error
                 self._close_at = None
                 return
             cycle.disconnected = True  # the reader of its body learns that none will come
             cycle.message_event.set()
-            if self.pipeline or getattr(cycle, "response_started", False):
+            if getattr(cycle, "response_started", False):
                 self._close_in(_REFUSAL_SECONDS)
                 return
         elif self._in_message and not self._in_head:  # its answer has been given

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from ....models.errors import UnknownName
+from ....models.spec.spec import ModelSpec
 from ...endpoint.endpoint_process import EndpointProcess
 from ..caller import answer_or_leave, lease_of, read_body
 from ..codecs.infer import InferCodec, InferRequest
@@ -27,6 +28,7 @@ from ..codecs.predict import (
 from ..content_coding import decoded
 from ..inference import Inference, parameters_of
 from ..limits.memory_budget import json_bytes
+from ..route_scopes import permit_of
 from .infer import SMALL_JSON, answer_headers
 
 POST_ONLY = "POST only"  # the name of routes that refuse GET
@@ -100,8 +102,14 @@ def add_endpoints(
         is_json = "json" in request.headers.get("content-type", "")
         if is_json:
             lease_of(request.scope).add(json_bytes(body))
+        with process.places.take(permit_of(request.scope).owner):
+            return await _through(process, served.spec, body, is_json, request)
+
+    async def _through(
+        process: EndpointProcess, spec: ModelSpec, body: bytes, is_json: bool, request: Request
+    ) -> Response:
         id, tensors, length = await process.preprocess(
-            body, is_json, {one.name: one.datatype for one in served.spec.inputs}
+            body, is_json, {one.name: one.datatype for one in spec.inputs}
         )
 
         def read(codec: InferCodec) -> InferRequest:
@@ -109,7 +117,7 @@ def add_endpoints(
 
         try:
             lease_of(request.scope).add(len(tensors))
-            begun = await inference.ask((m, None), read, aside=len(tensors) > SMALL_JSON)
+            begun = await inference.ask((process.model, None), read, aside=len(tensors) > SMALL_JSON)
             answer = await answer_or_leave(begun.future, request.receive)
             said = begun.codec.write(
                 begun.request, answer.outputs, answer.prepared.version, parameters_of(answer)

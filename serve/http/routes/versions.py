@@ -11,7 +11,6 @@ from starlette.concurrency import run_in_threadpool
 
 from ....exporters.on_device.device_proofs import proofs_of
 from ....exporters.report.stored_page import served_page
-from ....exporters.report.version_facts import facts_of
 from ....models.errors import BadInput
 from ....models.store.store import Store, Version
 from ...versions.director import Director
@@ -114,18 +113,14 @@ def _body(properties: Mapping[str, Any], required: list[str] | None = None) -> d
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
-def history_of(store: Store) -> History:
-    """The store behind ``/v1/models/{m}/versions…``."""
-
-    def rollback(model: str) -> dict[str, Any]:
-        return for_callers(facts_of(store.rollback(model)))
-
+def history_of(store: Store, roll_back: Callable[[str], Mapping[str, Any]]) -> History:
+    """The store behind ``/v1/models/{m}/versions…``; ``roll_back`` changes it."""
     return History(
         versions=lambda model: for_callers(versions_of(store, model)),
         report=lambda model, number: _report(store.numbered(model, number)),
         plan=lambda model, number: store.numbered(model, number).json("precision.json"),
         lineage=lambda model, number: _lineage(store, store.numbered(model, number)),
-        rollback=rollback,
+        rollback=lambda model: for_callers(roll_back(model)),
     )
 
 

@@ -33,6 +33,7 @@ from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
 from halfeven.serve.http.caller import lend
 from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget
+from halfeven.serve.http.limits.shared_places import SharedPlaces
 from halfeven.serve.http.routes.predict import add_endpoints
 from halfeven.serve.python_api.serving import _place_of
 from torch import nn
@@ -426,9 +427,6 @@ def test_what_began_in_an_earlier_process_is_to_be_sent_again_and_what_is_answer
         second = begin({"values": [1.0] * 4})
         with pytest.raises(NotReady, match="send the request again"):
             asyncio.run(process.postprocess(first, answered, None))
-        process._waiting = 10**6  # the model has answered: the end of the request is not refused
-        with pytest.raises(Overloaded):
-            begin({"values": [1.0] * 4})
         _, answer = asyncio.run(process.postprocess(second, answered, None))
         assert json.loads(answer)["count"] == 4
         with pytest.raises(TooLarge, match="at most"):
@@ -442,8 +440,9 @@ class Long(bytes):
         return 2**28 + 1
 
 
-@pytest.mark.parametrize("where", ["memory", "model", "postprocess"])
+@pytest.mark.parametrize("where", ["places", "memory", "model", "postprocess"])
 def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> None:
+    """``places``: so many requests as may be are under way, and this one is refused before the process has it."""
     forgotten: list[int] = []
     app, fault = FastAPI(), Overloaded("too much")
 
@@ -466,7 +465,14 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
     served = SimpleNamespace(spec=SimpleNamespace(inputs=[]))
     threads = SimpleNamespace(run=None)
     inference: Any = SimpleNamespace(find=lambda _: served, ask=ask, worker_threads=threads)
-    process: Any = SimpleNamespace(preprocess=preprocess, postprocess=postprocess, forget=forgotten.append)
+    places = SharedPlaces(0 if where == "places" else 1, "requests are under way", "try again", 1.0)
+    process: Any = SimpleNamespace(
+        model="m",
+        places=places,
+        preprocess=preprocess,
+        postprocess=postprocess,
+        forget=forgotten.append,
+    )
     add_endpoints(app, inference, {"m": process}, 2**20, 10.0)
 
     async def with_lease(scope: Any, receive: Any, send: Any) -> None:
@@ -481,7 +487,7 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
 
     with pytest.raises(TooLarge if where == "memory" else Overloaded):
         asyncio.run(post())
-    assert forgotten == [7]
+    assert forgotten == ([] if where == "places" else [7]) and places.count == 0
 
 
 @pytest.mark.parametrize(

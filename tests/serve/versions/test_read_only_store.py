@@ -135,6 +135,18 @@ def test_what_was_measured_and_proven_before_is_taken_over_once(store: Store, tm
     assert kept.read_text() == "[1]", "from then on this server's own"
 
 
+def test_a_model_with_a_file_that_cannot_be_read_costs_the_others_nothing(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.promote(publish(store, of=spec(name="other")))
+    (store.root / "models" / "net" / "proofs-1.json").write_bytes(bytes(65 * 2**20))
+    linked = LinkedStore(store, tmp_path / "state")
+    for _ in range(2):
+        linked.follow()
+        assert [linked.store.live_number(name) for name in ("net", "other")] == [1, 1]
+    assert [record.getMessage()[:33] for record in caplog.records] == ["net cannot be read from the store"]
+
+
 def test_a_store_that_is_away_for_a_moment_takes_nothing_along(store: Store, tmp_path: Path) -> None:
     linked = LinkedStore(store, tmp_path / "state")
     linked.follow()

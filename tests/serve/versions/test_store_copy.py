@@ -93,6 +93,13 @@ def test_a_damaged_version_is_named_and_the_alias_stays_where_it_was(source: Sto
     assert copy.faults() == [] and copy.store.live_number("net") == number
 
 
+def test_a_model_whose_only_version_is_damaged_has_that_fault_alone(source: Store, copy: StoreCopy) -> None:
+    (source.root / "models/net/1/original.pt2").write_text("f1rst")
+    copy.follow()
+    (fault,) = copy.faults()
+    assert fault.startswith("net@1 cannot be copied")
+
+
 @pytest.mark.parametrize("file", ["../outside", "/tmp/outside"])
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(file: str, source: Store, copy: StoreCopy) -> None:
     path = source.root / "models/net/1/manifest.json"

@@ -215,7 +215,7 @@ def test_a_long_answer_in_pieces_is_the_same_list_with_its_odd_numbers_counted(w
     assert message["parameters"]["nonfinite_count"] == 7
 
 
-def test_of_a_large_answer_the_outputs_in_json_alone_are_slow_to_write() -> None:
+def test_of_a_large_answer_the_outputs_in_json_and_ranked_ones_are_slow_to_write() -> None:
     codec = model(X, outputs=(tensor("a", "FP32", -1, 4), tensor("b", "FP32", -1, 2 * MANY)))
     answers = [np.ones((1, 4), np.float32), np.ones((1, 2 * MANY), np.float32)]
     for small, large, quick in (
@@ -228,6 +228,9 @@ def test_of_a_large_answer_the_outputs_in_json_alone_are_slow_to_write() -> None
         outputs += [] if large is None else [triton.InferRequestedOutput("b", binary_data=large)]
         request = codec.read(*asked(np.ones((1, 4), np.float32), "FP32", True, outputs))
         assert codec.is_quick_to_write(request, answers) == quick
+    ranked = triton.InferRequestedOutput("b", binary_data=True, class_count=3)
+    request = codec.read(*asked(np.ones((1, 4), np.float32), "FP32", True, [ranked]))
+    assert not codec.is_quick_to_write(request, answers)
 
 
 def test_terms_are_read_with_the_request_and_remembered_with_its_header() -> None:

@@ -122,7 +122,7 @@ def test_a_request_names_one_host(head: bytes) -> None:
     assert statuses(on_a_wire(lambda wire: wire.send(b"GET /healthz HTTP/1.0\r\n\r\n"))) == [200]
 
 
-@pytest.mark.parametrize("bad", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("bad", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", CHUNKED + b"ZZZ\r\n"])
 @pytest.mark.parametrize("before", [b"", LIVE], ids=["behind one", "behind two"])
 def test_a_malformed_request_behind_others_is_answered_after_them_and_nothing_else_is(
     bad: bytes, before: bytes

@@ -98,6 +98,28 @@ def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_p
     assert refusals == [] and half.engine.precision == "fp16" and len(begun) == 1
 
 
+def test_while_its_planner_runs_a_version_is_not_planned_once_more(
+    published: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, ran = threading.Event(), list[Sequence[str]]()
+
+    def run(command: Sequence[str], **_: Any) -> SimpleNamespace:
+        ran.append(command)
+        assert ended.wait(PATIENCE_S)
+        return SimpleNamespace(returncode=1, stdout="", stderr="no kernel")
+
+    monkeypatch.setattr(planned_again.subprocess, "run", run)
+    device = torch.device("cuda")
+    thread = plan_again(published, device)
+    assert thread is not None and plan_again(published, device) is None
+    ended.set()
+    thread.join(PATIENCE_S)
+    again = plan_again(published, device)
+    assert again is not None
+    again.join(PATIENCE_S)
+    assert len(ran) == 2
+
+
 def test_a_version_that_was_planned_for_a_device_is_not_planned_again(
     published: Version, place: Place, begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:

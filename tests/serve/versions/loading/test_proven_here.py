@@ -81,7 +81,7 @@ def test_a_device_is_proven_once_for_its_driver_and_libraries_and_its_report_say
         assert len(proven) == before + 1
     newest = proofs_of(version)[-1]
     assert set(newest.buckets) == {1, 2, 4} <= set(newest.batch_sizes) and newest.passed
-    page = history_of(Store(version.folder.parents[2])).report(version.name, "1")
+    page = history_of(Store(version.folder.parents[2]), lambda _: {}).report(version.name, "1")
     assert "On other devices" in page and "a simulated device" in page
     assert "580.95" in page and "91500" in page and "passed" in page
 
