@@ -1,5 +1,5 @@
-"""What Pillow does not look at in a PNG: it fills rows that are missing, and says nothing, where the compressed data
-end early; it takes any chunk before the header, several headers, and any number of chunks."""
+"""Parts of a PNG that Pillow does not look at: it fills rows that are missing, and says nothing, where the compressed
+data end early; it takes any chunk before the header, several headers, and any number of chunks."""
 
 import itertools
 import struct
@@ -16,7 +16,7 @@ MOST_CHUNKS = 65_536  # encoders write chunks of 8 KiB and more; each costs time
 
 
 def oddity_of_chunks(data: bytes) -> str | None:
-    """Why the chunks of a PNG are not taken; None where they are: the header is the first, and the only one."""
+    """The reason why the chunks of a PNG are not taken; None where they are: the header is the first, and only one."""
     for number, (kind, _) in enumerate(_chunks(data)):
         if (kind == b"IHDR") != (number == 0):
             return "its header (IHDR) is not its first chunk" if number == 0 else "it has two headers (IHDR)"

@@ -74,7 +74,7 @@ _OPTIONS: Mapping[str, Any] = {
 
 
 def _work(**given: Any) -> Ended:
-    """Serve every live version in the store, and follow the store."""
+    """Serve the active version of every model in the store, and follow the store."""
     from ..settings import read_settings
 
     joined = {name: ",".join(value) for name, value in given.items() if isinstance(value, list) and value}

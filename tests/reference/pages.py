@@ -81,8 +81,8 @@ def _options(command: Any) -> Iterator[list[str]]:
 def command_line() -> str:
     parts = [
         "# The command line\n",
-        "Every command takes `--help`; with `--json` the last line on stdout is one JSON object, while "
-        "logs and progress "
+        "Every command takes `--help`; with `--json` the last line on stdout is one JSON object (not after Ctrl-C), "
+        "while logs and progress "
         "go to stderr. The options of `serve` are settings too, by the variable in brackets; all of them are in "
         f"[environment.md](reference/environment.md). {MADE}\n",
         table(["exit code", "means"], EXIT_CODES.items()),
