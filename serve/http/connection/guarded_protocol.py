@@ -25,13 +25,14 @@ from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
 from .framing import Cuts, body_length, check_request_line, without_upgrade
 from .half_closed import HalfClosed
-from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
+from .polite_protocol import PoliteProtocol
 
 MAX_HEAD_BYTES, MAX_HEADERS = DEFAULTS.head_bytes, DEFAULTS.headers
 MAX_QUEUED = DEFAULTS.requests_ahead
 _PER_CHUNK = 32  # bytes around each chunk of a body that are always allowed
 # The time from a refusal to the end: closed at once, with bytes unread, it would not reach the caller.
 _REFUSAL_SECONDS = 2.0
+_LOOK_AGAIN_SECONDS = 0.05
 _LATER_SECONDS = 1.0  # an idle connection is kept for so much longer than its caller was told
 _OF_1_1 = {"http_version": "1.1"}
 _IDLE_SECONDS = 1.0  # from then on a connection makes room for a newcomer
@@ -355,7 +356,7 @@ class GuardedProtocol(PoliteProtocol):
         if cycle is not None and not cycle.response_complete and not self._refused:
             return  # the request is being computed; after its answer the time begins again
         if self.has_unread and not self._refused:  # bytes came that have not been read yet
-            self._close_in(LOOK_AGAIN_S)
+            self._close_in(_LOOK_AGAIN_SECONDS)
             return
         if not self.transport.is_closing():
             self.transport.close()

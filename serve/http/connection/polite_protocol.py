@@ -38,9 +38,6 @@ class AnsweringCycle(RequestResponseCycle):
         await super().send(message)
 
 
-LOOK_AGAIN_S = 0.05
-
-
 class PoliteState(ServerState):
     """State that all connections of a server share. ``leaving``: the server shuts down; requests are still answered."""
 
@@ -123,11 +120,3 @@ class PoliteProtocol(HttpToolsProtocol):
         """Close the connection where no request is under way and no byte is unread."""
         if not self.busy and not self.has_unread:
             self.transport.close()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Called by uvicorn's timer: no request came for the keep-alive time."""
-        self.timeout_keep_alive_task = None
-        if not self.has_unread:
-            super().timeout_keep_alive_handler()
-        else:
-            self.timeout_keep_alive_task = self.loop.call_later(LOOK_AGAIN_S, self.timeout_keep_alive_handler)

@@ -237,8 +237,7 @@ def test_what_lies_unread_when_a_connection_is_to_be_closed_is_answered(leaving:
         if how == "at the end":
             one.close_if_idle()
         else:
-            one.timeout_keep_alive = 0
-            one.timeout_keep_alive_handler()
+            one._time_is_up()
 
     wire = leaving.dial()
     assert wire.ask(infer())[0] == 200
