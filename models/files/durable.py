@@ -144,6 +144,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             folder.rename(target)
         except OSError as error:  # it was written into meanwhile: what is not empty is never replaced
             raise _occupied(target) from error
+        fsync(target.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
