@@ -57,7 +57,7 @@ class JobRunner:
         self._place, self._stopping, self._threads = place, stopping, threads
         self._priority: Priority = priority
         self._memory_bytes, self._processes, self._at_once = memory_bytes, processes, at_once
-        self._active = ActiveVersion(store, roster, place)
+        self._active = ActiveVersion(store, roster, place.until(stopping))
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
     def go(self, job: JobRow) -> None:
@@ -273,7 +273,13 @@ class JobRunner:
                 f"{parent} is not active any more, and {active}, which is, has other inputs or outputs: what was "
                 f"trained cannot be compared with it, and is not kept; fine-tune {active} with data that fit it",
             )
-        return self._active.measured(job.name, held_out, metrics)
+        try:
+            return self._active.measured(job.name, held_out, metrics)
+        except Exception as error:
+            # The server unloads the version although the job still asks it.
+            if self._stopping.is_set():
+                raise ServerStops from error
+            raise
 
     def _lineage(self, job: JobRow, rows: JobRows, trained: Mapping[str, Any], number: int) -> dict[str, Any]:
         validation = job.validation_file

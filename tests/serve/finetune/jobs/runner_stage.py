@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from halfeven.models.store.store import Store, Version
+from halfeven.serve.batching.place import Place
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_folder import JobFolder
 from halfeven.serve.finetune.jobs.job_runner import JobRunner
@@ -14,14 +16,17 @@ from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobReques
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
 from halfeven.serve.finetune.jobs.training_request import NEEDED
 
+nothing: Any = None
+nowhere = Place(torch.device("cpu"), nothing)
+
 
 class Runner(JobRunner):
     """A runner that trains and converts by what the test says; the rest is the runner's own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, roster: Any = nothing, place: Place = nowhere) -> None:
         self.store, self.job_store = Store(root), JobStore(root / "halfeven.db")
-        files, nothing, stopping = Files(root / "files", 1000), None, threading.Event()
-        super().__init__(self.job_store, files, self.store, nothing, nothing, stopping, 1, 0)  # type: ignore[arg-type]
+        files, stopping = Files(root / "files", 1000), threading.Event()
+        super().__init__(self.job_store, files, self.store, roster, place, stopping, 1, "low")
         self.made: list[str] = []
         self.training: Callable[[JobFolder], None] = lambda folder: None
         self.converting: Callable[[], None] = lambda: None
@@ -69,9 +74,8 @@ def publish(store: Store, **lineage: Any) -> Version:
 
 
 def supervisor_of(runner: Runner, roster: Any = None) -> Supervisor:
-    nothing: Any = None
     files = Files(runner.store.root / "files", 1000)
-    supervisor = Supervisor(runner.job_store, files, runner.store, roster, nothing)
+    supervisor = Supervisor(runner.job_store, files, runner.store, roster, nowhere)
     supervisor._runner = runner
     return supervisor
 

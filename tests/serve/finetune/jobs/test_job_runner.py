@@ -5,12 +5,17 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from halfeven.models.errors import NotReady
+import torch
+from halfeven.models.errors import EngineFailed, NotReady
 from halfeven.models.store.store import Version
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.place import Place
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs import job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import ends_stale
@@ -22,6 +27,7 @@ from halfeven.serve.finetune.jobs.records.row_files import TRAINING
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from halfeven.serve.finetune.jobs.worker_process import JobFailed, Paused, StaleParent, WorkerLost
+from halfeven.serve.finetune.judging import active_version
 from safetensors import SafetensorError
 
 from tests.patience import PATIENCE_S
@@ -304,3 +310,43 @@ def test_what_is_not_ready_because_the_server_ends_fails_no_job(runner: Runner) 
     supervisor._stopping.clear()
     supervisor._guarded(job, lambda: runner.again(job))
     assert runner.job_store.job(job.id).code == "NOT_READY"
+
+
+@pytest.mark.parametrize("error", [None, EngineFailed("the engine is closed")])
+def test_a_server_that_ends_while_the_active_version_is_asked_fails_no_job(
+    error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch under way is answered, or fails because its engine is closed; no other one is asked."""
+    asked = list[str]()
+
+    def call(batch: Callable[[], str]) -> Future[str]:
+        runner._stopping.set()
+        asked.append(batch())
+        answer = Future[str]()
+        answer.set_exception(error) if error else answer.set_result("answered")
+        return answer
+
+    serving = SimpleNamespace(prepared=SimpleNamespace(version="1", engine=None))
+    roster, thread = (
+        SimpleNamespace(find=lambda name: serving),
+        cast(DeviceThread, SimpleNamespace(call=call)),
+    )
+    runner = Runner(tmp_path / "store", roster, Place(torch.device("cpu"), thread))
+    monkeypatch.setattr(Version, "spec", lambda self: None)
+    monkeypatch.setattr(job_runner, "same_signature", lambda one, other: True)
+    monkeypatch.setattr(active_version, "sets_of", lambda version, held_out: {"held out": held_out})
+    monkeypatch.setattr(active_version, "answers_of", lambda spec, engine: lambda rows: rows)
+    monkeypatch.setattr(
+        active_version, "predictions", lambda spec, answers, rows, metrics: [answers(row) for row in rows]
+    )
+    job, rows = runner.job(), cast(Any, ["first", "second"])
+
+    def converting() -> None:
+        JobRunner._measured(runner, job, runner.store.version("net", 1), rows, [])
+
+    runner.converting = converting
+    supervisor_of(runner)._guarded(job, lambda: runner.go(job))
+    state = JobFolder(runner.store.root / "jobs" / job.id).state()
+    assert (runner.job_store.job(job.id).status, asked) == ("running", ["first"])
+    assert state and state.starts == 0, "the end of the server is no death of the job"
+    runner.job_store.close()

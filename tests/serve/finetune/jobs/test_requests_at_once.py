@@ -20,16 +20,16 @@ from halfeven.serve.finetune.jobs.worker_process import Paused
 from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S
+from tests.serve.finetune.jobs.runner_stage import nowhere
 
 
 class Place:
     """One job, and the supervisor that takes it. Its process ends as ``process`` says."""
 
     def __init__(self, root: Path) -> None:
-        nothing: Any = None
         ready: Any = SimpleNamespace(wait=lambda timeout_s: None)
         self.job_store, store = JobStore(root / "halfeven.db"), Store(root)
-        self.supervisor = Supervisor(self.job_store, Files(root / "files", 1000), store, ready, nothing)
+        self.supervisor = Supervisor(self.job_store, Files(root / "files", 1000), store, ready, nowhere)
         self.process: Callable[[], None] = lambda: None
         self.supervisor._runner._passes = lambda job, folder: self.process()  # type: ignore[method-assign]
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
