@@ -93,8 +93,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     job_store.close()
 
 
-def posted(place: Place, body: bytes) -> httpx.Response:
-    kind = {"content-type": "application/json"}
+def posted(place: Place, body: bytes, **headers: str) -> httpx.Response:
+    kind = {"content-type": "application/json", **headers}
     return httpx.post(f"http://{place.address}/v1/fine_tuning/jobs", content=body, headers=kind)
 
 
@@ -488,6 +488,23 @@ def test_one_key_is_one_job_under_eight_at_once_and_after_its_file_has_gone(plac
 def test_a_key_that_is_none_is_refused(place: Place, key: str) -> None:
     with pytest.raises(openai.BadRequestError, match="Idempotency-Key: expected 1 to 255"):
         place.create(extra_headers={"Idempotency-Key": key})
+
+
+DEEP = b'{"metadata": ' + b"[" * 300 + b"]" * 300 + b"}"
+
+
+@pytest.mark.parametrize("body", [DEEP, b'{"seed": 18446744073709551616, "suffix": NaN}'])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_request_that_no_key_can_be_bound_to_is_refused_before_a_file_is_read(
+    body: bytes, known: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"Idempotency-Key": f"key of {place.upload()}"}
+    if known:
+        place.create(extra_headers=key)
+    monkeypatch.setattr(JobAdmission, "read", lambda *_: pytest.fail("nothing must be read"))
+    refused = posted(place, body, **key)
+    assert refused.status_code == 400
+    assert "nested too deep or has a number beyond 64 bits" in refused.json()["detail"]
 
 
 def test_the_client_pauses_and_resumes_and_a_finished_job_is_a_conflict(place: Place) -> None:
