@@ -8,7 +8,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,7 +30,7 @@ from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files, QuotaReached, Upload
 from ..jobs.job_admission import JobAdmission, checked_metadata
 from ..jobs.records.job_store import JobStore
-from ..jobs.records.job_types import FileRecord, JobRequest, step_of
+from ..jobs.records.job_types import FileRecord, JobRequest, JobRow, step_of
 from .event_stream import open_streams, streamed
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
@@ -196,18 +195,27 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def _add_jobs(
     routes: APIRouter, job_store: JobStore, admission: JobAdmission, waiting: SharedPlaces, wake: Callable[[], None]
 ) -> None:  # fmt: skip
-    # Requests with a key are admitted one at a time: a repeated one finds its job, and its files are not read again.
+    # New requests with a key are admitted one at a time: of several with one key that come at once, one makes the job,
+    # and its files are read once.
     keyed = threading.Lock()
 
     def admit(body: bytes, key: str | None, permit: Permit) -> Response:
         asked = parse(body)
         permit.check(TO_TRAIN, _model_in(asked))
-        with keyed if key else nullcontext():
+        if not (key and isinstance(asked, dict)):
+            return admitted(asked, key, permit)
+        # A repeated request waits for no other one, whose files may take minutes to read.
+        if known := job_store.replayed(key, asked, permit.owner):
+            return replayed(known)
+        with keyed:
+            if known := job_store.replayed(key, asked, permit.owner):
+                return replayed(known)
             return admitted(asked, key, permit)
 
+    def replayed(known: JobRow) -> Response:
+        return json_answer(job_body(known), headers={"idempotent-replayed": "true"})
+
     def admitted(asked: Any, key: str | None, permit: Permit) -> Response:
-        if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked, permit.owner)):
-            return json_answer(job_body(known), headers={"idempotent-replayed": "true"})
         request = admission.read(asked, permit)
         job, created = job_store.create_job(request, key)
         wake()

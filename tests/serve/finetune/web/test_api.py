@@ -490,6 +490,30 @@ def test_a_key_that_is_none_is_refused(place: Place, key: str) -> None:
         place.create(extra_headers={"Idempotency-Key": key})
 
 
+def test_a_repeated_request_is_answered_while_the_files_of_another_one_are_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = {"model": "net", "training_file": place.upload()}
+    key, read = {"Idempotency-Key": f"key of {request['training_file']}"}, JobAdmission.read
+    id = place.create(**request, extra_headers=key).id
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def slow(self: JobAdmission, asked: Any, permit: Any) -> Any:
+        reads.set()
+        assert goes_on.wait(PATIENCE_S)
+        return read(self, asked, permit)
+
+    monkeypatch.setattr(JobAdmission, "read", slow)
+    with ThreadPoolExecutor(1) as other:
+        try:
+            waiting = other.submit(place.create, extra_headers={"Idempotency-Key": f"another of {id}"})
+            assert reads.wait(PATIENCE_S)
+            assert posted(place, json.dumps(request).encode(), **key).json()["id"] == id
+        finally:
+            goes_on.set()
+        assert waiting.result(PATIENCE_S).id != id
+
+
 DEEP = b'{"metadata": ' + b"[" * 300 + b"]" * 300 + b"}"
 
 
