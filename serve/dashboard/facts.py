@@ -19,6 +19,7 @@ from ..access.access_control import AccessControl
 from ..access.keys import Owners
 from ..batching.interface import Answer
 from ..finetune.jobs.records.job_types import REFUSED, JobRow
+from ..finetune.web.openai_shapes import shown_message
 from ..http.codecs.pictures import BASE64, packed
 from ..http.error_mapping import without_folders
 from ..http.routes.app import History
@@ -213,7 +214,7 @@ def timeline(
         if job.name in names:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(job.finished_at or job.created_at))
             ended = "refused" if job.status == "failed" and job.code in REFUSED else job.status
-            message = f"fine-tuning {ended}" + (f": {job.message}" if job.message else "")
+            message = f"fine-tuning {ended}" + (f": {shown_message(job)}" if job.message else "")
             found.append({"at": at, "model": job.name, "kind": "job", "message": message, "job": job.id})
     found.sort(key=lambda event: str(event.get("at")), reverse=True)
     return found[:most]

@@ -154,6 +154,8 @@ class Supervisor:
             self._fail(job, "INTERNAL", message)
 
     def _fail(self, job: JobRow, code: str, message: str, version: int | None = None) -> None:
+        # Callers read the message without the server's folders.
+        logger.warning("job %s failed: %s: %s", job.id, code, message)
         try:
             if not self._job_store.job(job.id).finished:
                 self._job_store.move(job.id, FAILED, code=code, message=message, version=version)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ....models.errors import NotReady, Overloaded
 from ....models.store.store import Store, Version
+from ...http.error_mapping import without_folders
 from ..data.files import Files
 from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS, NO_GRADIENT, chosen_precision
 from . import training_request as asked
@@ -135,7 +136,10 @@ class TrialRuns:
                     message = f"the first steps took more than {MOST_SECONDS:g} s; train fewer rows a step (batch_size)"
                     raise JobFailed("TOO_SLOW", message)
                 last = line if line is not None and line["type"] in ("checked", "tried", "failed") else last
-        return result_of(child, last, what)
+        try:
+            return result_of(child, last, what)
+        except JobFailed as failed:  # the caller reads the message, which may have a traceback
+            raise JobFailed(failed.code, without_folders(str(failed))) from failed
 
     def _rows(self, parent: Version, request: JobRequest, folder: Path) -> JobRows:
         rows = asked_of(request, parent, self._job_store, self._files, PRIORITY)

@@ -7,6 +7,7 @@ Fields that they do not have are in a job's ``halfeven`` object.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ...http.error_mapping import without_folders
 from ..jobs.records.job_types import (
     CANCELLED,
     FAILED,
@@ -85,14 +86,19 @@ def _promotion(job: JobRow) -> dict[str, Any] | None:
         return None
     if job.status == SUCCEEDED:
         state = ("not promoted" if job.code == NOTHING_LEARNT else "held") if job.code else "promoted"
-        return {"state": state, "code": job.code, "message": job.message if job.code else None}
-    return {"state": "refused", "code": job.code, "message": job.message}
+        return {"state": state, "code": job.code, "message": shown_message(job) if job.code else None}
+    return {"state": "refused", "code": job.code, "message": shown_message(job)}
 
 
 def _error(job: JobRow) -> dict[str, Any] | None:
     if job.status != FAILED:
         return None
-    return {"code": job.code, "message": job.message, "param": job.param}
+    return {"code": job.code, "message": shown_message(job), "param": job.param}
+
+
+def shown_message(one: JobRow | JobEvent) -> str | None:
+    """The message as callers may read it: the stored one may name the server's folders, and have a traceback."""
+    return None if one.message is None else without_folders(one.message)
 
 
 def event_body(event: JobEvent) -> dict[str, Any]:
@@ -101,7 +107,7 @@ def event_body(event: JobEvent) -> dict[str, Any]:
         "object": "fine_tuning.job.event",
         "created_at": event.created_at,
         "level": event.level,
-        "message": event.message,
+        "message": shown_message(event),
         "type": event.kind,
         "data": event.data or {},
         "number": event.number,

@@ -89,7 +89,13 @@ def test_the_badge_of_a_version(facts: dict, expected: tuple[str, str]) -> None:
 def test_a_job_whose_version_was_refused_did_not_fail(status: str, code: str | None, expected: str) -> None:
     behind: Any = SimpleNamespace(director=SimpleNamespace(newest_events=lambda names, most: []))
     job: Any = SimpleNamespace(
-        name="net", status=status, code=code, message="why", id="ftjob-1", finished_at=1, created_at=0
+        name="net",
+        status=status,
+        code=code,
+        message="/srv/store/why",
+        id="ftjob-1",
+        finished_at=1,
+        created_at=0,
     )
     assert [one["message"] for one in timeline(behind, ["net"], [job], 9)] == [expected]
 

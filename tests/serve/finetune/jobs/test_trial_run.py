@@ -183,13 +183,13 @@ def test_a_training_beyond_its_memory_ends_with_that_reason_and_the_server_answe
 def test_a_training_that_fails_is_not_valid_and_the_reason_is_that_of_the_job(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = '{"type": "failed", "code": "OUT_OF_MEMORY", "message": "ran out of memory", "traceback": ""}'
+    line = '{"type": "failed", "code": "OUT_OF_MEMORY", "message": "ran out of memory in /srv/net.py", "traceback": ""}'
     (tmp_path / "failing_trainer.py").write_text(f"print('{line}')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("halfeven.serve.finetune.jobs.trial_run.TRAINER", "failing_trainer")
     found = tried(store, tmp_path, precision="fp32")
     assert not found["valid"] and found["trial"] is None
-    assert found["error"] == {"code": "OUT_OF_MEMORY", "message": "ran out of memory"}
+    assert found["error"] == {"code": "OUT_OF_MEMORY", "message": "ran out of memory in net.py"}
 
 
 def test_a_second_trial_beside_the_first_is_refused_and_may_come_again(

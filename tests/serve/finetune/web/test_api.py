@@ -288,6 +288,19 @@ def test_a_failed_job_tells_its_reason(place: Place) -> None:
     assert (job.error.code, job.error.message) == ("SCALE_COLLAPSE", "the loss scale fell to its floor")
 
 
+@pytest.mark.parametrize("to", ["failed", "succeeded"])
+def test_no_message_of_a_job_names_the_server_s_folders(place: Place, to: Any) -> None:
+    id, digest = place.create().id, "a" * 64
+    trace = f'  File "/srv/code/{digest}/net.py", line 3, in forward'
+    place.job_store.move(id, "running")
+    place.job_store.record(id, "warn", f"/srv/store/files/{digest} cannot be read\n{trace}")
+    place.job_store.move(id, to, code="DIVERGED", message=f"in /srv/store/jobs/{id}/train.log", version=3)
+    root = f"http://{place.address}/v1/fine_tuning/jobs"
+    answers = [httpx.get(f"{root}/{id}{end}").text for end in ("", "/events", "/events?stream=true", "/page")]
+    assert all("train.log" in answer and "/srv" not in answer for answer in answers)
+    assert all(f"{digest} cannot be read" in answer and "net.py" in answer for answer in answers[1:])
+
+
 def test_jobs_are_listed_page_by_page_and_chosen_by_metadata(place: Place) -> None:
     file = place.upload()
     made = [place.create(training_file=file, metadata={"list": str(n % 2)}).id for n in range(5)]
