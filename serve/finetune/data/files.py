@@ -266,9 +266,14 @@ class _Coming:
             self._reserved -= fewer
 
     def ended_by(self, keep: Callable[[Upload], T], upload: Upload) -> T:
-        """The record of the upload that ``keep`` makes. Its bytes are counted here until they count in the record."""
+        """The record of the upload that ``keep`` makes. Its bytes are counted here until they count in the record, and
+        deleted where there is none."""
         with self._files.counting:
-            kept = keep(upload)
+            try:
+                kept = keep(upload)
+            except BaseException:
+                upload.path.unlink(missing_ok=True)
+                raise
             self.end()
         return kept
 

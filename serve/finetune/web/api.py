@@ -61,8 +61,8 @@ class KeptFiles:
         sent = upload.sha256, upload.bytes, upload.filename
         record = FileRecord(id, *sent, created, expires_at=expires, owner=owner)
         with self._changing:
-            self._files.keep(upload)
             try:
+                self._files.keep(upload)
                 self._check_number(owner)
                 return self._job_store.add_file(record)
             except BaseException:

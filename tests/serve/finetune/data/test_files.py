@@ -1,6 +1,7 @@
 """Uploads: bounded while they stream, whole or not there, once on the disk whatever they are called."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import tempfile
@@ -270,6 +271,21 @@ def test_on_a_full_disk_an_upload_is_refused_and_nothing_of_it_is_left(
     monkeypatch.setattr(tempfile, "mkstemp", on_full_disk)
     with pytest.raises(DiskFull, match="disk is full, so the upload was not kept; delete files"):
         send(files, [form(content[:size])])
+    assert left(files) == []
+
+
+def test_an_upload_that_gets_no_lasting_name_does_not_stay(
+    files: Files, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_rename(path: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "bad disk")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": form(content), "more_body": False}
+
+    monkeypatch.setattr(Path, "replace", no_rename)
+    with pytest.raises(OSError, match="bad disk"):
+        asyncio.run(files.receive([(b"content-type", TYPE)], receive, files.keep))
     assert left(files) == []
 
 

@@ -1,5 +1,6 @@
 """Bytes and records of uploads come and go together; what has expired goes once no job needs it."""
 
+import errno
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from halfeven.models.errors import DiskFull, StoreError, UnknownName
 from halfeven.models.store.reserve import keep_reserve
 from halfeven.serve.access.keys import Owners
+from halfeven.serve.finetune.data import files
 from halfeven.serve.finetune.data.files import Files, QuotaReached, Upload
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import CANCELLED, JobRequest
@@ -104,6 +106,20 @@ def test_bytes_without_a_record_do_not_stay(place: Place, monkeypatch: pytest.Mo
             with pytest.raises(StoreError):
                 place.kept.keep(place.upload(content, name="other.npz"))
     assert place.files.contents() == {hashlib.sha256(b"known").hexdigest()}
+
+
+def test_bytes_that_are_not_on_the_disk_for_certain_do_not_stay(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have their lasting name then, and no record."""
+
+    def fsync(folder: Path) -> None:
+        raise OSError(errno.EIO, "bad disk")
+
+    monkeypatch.setattr(files, "fsync", fsync)
+    with pytest.raises(OSError, match="bad disk"):
+        place.kept.keep(place.upload(b"new"))
+    assert place.files.contents() == set() == place.known()
 
 
 def test_a_key_has_so_many_files_whatever_their_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
