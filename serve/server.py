@@ -39,7 +39,7 @@ from .finetune.jobs.records.job_store import JobStore
 from .finetune.jobs.records.job_types import JobRow
 from .finetune.jobs.supervisor import Supervisor, jobs_at_once, trainer_memory
 from .finetune.jobs.trial_run import TrialRuns
-from .finetune.web.api import router
+from .finetune.web.api import SHOWN_JOBS, router
 from .finetune.web.refused import refuse_training
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from .grpc.grpc_server import GrpcServer
 
 logger = logging.getLogger("halfeven")
-MOST_JOBS = 100  # on a page
 Notify = Callable[[str], None]
 
 
@@ -91,7 +90,7 @@ def _build(settings: Settings, store: Store, opened: ExitStack) -> tuple[InferFr
     opened.enter_context(alone_with(store))
     keep_reserve(store.root)
     job_store = opened.enter_context(closing(JobStore(store.root / DATABASE)))
-    newest = partial(job_store.jobs, None, MOST_JOBS, None)
+    newest = partial(job_store.jobs, None, SHOWN_JOBS, None)
     app, front = application(settings, roster, job_store.count_by_status, newest)
     opened.callback(close_all, app.state.endpoints)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)

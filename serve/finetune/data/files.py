@@ -151,7 +151,7 @@ class Files:
         boundary = _boundary(known.get(b"content-type", b""))
         declared = known.get(b"content-length", b"0")
         if len(declared) > 18 or (declared.isdigit() and int(declared) > self.max_bytes + _ENVELOPE):
-            raise self._too_large(declared.decode("latin-1")[:20])
+            raise _too_large(declared.decode("latin-1")[:20], self.max_bytes)
         size = max(0, int(declared) - _ENVELOPE) if declared.isdigit() else 0
         coming = _Coming(self, size, owner, held)
         await asyncio.to_thread(coming.reserve)
@@ -192,7 +192,7 @@ class Files:
             received += len(message.get("body", b""))
             more = message.get("more_body", False)
             if received > self.max_bytes + _ENVELOPE:
-                raise self._too_large(f"more than {self.max_bytes}")
+                raise _too_large(f"more than {self.max_bytes}", self.max_bytes)
             if self._clock() - begun > self.silence_s + received / _LEAST_BYTES_PER_SECOND:
                 raise SlowBody(
                     f"the upload came at under {_LEAST_BYTES_PER_SECOND} bytes a second; send it faster"
@@ -240,9 +240,6 @@ class Files:
             self._coming += change
             self._arriving[owner] += more
             self._arriving = +self._arriving  # without the owners that have none
-
-    def _too_large(self, size: str) -> TooLarge:
-        return TooLarge(_too_large(size, self.max_bytes))
 
 
 class _Coming:
@@ -374,7 +371,7 @@ class _UploadForm(FormReader):
     def _take(self, piece: bytes) -> None:
         self._bytes += len(piece)
         if self._bytes > self._max_bytes:
-            raise TooLarge(_too_large(f"more than {self._max_bytes}", self._max_bytes))
+            raise _too_large(f"more than {self._max_bytes}", self._max_bytes)
         self._hash.update(piece)
         self._out.write(piece)
 
@@ -395,8 +392,8 @@ def _clean(filename: str) -> str:
     return _CONTROL.sub("", filename)[-_MAX_NAME:] or "unnamed"
 
 
-def _too_large(size: str, limit: int) -> str:
-    return (
+def _too_large(size: str, limit: int) -> TooLarge:
+    return TooLarge(
         f"the upload has {size} bytes, at most {limit} are taken; send fewer rows, or start the server with a "
         "larger HALFEVEN_MAX_UPLOAD_MIB"
     )

@@ -113,7 +113,7 @@ class Conclusion:
             if live is None or self._roster.active(name) == str(live) or self._roster.fault(name, live):
                 break
             time.sleep(0.05)
-        return _stale(job, version, active)
+        return _stale(version, active)
 
     def _serving(self, name: str) -> int | None:
         """The version that serves under a name without an alias: its half was refused, its FP32 original serves."""
@@ -151,7 +151,7 @@ def _policy(job: JobRow) -> str:
     return job.hyperparameters.get("stale_parent", REFUSE)
 
 
-def _stale(job: JobRow, version: Version, active: int | None) -> StaleParent:
+def _stale(version: Version, active: int | None) -> StaleParent:
     name, parent = version.name, version.manifest["parent"]
     measured = version.manifest["gate"].get("against")
     measured_against = f" and measured against {name}@{measured}" if measured not in (None, parent) else ""

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from ....models.errors import BadInput, UnknownName
+from ....models.errors import BadInput
 from ....models.store.reserve import with_reserve
 from ....models.store.store import Store
 from ...access.access_control import Permit
@@ -93,13 +93,14 @@ class KeptFiles:
         for id in self._job_store.expired():
             try:
                 self.delete(id)
-            except (UnknownName, BadInput):  # deleted, or needed by a job, since
+            except BadInput:  # deleted, or needed by a job, since
                 continue
 
 
 JOBS = "/v1/fine_tuning/jobs"
 MOST_FILES = 10_000  # of one owner: as many as one answer lists
-_MOST_EVENTS, _SHOWN_JOBS = 1000, 100
+SHOWN_JOBS = 100  # on a page, the newest
+_MOST_EVENTS = 1000
 _CHUNK = 2**20
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -338,7 +339,7 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
     def jobs(request: Request) -> Response:
         from .job_page import render_jobs
 
-        found = job_store.jobs(None, _SHOWN_JOBS, None, permit_of(request.scope).owners)
+        found = job_store.jobs(None, SHOWN_JOBS, None, permit_of(request.scope).owners)
         return own_page(render_jobs([job_body(job) for job in found]))
 
 

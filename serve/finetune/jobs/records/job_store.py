@@ -146,9 +146,32 @@ class JobStore(FileStore):
         rows = self._db.all("status, COUNT(*) AS count", "jobs", "1 GROUP BY status")
         return {row["status"]: row["count"] for row in rows}
 
-    def forget_old(self) -> None:
-        """Delete the records of the oldest jobs that have ended (`forget_old`)."""
-        forget_old(self._db)
+    def forget_old(self, kept_jobs: int = KEPT_JOBS, kept_steps: int = KEPT_STEPS) -> None:
+        """Delete the oldest jobs that have ended, with their events, steps and idempotency keys, and what is left of
+        deleted files that no job names; where there are too many steps, also those of the oldest other ended jobs."""
+        old = f"{_ENDED} ORDER BY number DESC LIMIT -1 OFFSET ?"
+        if ids := [row["id"] for row in self._db.all("id", "jobs", old, kept_jobs)]:
+            with self._db.transaction() as connection:
+                for table in _OF_A_JOB:
+                    connection.executemany(f"DELETE FROM {table} WHERE job = ?", [(id,) for id in ids])
+                connection.executemany("DELETE FROM jobs WHERE id = ?", [(id,) for id in ids])
+        with self._db.transaction() as connection:
+            connection.execute(
+                "DELETE FROM files WHERE deleted AND id NOT IN (SELECT training_file FROM jobs) AND id NOT IN "
+                "(SELECT validation_file FROM jobs WHERE validation_file IS NOT NULL)"
+            )
+        last = (
+            "id, (SELECT MAX(step) FROM steps WHERE job = id) AS last"  # counting them would read all records
+        )
+        steps = {
+            row["id"]: row["last"] or 0 for row in self._db.all(last, "jobs", f"{_ENDED} ORDER BY number")
+        }
+        over = sum(steps.values()) - kept_steps
+        for id, count in steps.items():
+            if over > 0 and count:
+                with self._db.transaction() as connection:
+                    connection.execute("DELETE FROM steps WHERE job = ?", [id])
+                over -= count
 
     def unfinished(self) -> list[JobRow]:
         """The oldest first."""
@@ -336,27 +359,3 @@ def _digest(asked: Mapping[str, Any]) -> str:
             "Idempotency-Key"
         ) from error
     return hashlib.sha256(text).hexdigest()
-
-
-def forget_old(db: Database, kept_jobs: int = KEPT_JOBS, kept_steps: int = KEPT_STEPS) -> None:
-    """Delete the oldest jobs that have ended, with their events, steps and idempotency keys, and what is left of
-    deleted files that no job names; where there are too many steps, also the steps of the oldest other ended jobs."""
-    old = f"{_ENDED} ORDER BY number DESC LIMIT -1 OFFSET ?"
-    if ids := [row["id"] for row in db.all("id", "jobs", old, kept_jobs)]:
-        with db.transaction() as connection:
-            for table in _OF_A_JOB:
-                connection.executemany(f"DELETE FROM {table} WHERE job = ?", [(id,) for id in ids])
-            connection.executemany("DELETE FROM jobs WHERE id = ?", [(id,) for id in ids])
-    with db.transaction() as connection:
-        connection.execute(
-            "DELETE FROM files WHERE deleted AND id NOT IN (SELECT training_file FROM jobs) AND id NOT IN "
-            "(SELECT validation_file FROM jobs WHERE validation_file IS NOT NULL)"
-        )
-    last = "id, (SELECT MAX(step) FROM steps WHERE job = id) AS last"  # counting them would read all records
-    steps = {row["id"]: row["last"] or 0 for row in db.all(last, "jobs", f"{_ENDED} ORDER BY number")}
-    over = sum(steps.values()) - kept_steps
-    for id, count in steps.items():
-        if over > 0 and count:
-            with db.transaction() as connection:
-                connection.execute("DELETE FROM steps WHERE job = ?", [id])
-            over -= count

@@ -24,7 +24,7 @@ from halfeven.models.errors import (
 )
 from halfeven.serve.finetune.jobs.records import job_store as module
 from halfeven.serve.finetune.jobs.records.database import _SCHEMA
-from halfeven.serve.finetune.jobs.records.job_store import JobStore, forget_old
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import (
     CANCELLED,
     FAILED,
@@ -128,11 +128,11 @@ def test_the_oldest_ended_jobs_are_forgotten_with_all_that_is_theirs(job_store: 
         job_store.record_evaluation(job.id, {"step": 2})
     for job in jobs[1:]:
         _to(job_store, job, SUCCEEDED)
-    forget_old(job_store._db, kept_jobs=2)
+    job_store.forget_old(kept_jobs=2)
     assert [job.id for job in job_store.jobs()] == [jobs[4].id, jobs[3].id, jobs[0].id], (
         "the first has not ended"
     )
-    forget_old(job_store._db, kept_jobs=2, kept_steps=2)
+    job_store.forget_old(kept_jobs=2, kept_steps=2)
     assert [len(job_store.steps(job.id)) for job in job_store.jobs()] == [2, 0, 2]
     counts = {"idempotency_keys": 3, "evaluations": 3, "steps": 4, "jobs": 3}
     for table, count in counts.items():
@@ -140,7 +140,7 @@ def test_the_oldest_ended_jobs_are_forgotten_with_all_that_is_theirs(job_store: 
     assert job_store.replayed("key 1", {"model": "net"}) is None
     _to(job_store, jobs[0], CANCELLED)
     job_store.delete_file(FILE.id)
-    forget_old(job_store._db, kept_jobs=0)
+    job_store.forget_old(kept_jobs=0)
     assert all(job_store._db.one("1", table, "1") is None for table in (*counts, "events", "files"))
 
 
