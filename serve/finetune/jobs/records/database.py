@@ -16,7 +16,7 @@ from .....models.errors import DamagedFile, DiskFull, StoreError
 from .....models.files.durable import free_there, no_space_left
 
 DATABASE = "halfeven.db"  # in the store
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _SCHEMA = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
@@ -69,6 +69,13 @@ _SINCE_4 = """
 DROP INDEX same_file_once;
 CREATE INDEX files_by_content ON files (sha256);
 """
+# Many jobs are kept: each owner's are found without those of the others, and those of a file or a key without all.
+_SINCE_5 = """
+CREATE INDEX jobs_by_owner ON jobs (owner, number, status, id);
+CREATE INDEX jobs_by_training_file ON jobs (training_file);
+CREATE INDEX jobs_by_validation_file ON jobs (validation_file);
+CREATE INDEX idempotency_keys_by_job ON idempotency_keys (job);
+"""
 _JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data", "record")
 
 
@@ -104,7 +111,7 @@ class Database:
             self._db.execute(f"PRAGMA {pragma}")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if 0 <= found < SCHEMA_VERSION:
-            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3, _SINCE_4)[found:])
+            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5)[found:])
             self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif found != SCHEMA_VERSION:
             raise StoreError(

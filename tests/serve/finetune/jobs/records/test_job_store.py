@@ -144,6 +144,34 @@ def test_the_oldest_ended_jobs_are_forgotten_with_all_that_is_theirs(job_store: 
     assert all(job_store._db.one("1", table, "1") is None for table in (*counts, "events", "files"))
 
 
+def test_no_owner_s_jobs_and_steps_are_forgotten_because_of_those_of_another(job_store: JobStore) -> None:
+    modest, *greedy = [job_store.create_job(request(owner=one), "key")[0] for one in ("modest", "greedy")]
+    greedy += [job_store.create_job(request(owner="greedy"))[0] for _ in range(3)]
+    for job in (modest, *greedy):
+        job_store.record_steps(job.id, [{"step": 1}, {"step": 2}])
+        _to(job_store, job, CANCELLED)
+    job_store.forget_old(kept_jobs=3)
+    assert [job.id for job in job_store.jobs()] == [greedy[3].id, greedy[2].id, greedy[1].id, modest.id]
+    assert job_store.replayed("key", {"model": "net"}, "modest") == job_store.job(modest.id)
+    assert job_store.replayed("key", {"model": "net"}, "greedy") is None
+    job_store.forget_old(kept_steps=4)
+    assert [len(job_store.steps(job.id)) for job in job_store.jobs()] == [2, 0, 0, 2]
+
+
+def test_no_job_is_looked_for_among_all_that_have_ended(job_store: JobStore, job: JobRow) -> None:
+    """Each key has a thousand of them: an order would wait until all are read."""
+    asked = list[str]()
+    job_store._db._db.set_trace_callback(asked.append)
+    job_store.create_job(request(), "key")
+    job_store.unfinished()
+    job_store.jobs(owners=("key",))
+    job_store.forget_old(kept_jobs=0)
+    job_store._db._db.set_trace_callback(None)
+    read = [one for one in asked if one.startswith(("SELECT", "DELETE"))]
+    plans = [row["detail"] for one in read for row in job_store._db._db.execute(f"EXPLAIN QUERY PLAN {one}")]
+    assert len(read) > 5 and "SCAN jobs" not in plans
+
+
 def test_only_so_many_jobs_may_wait(job_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_UNFINISHED", 2)
     first, _ = job_store.create_job(request(), "key")
@@ -408,7 +436,7 @@ def _of_another_release(path: Path) -> None:
     ("spoil", "error", "words"),
     [
         (_not_a_database, DamagedFile, "halfeven.db"),
-        (_of_another_release, StoreError, "schema 99, expected 5"),
+        (_of_another_release, StoreError, "schema 99, expected 6"),
     ],
 )
 def test_a_file_that_is_no_ledger_of_ours_is_refused_and_left_alone(
