@@ -34,6 +34,7 @@ from .dashboard.facts import Behind
 from .dashboard.routes import add_pages
 from .endpoint.endpoint_process import close_all, started
 from .finetune.data.files import UPLOADS, Files
+from .finetune.data.kept_files import KeptFiles
 from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
 from .finetune.jobs.records.job_types import JobRow
@@ -94,16 +95,17 @@ def _build(settings: Settings, store: Store, opened: ExitStack) -> tuple[InferFr
     app, front = application(settings, roster, job_store.count_by_status, newest)
     opened.callback(close_all, app.state.endpoints)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
+    kept = KeptFiles(job_store, files)
     threads, kind = settings.trainer_threads, place.device.type
     priority, processes = settings.trainer_priority, settings.trainer_processes
     at_once = jobs_at_once(settings, kind)
     memory = trainer_memory(settings, kind, at_once)
     supervisor = Supervisor(
-        job_store, files, store, roster, place, threads, priority, memory, processes, at_once
+        job_store, kept, store, roster, place, threads, priority, memory, processes, at_once
     )
     device, leaving = str(place.device), lambda: roster.leaving
     trials = TrialRuns(job_store, files, store, device, threads, trainer_memory(settings, kind), leaving)
-    app.include_router(router(job_store, files, store, supervisor.wake, leaving, trials.run))
+    app.include_router(router(job_store, kept, store, supervisor.wake, leaving, trials.run))
     app.router.lifespan_context = _lifespan(roster, opened.pop_all(), settings.shutdown_seconds, supervisor)
     return front, roster
 

@@ -63,7 +63,9 @@ class JobAdmission:
         check_settings(parent, asked_hyperparameters(body), values)
         given = {TRAINING: training_file, VALIDATION: validation_file}
         records = {
-            param: self._job_store.file(id, permit.owners) for param, id in given.items() if id is not None
+            param: self._job_store.usable_file(id, permit.owners)
+            for param, id in given.items()
+            if id is not None
         }
         rows, findings = self._check_data(parent, records, values, seed)
         if why := ends_stale(parent, self._store.live_number(parent.name), values["stale_parent"]):

@@ -6,7 +6,9 @@ cores first.
 """
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,7 +22,7 @@ from ....models.store.store import Store
 from ...batching.place import Place
 from ...settings import Settings
 from ...versions.roster import Roster
-from ..data.files import Files
+from ..data.kept_files import KeptFiles
 from .choices.hyperparameter_table import REFUSE
 from .job_runner import JobRunner
 from .records.job_store import JobStore
@@ -29,6 +31,7 @@ from .worker_process import Cancelled, JobFailed, Paused, Priority, ServerStops
 
 logger = logging.getLogger("halfeven.finetune")
 _GOES_ON = "job %s goes on with the next server"
+TIDY_EVERY_S = 60.0  # so long at most an expired file stays that no job needs
 _LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
 
@@ -37,16 +40,17 @@ class Supervisor:
     process, which yields to serving. ``at_once``: so many jobs run beside each other."""
 
     def __init__(
-        self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
+        self, job_store: JobStore, kept: KeptFiles, store: Store, roster: Roster, place: Place,
         threads: int = 1, priority: Priority = "low", memory_bytes: int = 0, processes: int = 1,
         at_once: int = 1,
     ) -> None:  # fmt: skip
-        self._job_store, self._store, self._roster = job_store, store, roster
+        self._job_store, self._kept, self._store, self._roster = job_store, kept, store, roster
         self._at_once, self._running = at_once, dict[str, threading.Thread]()
         self._bell = threading.Event()
         self._stopping = threading.Event()
+        self._clock, self._tidy_at = time.monotonic, -math.inf
         self._runner = JobRunner(
-            job_store, files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes,
+            job_store, kept.files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes,
             at_once,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
@@ -75,7 +79,6 @@ class Supervisor:
                     if job.status == RUNNING and job.id not in running:
                         self._take_up(job)
                 self._runner.remove_ended()
-                self._job_store.forget_old()
                 if (job := self._next()) is not None:
                     self._start(job)
                     continue
@@ -84,10 +87,22 @@ class Supervisor:
                 self._bell.clear()  # else the wait would be none
                 self._bell.wait(1.0)
                 continue
-            self._bell.wait()
+            self._bell.wait(self._tidy())
             self._bell.clear()
         for running in list(self._running.values()):
             running.join()
+
+    def _tidy(self) -> float:
+        """Delete the files that have expired, and the records of old jobs, once in `TIDY_EVERY_S`; gives the seconds
+        until the next time."""
+        if (now := self._clock()) >= self._tidy_at:
+            self._tidy_at = now + TIDY_EVERY_S
+            for work in (self._kept.delete_expired, self._job_store.forget_old):
+                try:
+                    work()
+                except Exception:  # for example a full disk: jobs are taken all the same
+                    logger.exception("old files or jobs could not be deleted; trying again")
+        return self._tidy_at - now
 
     def _next(self) -> JobRow | None:
         """The queued job that has waited longest and may run beside those that run. Of jobs of one model, each of which

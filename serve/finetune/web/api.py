@@ -4,9 +4,7 @@ A reply is sent when the change that it confirms is on the disk. Blocking work i
 loop.
 """
 
-import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,88 +15,23 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput
-from ....models.store.reserve import with_reserve
 from ....models.store.store import Store
 from ...access.access_control import Permit
-from ...access.keys import Owners
 from ...http.caller import json_answer, lease_of, read_order
 from ...http.codecs.json_numbers import parse
 from ...http.limits.request_limits import DEFAULTS
 from ...http.limits.shared_places import SharedPlaces
 from ...http.page_headers import own_page
 from ...http.route_scopes import TO_TRAIN, permit_of
-from ..data.files import IN_MEMORY, Files, QuotaReached, Upload
+from ..data.files import IN_MEMORY
+from ..data.kept_files import MOST_FILES, KeptFiles
 from ..jobs.job_admission import JobAdmission, checked_metadata
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import FileRecord, JobRequest, JobRow, step_of
 from .event_stream import open_streams, streamed
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
-
-class KeptFiles:
-    """The uploaded files: their bytes and their records are added and deleted together.
-
-    Every method may be called from any thread, and blocks for the disk. ``now`` gives Unix seconds.
-    """
-
-    def __init__(self, job_store: JobStore, files: Files, now: Callable[[], float] = time.time) -> None:
-        self._job_store, self._files, self._now = job_store, files, now
-        # Held while a content's file and its record are written, so that a delete cannot come between them.
-        self._changing = threading.Lock()
-        known = {record.sha256 for record in job_store.files()}
-        for left in files.contents() - known:  # an earlier server ended between the two
-            files.remove(left)
-
-    def keep(self, upload: Upload, owner: str = "") -> FileRecord:
-        """The record of an upload, which belongs to ``owner``.
-
-        Where it cannot be written, the bytes do not stay. Raises StoreError, and QuotaReached where the owner would
-        have more than `MOST_FILES`.
-        """
-        created = int(self._now())
-        expires = None if upload.seconds is None else created + upload.seconds
-        id = "file-" + secrets.token_hex(12)
-        sent = upload.sha256, upload.bytes, upload.filename
-        record = FileRecord(id, *sent, created, expires_at=expires, owner=owner)
-        with self._changing:
-            try:
-                self._files.keep(upload)
-                self._check_number(owner)
-                return self._job_store.add_file(record)
-            except BaseException:
-                if all(one.sha256 != upload.sha256 for one in self._job_store.files()):
-                    self._files.remove(upload.sha256)
-                raise
-
-    def _check_number(self, owner: str) -> None:
-        if (count := len(self._job_store.files((owner,)))) >= MOST_FILES:
-            raise QuotaReached(
-                f"{count} files are here of at most {MOST_FILES} of one key, or of all callers without one; "
-                "delete some (DELETE /v1/files/ID), or upload fewer and larger ones"
-            )
-
-    def bytes_of(self, owner: str) -> int:
-        """Bytes of this owner's files; those of files with the same content once, as on the disk."""
-        return sum({record.sha256: record.bytes for record in self._job_store.files((owner,))}.values())
-
-    def delete(self, id: str, owners: Owners = None) -> None:
-        """Forget a file; its bytes go with the last name they have. Raises UnknownName, BadInput while it is needed."""
-        with self._changing:
-            sha256 = self._job_store.file(id, owners).sha256
-            forget = partial(self._job_store.delete_file, id, owners)
-            if with_reserve(self._files.folder.parent, forget):  # to delete is how room is made
-                self._files.remove(sha256)
-
-    def delete_expired(self) -> None:
-        for id in self._job_store.expired():
-            try:
-                self.delete(id)
-            except BadInput:  # deleted, or needed by a job, since
-                continue
-
-
 JOBS = "/v1/fine_tuning/jobs"
-MOST_FILES = 10_000  # of one owner: as many as one answer lists
 SHOWN_JOBS = 100  # on a page, the newest
 _MOST_EVENTS = 1000
 _CHUNK = 2**20
@@ -107,17 +40,16 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 def router(
-    job_store: JobStore, files: Files, store: Store, wake: Callable[[], None], leaving: Callable[[], bool],
+    job_store: JobStore, kept: KeptFiles, store: Store, wake: Callable[[], None], leaving: Callable[[], bool],
     try_out: Callable[[JobRequest, bool], dict[str, Any]],
 ) -> APIRouter:  # fmt: skip
     """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
     was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down. ``try_out``: what is
     found out of an admitted job before it is created (`jobs/trial_run.py`)."""
     routes = APIRouter(tags=["fine-tuning"])
-    kept = KeptFiles(job_store, files)
-    _add_changes_of_files(routes, kept, files)
-    _add_files(routes, job_store, files, kept)
-    admission = JobAdmission(job_store, files, store, leaving)
+    _add_changes_of_files(routes, kept)
+    _add_files(routes, job_store, kept)
+    admission = JobAdmission(job_store, kept.files, store, leaving)
     # A part of the forty threads that all routes share (Starlette): reading the files of a job may take minutes.
     what = "requests wait for the files of jobs to be read"
     waiting = SharedPlaces(DEFAULTS.orders_being_read, what, "ask again when some were answered", 10.0)
@@ -128,7 +60,7 @@ def router(
     return routes
 
 
-def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> None:
+def _add_changes_of_files(routes: APIRouter, kept: KeptFiles) -> None:
     @routes.post("/v1/files")
     async def upload(request: Request) -> Response:
         """Upload one file of training rows as `multipart/form-data` with `purpose=fine-tune`; with
@@ -137,7 +69,7 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> N
         await run_in_threadpool(kept.delete_expired)
         with lease_of(request.scope).meanwhile(IN_MEMORY):
             keep, held = partial(kept.keep, owner=owner), partial(kept.bytes_of, owner)
-            record = await files.receive(request.scope["headers"], request.receive, keep, owner, held)
+            record = await kept.files.receive(request.scope["headers"], request.receive, keep, owner, held)
         return json_answer(file_body(record))
 
     @routes.delete("/v1/files/{id}")
@@ -147,7 +79,7 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> N
         return json_answer({"id": id, "object": "file", "deleted": True})
 
 
-def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptFiles) -> None:
+def _add_files(routes: APIRouter, job_store: JobStore, kept: KeptFiles) -> None:
     def record_of(id: str, request: Request) -> FileRecord:
         kept.delete_expired()
         return job_store.file(id, permit_of(request.scope).owners)
@@ -183,7 +115,7 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptF
         """The bytes of a file."""
         record = record_of(id, request)
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
-        chunks = _chunks(files.path(record.sha256))
+        chunks = _chunks(kept.files.path(record.sha256))
         return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 
 

@@ -35,6 +35,14 @@ class FileStore:
             raise UnknownName(f"no file '{id[:80]}'; GET /v1/files lists them, POST /v1/files uploads one")
         return FileRecord(**row)
 
+    def usable_file(self, id: str, owners: Owners = None) -> FileRecord:
+        """A file that a new job may name. Raises UnknownName, also where its time is over and only other jobs still
+        need it."""
+        record = self.file(id, owners)
+        if record.expires_at is not None and record.expires_at <= self._now():
+            raise UnknownName(f"file '{id[:80]}' has expired; POST /v1/files uploads it again")
+        return record
+
     def files(self, owners: Owners = None) -> list[FileRecord]:
         """All of them, the newest first."""
         where, values = chosen(owners)

@@ -9,6 +9,7 @@ import torch
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.place import Place
 from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.data.kept_files import KeptFiles
 from halfeven.serve.finetune.jobs.job_folder import JobFolder
 from halfeven.serve.finetune.jobs.job_runner import JobRunner
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
@@ -74,8 +75,8 @@ def publish(store: Store, **lineage: Any) -> Version:
 
 
 def supervisor_of(runner: Runner, roster: Any = None) -> Supervisor:
-    files = Files(runner.store.root / "files", 1000)
-    supervisor = Supervisor(runner.job_store, files, runner.store, roster, nowhere)
+    kept = KeptFiles(runner.job_store, Files(runner.store.root / "files", 1000))
+    supervisor = Supervisor(runner.job_store, kept, runner.store, roster, nowhere)
     supervisor._runner = runner
     return supervisor
 

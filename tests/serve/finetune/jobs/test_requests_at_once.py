@@ -13,6 +13,7 @@ from halfeven.models.order.one_order import Order
 from halfeven.models.order.order_settings import order_bounds
 from halfeven.models.store.store import Store
 from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.data.kept_files import KeptFiles
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
 from halfeven.serve.finetune.jobs.supervisor import Supervisor, jobs_at_once, trainer_memory
@@ -29,7 +30,8 @@ class Place:
     def __init__(self, root: Path) -> None:
         ready: Any = SimpleNamespace(wait=lambda timeout_s: None)
         self.job_store, store = JobStore(root / "halfeven.db"), Store(root)
-        self.supervisor = Supervisor(self.job_store, Files(root / "files", 1000), store, ready, nowhere)
+        kept = KeptFiles(self.job_store, Files(root / "files", 1000))
+        self.supervisor = Supervisor(self.job_store, kept, store, ready, nowhere)
         self.process: Callable[[], None] = lambda: None
         self.supervisor._runner._passes = lambda job, folder: self.process()  # type: ignore[method-assign]
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))

@@ -360,6 +360,32 @@ def test_where_no_job_can_be_taken_the_next_try_waits_although_a_job_came(
     assert waited == [False]
 
 
+def test_files_expire_without_a_request_and_once_in_a_minute(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor is woken by a job, fails once, and is woken by nothing."""
+    supervisor, now = supervisor_of(runner, ready()), [1000.0]
+    tidied, waits, woken_after = list[float](), list[float](), [20.0, 40.0, 60.0]
+
+    def delete_expired() -> None:
+        tidied.append(now[0])
+        raise OSError(errno.EIO, "bad disk")
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        if not woken_after:
+            supervisor._stopping.set()
+            return True
+        now[0] += woken_after.pop(0)
+        return False
+
+    monkeypatch.setattr(supervisor, "_clock", lambda: now[0])
+    monkeypatch.setattr(supervisor._kept, "delete_expired", delete_expired)
+    monkeypatch.setattr(supervisor._bell, "wait", wait)
+    supervisor._live()
+    assert (tidied, waits) == ([1000.0, 1060.0, 1120.0], [60.0, 40.0, 60.0, 60.0])
+
+
 def test_a_job_whose_thread_cannot_be_started_takes_no_place(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.finetune.client.dry_run import dry_run
 from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.data.kept_files import KeptFiles
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.web.api import router
@@ -85,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     app = build_app(make_roster(), lambda: b"", HISTORY)
     wake, leaves = lambda: woken.append("woken"), lambda: bool(leaving)
     tried = lambda request, compare: {"seed": request.seed} | ({"compared": True} if compare else {})  # noqa: E731
-    app.include_router(router(job_store, files, store, wake, leaves, tried))
+    app.include_router(router(job_store, KeptFiles(job_store, files), store, wake, leaves, tried))
     with running(app) as address:
         url = f"http://{address}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
@@ -336,6 +337,18 @@ def test_a_file_that_a_waiting_job_needs_stays(place: Place) -> None:
     place.client.fine_tuning.jobs.cancel(job.id)
     assert place.client.files.delete(file).deleted
     assert place.client.fine_tuning.jobs.retrieve(job.id).training_file == file
+
+
+def test_no_new_job_is_made_of_a_file_that_has_expired_and_waits_for_an_older_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life: Any = {"anchor": "created_at", "seconds": 3600}
+    file = place.client.files.create(file=("train", data()), purpose="fine-tune", expires_after=life).id
+    place.create(training_file=file)
+    expired = place.job_store._now() + 3600
+    monkeypatch.setattr(place.job_store, "_now", lambda: expired)
+    with pytest.raises(openai.NotFoundError, match=f"file '{file}' has expired"):
+        place.create(training_file=file)
 
 
 def test_what_is_not_there_is_a_404_that_says_so(place: Place) -> None:

@@ -9,12 +9,11 @@ import pytest
 from halfeven.models.errors import DiskFull, StoreError, UnknownName
 from halfeven.models.store.reserve import keep_reserve
 from halfeven.serve.access.keys import Owners
-from halfeven.serve.finetune.data import files
+from halfeven.serve.finetune.data import files, kept_files
 from halfeven.serve.finetune.data.files import Files, QuotaReached, Upload
+from halfeven.serve.finetune.data.kept_files import KeptFiles
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import CANCELLED, JobRequest
-from halfeven.serve.finetune.web import api
-from halfeven.serve.finetune.web.api import KeptFiles
 
 from tests.serve.clock import Clock
 
@@ -79,6 +78,9 @@ def test_a_file_that_a_job_needs_stays_until_the_job_has_ended(use: str, place: 
     place.clock.now += 10_000
     place.kept.delete_expired()
     assert place.known() == {needed.id, other.id}
+    assert place.job_store.usable_file(other.id) == other
+    with pytest.raises(UnknownName, match="has expired"):
+        place.job_store.usable_file(needed.id)
     place.job_store.move(job.id, CANCELLED, code="CANCELLED", message="no more")
     place.kept.delete_expired()
     assert place.known() == {other.id}
@@ -123,7 +125,7 @@ def test_bytes_that_are_not_on_the_disk_for_certain_do_not_stay(
 
 
 def test_a_key_has_so_many_files_whatever_their_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MOST_FILES", 2)
+    monkeypatch.setattr(kept_files, "MOST_FILES", 2)
     for name in ("one.npz", "two.npz"):
         place.kept.keep(place.upload(b"same", name=name), "greedy")
     for content, name in ((b"same", "two.npz"), (b"other", "three.npz")):
