@@ -1,5 +1,6 @@
 """The uploaded files with their records: added and deleted together, and deleted by themselves when they expire."""
 
+import logging
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import FileRecord
 from .files import Files, QuotaReached, Upload
 
+logger = logging.getLogger("halfeven.finetune")
 MOST_FILES = 10_000  # of one owner: as many as one answer lists
 
 
@@ -26,9 +28,25 @@ class KeptFiles:
         self._job_store, self.files, self._now = job_store, files, now
         # Held while a content's file and its record are written, so that a delete cannot come between them.
         self._changing = threading.Lock()
-        known = {record.sha256 for record in job_store.files()}
-        for left in files.contents() - known:  # an earlier server ended between the two
-            files.remove(left)
+        if unknown := files.contents() - {record.sha256 for record in job_store.files()}:
+            self._settle(unknown)
+
+    def _settle(self, unknown: set[str]) -> None:
+        """Delete the files without a record: an earlier server ended between the two. Without any record the database
+        is a new one, and the files are those of the one before."""
+        folder, number = self.files.folder, len(unknown)
+        if not self._job_store.knows_files():
+            logger.warning(
+                "the job database knows no file, but %s has files: %d. They stay, and nobody can use them. If another "
+                "database was moved away or lost, stop the server and bring it back before a file is uploaded; else "
+                "delete them. A start after the first upload deletes them.",
+                folder,
+                number,
+            )
+            return
+        for one in unknown:
+            self.files.remove(one)
+        logger.warning("files in %s that the job database does not know were deleted: %d", folder, number)
 
     def keep(self, upload: Upload, owner: str = "") -> FileRecord:
         """The record of an upload, which belongs to ``owner``.

@@ -49,6 +49,10 @@ class FileStore:
         rest = " AND ".join((*where, "NOT deleted")) + " ORDER BY rowid DESC"
         return [FileRecord(**row) for row in self._db.all(_FILE, "files", rest, *values)]
 
+    def knows_files(self) -> bool:
+        """False where no file was ever recorded here, or none of them is remembered."""
+        return self._db.one("1", "files", "1") is not None
+
     def expired(self) -> list[str]:
         """The files whose time is over; `delete_file` refuses those that an unfinished job needs."""
         rest = "NOT deleted AND expires_at <= ?"

@@ -136,8 +136,23 @@ def test_a_key_has_so_many_files_whatever_their_bytes(place: Place, monkeypatch:
     assert len(place.known()) == 3 and not list(place.files.folder.glob(".upload-*"))
 
 
-def test_what_a_server_that_was_killed_left_is_deleted_by_the_next(place: Place) -> None:
+def test_what_a_server_that_was_killed_left_is_deleted_by_the_next(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     kept = place.kept.keep(place.upload(b"known"))
     place.files.keep(place.upload(b"without a record"))
     KeptFiles(place.job_store, place.files, place.clock)
     assert place.files.contents() == {kept.sha256}
+    assert "does not know were deleted: 1" in caplog.text
+
+
+def test_beside_a_new_database_the_files_of_the_one_before_stay(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged database is moved away: the files are the last copy of what jobs learnt from."""
+    for content in (b"one", b"other"):
+        place.files.keep(place.upload(content))
+    KeptFiles(place.job_store, place.files, place.clock)
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert len(place.files.contents()) == 2
+    assert "has files: 2. They stay" in warning and "bring it back" in warning
