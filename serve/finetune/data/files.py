@@ -84,13 +84,8 @@ class Files:
         clock: Callable[[], float] = time.monotonic,
         most_bytes: int = 1 << 50,
     ) -> None:
-        self.folder, self.max_bytes, self.most_bytes, self.silence_s = (
-            folder,
-            max_bytes,
-            most_bytes,
-            silence_s,
-        )
-        self._clock = clock
+        self.folder, self.max_bytes, self.most_bytes = folder, max_bytes, most_bytes
+        self.silence_s, self._clock = silence_s, clock
         self._coming = 0  # bytes that callers have declared and not sent yet
         self._arriving: Counter[str] = Counter()  # by owner: bytes, declared or here, of uploads under way
         self.counting = threading.RLock()  # held while bytes turn from declared ones into written ones
@@ -99,17 +94,21 @@ class Files:
             shutil.rmtree(half) if half.is_dir() else half.unlink(missing_ok=True)
 
     def path(self, sha256: str) -> Path:
+        """Raises DamagedFile as `opened`."""
+        with self.opened(sha256) as opened:
+            return opened.path
+
+    def opened(self, sha256: str) -> OpenedFile:
         """Raises DamagedFile where the bytes are gone, or what is there is no regular file."""
         path = self.folder / sha256
         if not _DIGEST.fullmatch(sha256):
             raise DamagedFile(f"{sha256[:80]!r} names no upload; upload the file again")
         try:
-            OpenedFile(path).close()
+            return OpenedFile(path)
         except OSError as error:
             raise DamagedFile(
                 f"{path} cannot be read ({error.strerror}), though the job store lists it; upload the file again"
             ) from error
-        return path
 
     def keep(self, upload: Upload) -> Path:
         """Give an upload its lasting name. Durable when this returns."""

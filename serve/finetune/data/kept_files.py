@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ....models.errors import BadInput
+from ....models.files.opened_file import OpenedFile
 from ....models.store.reserve import with_reserve
 from ...access.keys import Owners
 from ..jobs.records.job_store import JobStore
@@ -75,6 +76,12 @@ class KeptFiles:
                 f"{count} files are here of at most {MOST_FILES} of one key, or of all callers without one; "
                 "delete some (DELETE /v1/files/ID), or upload fewer and larger ones"
             )
+
+    def opened(self, id: str, owners: Owners = None) -> tuple[FileRecord, OpenedFile]:
+        """A file's record, and its bytes: a delete from now on takes neither. Raises UnknownName, DamagedFile."""
+        with self._changing:
+            record = self._job_store.file(id, owners)
+            return record, self.files.opened(record.sha256)
 
     def bytes_of(self, owner: str) -> int:
         """Bytes of this owner's files; those of files with the same content once, as on the disk."""

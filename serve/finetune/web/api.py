@@ -5,16 +5,18 @@ loop.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from ....models.errors import BadInput
+from ....models.files.opened_file import OpenedFile
 from ....models.store.store import Store
 from ...access.access_control import Permit
 from ...http.caller import json_answer, lease_of, read_order
@@ -80,10 +82,6 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles) -> None:
 
 
 def _add_files(routes: APIRouter, job_store: JobStore, kept: KeptFiles) -> None:
-    def record_of(id: str, request: Request) -> FileRecord:
-        kept.delete_expired()
-        return job_store.file(id, permit_of(request.scope).owners)
-
     @routes.get("/v1/files")
     def listing(
         request: Request,
@@ -108,21 +106,29 @@ def _add_files(routes: APIRouter, job_store: JobStore, kept: KeptFiles) -> None:
     @routes.get("/v1/files/{id}")
     def retrieve(id: str, request: Request) -> Response:
         """One file's facts."""
-        return json_answer(file_body(record_of(id, request)))
+        kept.delete_expired()
+        return json_answer(file_body(job_store.file(id, permit_of(request.scope).owners)))
 
     @routes.get("/v1/files/{id}/content")
     def content(id: str, request: Request) -> Response:
         """The bytes of a file."""
-        record = record_of(id, request)
+        kept.delete_expired()
+        return _Content(*kept.opened(id, permit_of(request.scope).owners))
+
+
+class _Content(StreamingResponse):
+    """The bytes of a file, which is closed at the end of the answer, also of one that was never begun."""
+
+    def __init__(self, record: FileRecord, opened: OpenedFile) -> None:
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
-        chunks = _chunks(kept.files.path(record.sha256))
-        return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
+        chunks = iter(partial(opened.handle.read, _CHUNK), b"")
+        super().__init__(chunks, headers=headers, media_type="application/octet-stream")
+        self._opened = opened
+        weakref.finalize(self, opened.close)  # of one that was never begun
 
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._opened:
+            await super().__call__(scope, receive, send)
 
 
 def _add_jobs(

@@ -17,20 +17,23 @@ import numpy as np
 import openai
 import pytest
 from halfeven.models.errors import BadInput
+from halfeven.models.files.opened_file import OpenedFile
 from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.store.store import Store, Version
+from halfeven.serve.access.keys import Owners
 from halfeven.serve.finetune.client.dry_run import dry_run
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.data.kept_files import KeptFiles
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord
 from halfeven.serve.finetune.web.api import router
 from halfeven.serve.http.limits.request_limits import DEFAULTS
 from halfeven.serve.http.routes.app import build_app
 from rich.console import Console
 from safetensors.numpy import save
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.serve.conftest import HISTORY, make_roster, running
 from tests.specs import tensor
 
@@ -54,6 +57,7 @@ class Place:
 
     job_store: JobStore
     files: Files
+    kept: KeptFiles
     store: Store
     address: str
     client: openai.OpenAI
@@ -86,11 +90,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     app = build_app(make_roster(), lambda: b"", HISTORY)
     wake, leaves = lambda: woken.append("woken"), lambda: bool(leaving)
     tried = lambda request, compare: {"seed": request.seed} | ({"compared": True} if compare else {})  # noqa: E731
-    app.include_router(router(job_store, KeptFiles(job_store, files), store, wake, leaves, tried))
+    kept = KeptFiles(job_store, files)
+    app.include_router(router(job_store, kept, store, wake, leaves, tried))
     with running(app) as address:
         url = f"http://{address}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-            yield Place(job_store, files, store, address, client, woken, leaving)
+            yield Place(job_store, files, kept, store, address, client, woken, leaving)
     job_store.close()
 
 
@@ -146,6 +151,27 @@ def test_a_file_goes_up_is_read_back_listed_and_deleted(place: Place) -> None:
     assert digest not in place.left()
     with pytest.raises(openai.NotFoundError, match=f"no file '{made.id}'"):
         place.client.files.retrieve(made.id)
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end_and_closed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delete comes before the first byte is sent."""
+    content, opened, find = data(), list[OpenedFile](), place.kept.opened
+    id = place.upload(content)
+
+    def then_deleted(id: str, owners: Owners) -> tuple[FileRecord, OpenedFile]:
+        record, file = find(id, owners)
+        opened.append(file)
+        place.kept.delete(id)
+        return record, file
+
+    monkeypatch.setattr(place.kept, "opened", then_deleted)
+    assert place.client.files.content(id).read() == content
+    assert hashlib.sha256(content).hexdigest() not in place.left()
+    until(lambda: opened[0].handle.closed)
+    with pytest.raises(openai.NotFoundError, match=f"no file '{id}'"):
+        place.client.files.content(id)
 
 
 def test_files_are_listed_page_by_page(place: Place) -> None:
