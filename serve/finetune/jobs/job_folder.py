@@ -22,6 +22,11 @@ from ..training.loop.setting_names import STATE_FILE
 MOST_STARTS = 3  # of one process without progress between them
 
 
+class StateUnread(Exception):
+    """The state of a job is there and cannot be read: the disk fails, or no file can be opened. What the job has done
+    must not be lost for that."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobState:
     """``trained``: the trainer's last line. ``starts``: of a process since ``progress`` changed."""
@@ -52,11 +57,13 @@ class JobFolder:
         return self.path / f"pass-{state.number if state else 1}"
 
     def state(self) -> JobState | None:
-        """None before the first pass, and where the file is damaged: the job begins anew."""
+        """None before the first pass, and where the file is damaged: the job begins anew. Raises StateUnread."""
         try:
             state = JobState(**stored_json(self.path / "state.json"))
-        except (OSError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError):
             return None
+        except OSError as error:
+            raise StateUnread(f"how far the job is cannot be read ({error.strerror})") from error
         counts = all(type(count) is int for count in (state.number, state.parent, state.starts))
         return state if counts and isinstance(state.trained, dict | None) else None
 

@@ -24,6 +24,7 @@ from ...settings import Settings
 from ...versions.roster import Roster
 from ..data.kept_files import KeptFiles
 from .choices.hyperparameter_table import REFUSE
+from .job_folder import StateUnread
 from .job_runner import JobRunner
 from .records.job_store import JobStore
 from .records.job_types import CANCELLED, DISK_FULL, DISK_FULL_MESSAGE, FAILED, QUEUED, RUNNING, JobRow
@@ -31,6 +32,7 @@ from .worker_process import Cancelled, JobFailed, Paused, Priority, ServerStops
 
 logger = logging.getLogger("halfeven.finetune")
 _GOES_ON = "job %s goes on with the next server"
+READ_AGAIN_S = 60.0
 TIDY_EVERY_S = 60.0  # so long at most an expired file stays that no job needs
 _LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
@@ -151,6 +153,8 @@ class Supervisor:
             self._guarded(job, partial(self._cancelled, job))
         except Paused:
             self._paused(job)
+        except StateUnread as error:
+            self._put_off(job, error)
         except JobFailed as error:
             self._fail(job, error.code, str(error), error.version)
         except HalfevenError as error:
@@ -167,6 +171,16 @@ class Supervisor:
             logger.exception("job %s failed by a mistake of ours", job.id)
             message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
             self._fail(job, "INTERNAL", message)
+
+    def _put_off(self, job: JobRow, error: StateUnread) -> None:
+        """Leave a job as it is for `READ_AGAIN_S`, or until the server ends: then it is taken up again. Where it is to
+        be cancelled, end it."""
+        if self._job_store.job(job.id).cancel_requested:
+            self._guarded(job, partial(self._cancelled, job))
+            return
+        logger.error("job %s is put off: %s", job.id, error, exc_info=error)
+        self._job_store.record(job.id, "warn", f"{error}; it is tried again in {READ_AGAIN_S:g} s")
+        self._stopping.wait(READ_AGAIN_S)
 
     def _fail(self, job: JobRow, code: str, message: str, version: int | None = None) -> None:
         # Callers read the message without the server's folders.

@@ -17,14 +17,14 @@ from halfeven.models.store.store import Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.finetune.data.files import Files
-from halfeven.serve.finetune.jobs import job_runner, trial_run
+from halfeven.serve.finetune.jobs import job_folder, job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import ends_stale
-from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState
+from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState, StateUnread
 from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.records.job_types import JobRequest
 from halfeven.serve.finetune.jobs.records.row_files import TRAINING
-from halfeven.serve.finetune.jobs.supervisor import Supervisor
+from halfeven.serve.finetune.jobs.supervisor import READ_AGAIN_S, Supervisor
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from halfeven.serve.finetune.jobs.worker_process import JobFailed, Paused, StaleParent, WorkerLost
 from halfeven.serve.finetune.judging import active_version
@@ -155,6 +155,28 @@ def test_with_the_server_dead_in_the_conversion_the_next_one_converts(runner: Ru
         runner.go(job)
     runner.again(job)
     assert runner.made == ["trained", "converted", "converted"]
+
+
+def test_a_job_whose_state_cannot_be_read_is_put_off_and_goes_on_from_there(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are trained; then the process has no file descriptor left."""
+    job, runner.converting = runner.job(), once(KeyboardInterrupt())  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        runner.go(job)
+    runner.job_store.move(job.id, "queued")
+    supervisor, waited = supervisor_of(runner), list[float]()
+    monkeypatch.setattr(supervisor._stopping, "wait", waited.append)
+    with monkeypatch.context() as full:
+        full.setattr(job_folder, "stored_json", always(OSError(errno.EMFILE, "Too many open files")))
+        supervisor._guarded(job, lambda: runner.go(job))
+    assert waited == [READ_AGAIN_S] and runner.job_store.job(job.id).status == "running"
+    assert "cannot be read (Too many open files)" in runner.job_store.events(job.id)[0].message
+    runner.again(job)
+    assert runner.made == ["trained", "converted", "converted"], "nothing is trained again"
+    runner.job_store.request_cancel(job.id)
+    supervisor._guarded(job, always(StateUnread("bad disk")))
+    assert waited == [READ_AGAIN_S] and runner.job_store.job(job.id).status == "cancelled"
 
 
 @pytest.mark.parametrize("manifest", ["damaged", '{"version": 1}'])
