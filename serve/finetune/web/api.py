@@ -56,6 +56,7 @@ def router(
     what = "requests wait for the files of jobs to be read"
     waiting = SharedPlaces(DEFAULTS.orders_being_read, what, "ask again when some were answered", 10.0)
     _add_jobs(routes, job_store, admission, waiting, wake)
+    _add_orders(routes, job_store, wake)
     _add_validation(routes, admission, waiting, try_out)
     _add_reading(routes, job_store)
     _add_events(routes, job_store, leaving)
@@ -172,6 +173,8 @@ def _add_jobs(
         with waiting.take(permit.owner):
             return await run_in_threadpool(admit, body, key, permit)
 
+
+def _add_orders(routes: APIRouter, job_store: JobStore, wake: Callable[[], None]) -> None:
     @routes.post(JOBS + "/{id}/cancel", dependencies=[_may_see(job_store)])
     def cancel(id: str) -> Response:
         """Cancel a job; of a finished one this is its state."""

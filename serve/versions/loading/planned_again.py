@@ -18,14 +18,14 @@ import torch
 from ....models.store.store import FOR_DEVICE, Store, Version
 
 logger = logging.getLogger("halfeven.roster")
-# A version that cannot serve is tried again while its planner runs, which is not started twice.
-_RUNNING: set[tuple[str, ...]] = set()
+# The last planner of each version on a device. A version that cannot serve is loaded again while its planner runs.
+_PLANNERS: dict[tuple[str, ...], threading.Thread] = {}
 _CHANGES = threading.Lock()
 
 
 def plan_again(version: Version, device: torch.device) -> threading.Thread | None:
-    """Begin to plan the version again for the device, in the background. None where it was made for a device already,
-    has no captured program, or is being planned."""
+    """Plan the version again for the device, in the background, unless that is under way. None where it was made for a
+    device already, or has no captured program."""
     made_for_one = version.manifest.get("lineage", {}).get("by") == FOR_DEVICE
     # A folder that is a link belongs to a store that is only read.
     if made_for_one or not version.has("original.pt2") or version.folder.is_symlink():
@@ -34,20 +34,12 @@ def plan_again(version: Version, device: torch.device) -> threading.Thread | Non
     of = (str(store), version.name, str(version.number), str(device))
     command = [sys.executable, "-P", "-m", __name__, *of]
     with _CHANGES:
-        if of in _RUNNING:
-            return None
-        _RUNNING.add(of)
-
-    def run() -> None:
-        try:
-            _run(command, f"{version} for {device}")
-        finally:
-            with _CHANGES:
-                _RUNNING.discard(of)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
+        planner = _PLANNERS.get(of)
+        if planner is None or not planner.is_alive():
+            planner = threading.Thread(target=_run, args=(command, f"{version} for {device}"), daemon=True)
+            _PLANNERS[of] = planner
+            planner.start()
+        return planner
 
 
 def _run(command: Sequence[str], subject: str) -> None:

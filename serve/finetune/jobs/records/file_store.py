@@ -10,7 +10,7 @@ from .database import Database
 from .job_types import FINAL, NEXT, FileRecord
 
 _FILE = ", ".join(field.name for field in fields(FileRecord))
-# By what it is, not by what it is not: only so SQLite looks into the index by status.
+# SQLite uses the index by status for a list of states, and not for NOT IN.
 UNFINISHED = f"status IN ({', '.join(repr(status) for status in sorted(NEXT.keys() - FINAL))})"
 
 

@@ -111,11 +111,11 @@ def test_while_its_planner_runs_a_version_is_not_planned_once_more(
     monkeypatch.setattr(planned_again.subprocess, "run", run)
     device = torch.device("cuda")
     thread = plan_again(published, device)
-    assert thread is not None and plan_again(published, device) is None
+    assert thread is not None and plan_again(published, device) is thread
     ended.set()
     thread.join(PATIENCE_S)
     again = plan_again(published, device)
-    assert again is not None
+    assert again is not None and again is not thread
     again.join(PATIENCE_S)
     assert len(ran) == 2
 
