@@ -4,8 +4,7 @@
     <store>/models/<name>/live          the number of the active version: a file, moved by atomic rename
     <store>/models/<name>/promotions.json   which versions were active, and by whose order (`promotions.py`)
 
-A draft is a hidden folder beside the versions; publishing fsyncs it and renames it to the next free number (the rename
-that succeeds takes it). A draft that is not published vanishes.
+A draft is a hidden folder beside the versions; publishing fsyncs it and renames it to the next free number.
 """
 
 import errno
@@ -381,7 +380,8 @@ class Draft:
                 if not target.exists():
                     raise
                 continue
-            fsync(target.parent)
+            for folder in target.parents[:3]:  # the model's folder and that of all models may be new as well
+                fsync(folder)
             return self._store.version(self._name, number)
 
 

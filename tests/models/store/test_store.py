@@ -138,7 +138,7 @@ def test_everything_is_on_the_disk_before_the_rename(store: Store, monkeypatch: 
     names = list(synced)
     before, after = names[: names.index("(rename)")], names[names.index("(rename)") + 1 :]
     assert {"source", "model.py", "spec.json", "samples.safetensors", "manifest.json"} < set(before)
-    assert any(name.startswith(".draft-") for name in before) and after == ["net"]
+    assert any(name.startswith(".draft-") for name in before) and after == ["net", "models", store.root.name]
 
 
 def test_a_draft_that_is_not_published_vanishes(store: Store) -> None:
