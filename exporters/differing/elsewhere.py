@@ -3,6 +3,7 @@
 This file is that Python's script: python elsewhere.py MODEL INPUTS.npz FOUND.npz
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,12 @@ import numpy as np
 BF16 = "bf16:"  # before the name of a tensor that npz has as INT16
 # Types that ONNX Runtime gives for a sequence, a map, and an optional that is absent.
 NO_TENSOR = (list, dict, type(None))
+
+
+def started_as(python: str) -> Path:
+    """The path of a Python from the word that names it on a command line: a word without a folder is looked up in PATH,
+    as a shell does. A link is not followed, for a virtual environment's Python is one."""
+    return Path(python).absolute() if os.sep in python else Path(python)
 
 
 def tensors_elsewhere(python: Path, model: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

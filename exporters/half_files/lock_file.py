@@ -122,7 +122,10 @@ def _u(error: float | None) -> str:
 def slower(then: Facts, now: Facts) -> str:
     """A sentence where the half is slower than it was; empty where it is not, or where no time was taken."""
     before, after = then["milliseconds"], now["milliseconds"]
-    if min(*before.values(), *after.values()) <= 0 or after["half"] < LEAST_MS:
+    if (
+        min(times[side] for times in (before, after) for side in ("half", "fp32")) <= 0
+        or after["half"] < LEAST_MS
+    ):
         return ""
     shares = [times["half"] / times["fp32"] for times in (before, after)]
     own = after["half"] / before["half"]
@@ -289,17 +292,14 @@ def _is_other_file(half: Path, locked: str) -> bool:
 
 
 def _again(found: Found, then: Facts, notify: Notify) -> Facts:
-    """The half now; measured again while it seems slower: the fastest counts."""
-    best = _form(found, then["form"], notify)
-    for _ in range(AGAIN):
-        if not slower(then, best):
-            break
+    """The half now; measured again while it seems slower. The last time counts: only a half that is slower each time is
+    slower. Of verdict and bits the first change counts."""
+    seen = [_form(found, then["form"], notify)]
+    while slower(then, seen[-1]) and len(seen) <= AGAIN:
         notify("it seems slower: measuring it again")
-        other = _form(found, then["form"], notify)
-        best = min(
-            best, other, key=lambda facts: facts["milliseconds"]["half"] / facts["milliseconds"]["fp32"]
-        )
-    return best
+        seen.append(_form(found, then["form"], notify))
+    changed = min(seen, key=lambda facts: (facts["passed"], facts["bits"] == then["bits"]))
+    return {**changed, "milliseconds": seen[-1]["milliseconds"]}
 
 
 def _form(found: Found, form: str, notify: Notify) -> Facts:

@@ -128,7 +128,11 @@ def _finish_order(work: Callable[[], Ended], as_json: bool) -> None:
         os._exit(exit_code_of(error))  # with its children; no code of a library can be interrupted
 
     def within_bounds() -> Ended:
-        with one_order(order_bounds()) as bounded, bounded.watched(end):
+        with (
+            one_order(order_bounds()) as bounded,
+            bounded.watched(end),
+            bounded.bounds_this_process("the work"),
+        ):
             return work()
 
     finish(within_bounds, as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...models.errors import BadSetting
-from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, command, notify, order
+from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, notify, order
 
 if TYPE_CHECKING:
     from ...models.store.store import Version
@@ -42,7 +42,7 @@ def diff(
         ),
     ] = None,
     python: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Run B with the libraries of this python, from an environment that needs no halfeven."
         ),
@@ -54,6 +54,7 @@ def diff(
 ) -> Ended:
     """Run two engines of one model on the same samples; name the first tensor that differs by more than rounding."""
     from ...exporters.differing.diff import DTYPES, check_out, differences, side_of
+    from ...exporters.differing.elsewhere import started_as
     from ..access.client_key import request_headers
     from ..access.direct_requests import is_server_url
     from .v2_engine import v2_engine
@@ -70,7 +71,7 @@ def diff(
         name = model.stem if isinstance(model, Path) else model.name
         b: Any = v2_engine(theirs, name, 60.0, request_headers(()))
     else:
-        b = side_of(_model(theirs, store), samples, half=True, python=python)
+        b = side_of(_model(theirs, store), samples, half=True, python=python and started_as(python))
     facts = differences(a, b, samples, dtype, out)
     return facts, _said(facts), 0 if facts["equal"] else 3
 
@@ -186,7 +187,7 @@ def export(
     return facts, Text(f"{facts['model']}@{facts['version']} is in {folder}\n{next_step}"), 0
 
 
-@command
+@order
 def prove(
     target: Annotated[
         str, typer.Argument(help="NAME, NAME@VERSION, or a folder that `halfeven export` wrote.")

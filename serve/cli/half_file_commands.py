@@ -2,6 +2,7 @@
 records what was proven, ``check`` proves it again after an upgrade."""
 
 import json
+import os
 import shlex
 import subprocess
 from dataclasses import asdict
@@ -101,7 +102,7 @@ def check(
     path: Annotated[Path, typer.Option("--lock", help="The lock file.")] = _LOCK,
     store: StoreAt = DEFAULT_STORE,
     against: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--against-env",
             help="The python of another environment that has halfeven: check there, not here.",
@@ -112,6 +113,7 @@ def check(
     ] = False,
 ) -> Ended:
     """Prove locked halves again with what is installed now, and say what changed; 3 if one does not hold."""
+    from ...exporters.differing.elsewhere import started_as
     from ...exporters.half_files.lock_file import checked, read_lock
 
     then = read_lock(path)
@@ -126,7 +128,7 @@ def check(
             for target, form, changes in checked(then, lambda target: _found(target, store), notify)
         ]
     else:
-        halves = _checked_by(against, path, store, strict)
+        halves = _checked_by(started_as(against), path, store, strict)
     lines = list[str]()
     for half in halves:
         lines.append(f"{half['target']} ({half['form']}): {'holds' if half['holds'] else 'does not hold'}")
@@ -148,16 +150,20 @@ def _checked_by(python: Path, path: Path, store: Path, strict: bool) -> list[dic
     """The halves as the halfeven of another environment checks them now. Raises BadInput where it does not."""
     words = ["check", "--lock", str(path), "--store", str(store), "--json", *(["--strict"] if strict else [])]
     notify(f"asking the halfeven of {python}")
+    command = [str(python), "-P", "-m", "halfeven", *words]
+    # With them the other Python would import the packages of this one.
+    own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     try:
-        done = subprocess.run(
-            [str(python), "-P", "-m", "halfeven", *words], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=own)
     except OSError as error:
         raise BadInput(
             f"--against-env {python}: {error.strerror}; expected the python of an environment"
         ) from error
     last = next(iter(done.stdout.strip().splitlines()[-1:]), "")
-    facts = json.loads(last) if last.startswith("{") else {}
+    try:
+        facts = json.loads(last) if last.startswith("{") else {}
+    except ValueError:
+        facts = {}
     if "halves" not in facts:
         why = facts.get("error") or next(iter(done.stderr.strip().splitlines()[-1:]), "no reason given")
         raise BadInput(f"--against-env {python}: its halfeven does not check these halves: {why}")

@@ -118,7 +118,21 @@ def test_a_slowed_kernel_is_named_and_a_bad_moment_is_measured_again(
     lock.write_text(json.dumps(facts))
     slow, fast = {"half": 9.0, "fp32": 1.0}, {"half": 1.1, "fp32": 1.0}
     assert planted(iter([slow, slow, fast])) == []
+    crowded, a_larger_share = {"half": 4.0, "fp32": 6.6}, {"half": 1.0, "fp32": 0.9}
+    assert planted(iter([crowded, a_larger_share])) == []
     assert [change.kind for change in planted(iter([slow] * (lock_file.AGAIN + 1)))] == ["speed"]
+
+
+def test_a_verdict_that_fails_once_counts_whatever_the_times_are(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (then,) = read_lock(lock)
+    then = {**then, "milliseconds": {"half": 1.0, "fp32": 1.0}}
+    failed = {**then, "passed": False, "summary": "off", "milliseconds": {"half": 9.0, "fp32": 1.0}}
+    measurements = iter([failed, then])
+    monkeypatch.setattr(lock_file, "measured", lambda *_: iter([next(measurements)]))
+    ((_, _, changes),) = checked([then], lambda target: found_file(Path(target)))
+    assert [change.kind for change in changes] == ["verdict"]
 
 
 def test_both_sides_are_timed_in_turns_and_the_first_run_does_not_count() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from halfeven.models.order.one_order import MEMORY_SETTING, private_bytes
 
 from tests.command_line import run
 from tests.exporters.half_files.onnx_net import samples, written
@@ -46,6 +47,20 @@ def test_a_wrong_option_is_named_before_anything_is_compared(tmp_path: Path) -> 
     ):
         code, _, said = run("diff", net, *wrong, "--samples", rows)
         assert code == 2 and sentence in said and "--against" not in said, said
+
+
+def test_a_file_that_asks_for_too_much_memory_is_ended_by_the_bound_of_an_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """g (float[n,3] x) => (float[n,3] y) {
+        big = ConstantOfShape (size) m = ReduceMax <keepdims=0> (big) y = Add (x, m)
+    }"""
+    net = parsed(text, {"size": np.array([1 << 31], np.int64)})
+    onnx.save(net, tmp_path / "net.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 3), np.float32))
+    monkeypatch.setenv(MEMORY_SETTING, str((private_bytes() >> 20) + 1024))
+    code, _, said = run("diff", tmp_path / "net.onnx", tmp_path / "net.onnx", "--samples", tmp_path / "x.npz")
+    assert code == 4 and MEMORY_SETTING in said
 
 
 def test_a_difference_in_a_body_is_reported_without_its_node(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """``halfeven fp16``, ``verify``, ``lock`` and ``check``: their answers and exit codes."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -53,6 +56,59 @@ def action(lock: Path) -> int:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment |= dict.fromkeys(step["env"], "false") | {"LOCK": str(lock)}
     return subprocess.run(["bash", "-e", "-c", step["run"]], env=environment, check=False).returncode
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_action_installs_what_is_missing_and_no_other_version_of_what_is_there(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    install, _ = yaml.safe_load((root / "action.yml").read_text())["runs"]["steps"]
+    script(
+        tmp_path / "python",
+        f"""
+        case "$*" in
+          *"import halfeven"*) exit 1;;
+          *"pip list"*) echo onnxruntime==1.29.0;;
+          *"pip install -c"*) cat "$5" "$7"; echo ;;
+          *"pip install --no-deps"*) echo "without the rest: $5";;
+          *) exec {sys.executable} "$@";;
+        esac""",
+    )
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_ACTION_PATH": str(root)}
+    done = subprocess.run(
+        ["bash", "-e", "-c", install["run"]], env=environment, check=True, capture_output=True, text=True
+    )
+    first, *asked, last = filter(None, done.stdout.splitlines())
+    assert first == "onnxruntime==1.29.0" and last == f"without the rest: {root}"
+    core = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]["core"]
+    assert asked == [each for each in core if not each.startswith("onnxruntime")] and len(asked) < len(core)
+
+
+def test_another_environments_python_is_the_file_that_was_named_without_this_ones_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "python", 'echo "{\\"halves\\": [], \\"path\\": \\"$PYTHONPATH\\"}"')
+    script(tmp_path / "other", "echo {not JSON")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/of/this/one")
+    monkeypatch.setattr(lock_file, "read_lock", lambda _: [])
+    started = subprocess.run
+    seen = list[str]()
+
+    def watched(*given: Any, **options: Any) -> Any:
+        done = started(*given, **options)
+        seen.append(done.stdout)
+        return done
+
+    monkeypatch.setattr(subprocess, "run", watched)
+    code, facts, _ = run("check", "--against-env", "./python")
+    assert code == 0 and facts["halves"] == [] and json.loads(seen[-1])["path"] == ""
+    code, _, said = run("check", "--against-env", "./other")
+    assert code == 2 and "its halfeven does not check these halves" in said
 
 
 def test_a_lock_holds_until_the_half_is_another_one(
