@@ -16,7 +16,7 @@ from ..exported.file_rows import write_npz
 from ..guessing.bare import folder_at, guess_at, guessed_folder
 from ..inputs.samples import TARGET, read_tensors
 from ..question import Answers, Arrays
-from .first_difference import compared
+from .first_difference import before, compared
 from .onnx_side import OnnxSide
 from .units import FP32
 
@@ -57,7 +57,8 @@ def side_of(target: Path | Version, samples: Path, half: bool = False, python: P
 def differences(
     a: "Side", theirs: "Side | Answers", samples: Path, dtype: str | None = None, out: Path | None = None
 ) -> dict[str, Any]:
-    """The facts: how many tensors both have, how many of them differ, and the first.
+    """The facts: how many tensors both have, how many of them differ, and the first; the nearest tensors before it that
+    ``agree``, and how many tensors between are ``hidden``, because B does not have them.
 
     ``a``: the side that is right. ``theirs``: another, or an engine, of which the outputs are compared, and inner
     tensors where it gives them by A's names. ``dtype``: what B is to compute in, whatever its own types are; None: what
@@ -74,9 +75,11 @@ def differences(
             )
         facts = {"equal": found.first is None, "tensors": found.tensors, "astray": found.astray}
         facts |= {"first": found.first and found.first.to_json(), "reproduction": None, "not_written": None}
+        facts |= {"agree": [], "hidden": 0}
         answered = answered or any(map(_has_answers, found.values.values()))
         if found.first is None:
             continue
+        facts["agree"], facts["hidden"] = before(a, found.first.tensor, answers)
         if out is not None:
             facts |= _reproduced(a, found, answers, found.first.tensor, out)
         break

@@ -6,7 +6,7 @@ as the gate judges slices; of integers it is the share that differs, of which no
 not tie. What rounding explains is measured: the inputs are moved by a step of B's type, and the tensor moves with them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -89,6 +89,21 @@ def compared(a: "Side", inputs: Arrays, theirs: Arrays, units: Mapping[str, floa
         if difference := _difference(node, *arrays, steps[name], room, draws):
             found.append(difference)
     return Compared(both, len(found), found[0] if found else None, local, local | given)
+
+
+def before(a: "Side", tensor: str, theirs: Collection[str]) -> tuple[list[str], int]:
+    """The nearest tensors before ``tensor`` that are inputs or in ``theirs``, the names of B's tensors; and how many
+    tensors of A lie between them and ``tensor``. Constants do not count: nothing computes them."""
+    reads = {node.name: node.inputs for node in a.nodes if node.inputs}
+    near, hidden, waiting = dict[str, None](), set[str](), [*reads.get(tensor, ())]
+    while waiting:
+        name = waiting.pop(0)
+        if name in theirs or name in a.inputs.values():
+            near[name] = None
+        elif name in reads and name not in hidden:
+            hidden.add(name)
+            waiting += reads[name]
+    return list(near), len(hidden)
 
 
 def _difference(

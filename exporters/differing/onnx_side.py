@@ -81,7 +81,7 @@ class OnnxSide:
             raise NotRun(f"{self.path} has the input '{missing[0]}', and the samples have {sorted(inputs)}")
         feed = self._in_its_types(inputs) | {GIVEN + name: array for name, array in given.items()}
         try:
-            found = self._ran(self._watched(given), feed)
+            found = self._ran(self.watched(given), feed)
         except BadSetting:
             raise
         except Exception as error:  # ONNX Runtime has no narrower one
@@ -100,7 +100,7 @@ class OnnxSide:
         came = zip(names, session.run(names, dict(feed)), strict=True)
         return {name: np.asarray(value) for name, value in came if not isinstance(value, NO_TENSOR)}
 
-    def _watched(self, given: Arrays) -> ModelProto:
+    def watched(self, given: Arrays) -> ModelProto:
         """The model with all readable values as outputs, and those that are given as inputs of the nodes that read
         them (bodies read their own)."""
         watched = ModelProto()
@@ -129,16 +129,20 @@ class OnnxSide:
         }
 
     @cached_property
-    def _readable(self) -> list[str]:
-        """The values that ONNX Runtime hands out as numpy arrays: neither sequences nor types that numpy has not."""
+    def types(self) -> dict[str, onnx.TypeProto]:
+        """The types of the inner values and of the outputs, where shape inference finds them."""
         graph = self.model.graph
         # ONNX Runtime may run a file without shapes all the same.
         with suppress(onnx.shape_inference.InferenceError, ValueError):
             graph = onnx.shape_inference.infer_shapes(weights_as_inputs(self.model)).graph
-        types = {value.name: value.type for value in (*graph.value_info, *graph.output)}
+        return {value.name: value.type for value in (*graph.value_info, *graph.output)}
+
+    @cached_property
+    def _readable(self) -> list[str]:
+        """The values that ONNX Runtime hands out as numpy arrays: neither sequences nor types that numpy has not."""
         others = {
             name
-            for name, kind in types.items()
+            for name, kind in self.types.items()
             if kind.WhichOneof("value") not in (None, "tensor_type")
             or kind.tensor_type.elem_type in _NOT_IN_NUMPY
         }

@@ -1,7 +1,7 @@
 """The commands about other engines: ``diff`` compares two by their tensors, ``index-check`` by a search, ``export``
 gives one the proven half, ``prove`` judges its answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +13,22 @@ from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, notify, orde
 if TYPE_CHECKING:
     from ...models.store.store import Version
 
+Theirs = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="B",
+        show_default=False,
+        help="Another of these, the half of NAME@VERSION, or the URL of a V2 server.",
+    ),
+]
 NodeFolder = Annotated[
     Path | None, typer.Option(help="A new folder for the node that differs, with its inputs.")
+]
+Visible = Annotated[
+    Path | None,
+    typer.Option(
+        help="Compare nothing: write A, an ONNX file, as this file with its inner tensors as outputs, for a server."
+    ),
 ]
 
 
@@ -28,13 +42,10 @@ def diff(
             "original of NAME or NAME@VERSION.",
         ),
     ],
-    theirs: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="Another of these, the half of NAME@VERSION, or the URL of a V2 server."
-        ),
-    ],
-    samples: Annotated[Path, typer.Option(help="npz or safetensors: inputs by name, axis 0 the samples.")],
+    theirs: Theirs = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="npz or safetensors: inputs by name, axis 0 the samples.")
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -48,6 +59,7 @@ def diff(
         ),
     ] = None,
     out: NodeFolder = None,
+    visible: Visible = None,
     key: Key = None,
     key_file: KeyFileOf = None,
     store: StoreAt = DEFAULT_STORE,
@@ -59,6 +71,13 @@ def diff(
     from ..access.direct_requests import is_server_url
     from .v2_engine import v2_engine
 
+    if visible is not None:
+        return _made_visible(_model(ours, store), visible)
+    if theirs is None or samples is None:
+        lacking = "B" if theirs is None else "--samples FILE"
+        raise BadSetting(
+            f"{lacking} is missing: expected halfeven diff A B --samples FILE, or halfeven diff A --visible FILE"
+        )
     if dtype not in (None, *DTYPES):
         raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     if "://" in theirs and not (is_server_url(theirs) and theirs.isascii()):
@@ -73,7 +92,23 @@ def diff(
     else:
         b = side_of(_model(theirs, store), samples, half=True, python=python and started_as(python))
     facts = differences(a, b, samples, dtype, out)
-    return facts, _said(facts), 0 if facts["equal"] else 3
+    return facts, _said(facts, "://" in theirs), 0 if facts["equal"] else 3
+
+
+def _made_visible(model: "Path | Version", target: Path) -> Ended:
+    from ...exporters.differing.onnx_side import OnnxSide
+    from ...exporters.differing.visible_file import write_visible
+
+    path = model if isinstance(model, Path) else model.folder / "original.onnx"
+    if path.suffix != ".onnx" or not path.is_file():
+        raise BadSetting(f"--visible: expected an ONNX file as A, or a version that has one, got {model}")
+    names = write_visible(OnnxSide(path), target)
+    said = f"{target}: {path.name} with {len(names)} inner tensors as outputs"
+    return (
+        {"visible": str(target), "tensors": names},
+        f"{said}\nserve it, then: halfeven diff {path} URL --samples FILE",
+        0,
+    )
 
 
 def _model(target: str, store: Path) -> "Path | Version":
@@ -86,7 +121,7 @@ def _model(target: str, store: Path) -> "Path | Version":
     return version_called(target, store_at(store))
 
 
-def _said(facts: Mapping[str, Any]) -> str:
+def _said(facts: Mapping[str, Any], of_server: bool) -> str:
     first = facts["first"]
     if first is None:
         return f"no difference: rounding explains all {facts['tensors']} tensors that both have"
@@ -100,6 +135,7 @@ def _said(facts: Mapping[str, Any]) -> str:
     lines = [
         f"the first difference is '{first['tensor']}', which {first['op']} makes: {error}; rounding explains "
         f"{first['explained']:.3g}",
+        *_between(first["tensor"], facts["agree"], facts["hidden"], of_server),
         f"{facts['astray']} of the {facts['tensors']} tensors that both have differ",
     ]
     if facts["reproduction"]:
@@ -107,6 +143,19 @@ def _said(facts: Mapping[str, Any]) -> str:
     if facts["not_written"]:
         lines.append(f"nothing is written to --out: {facts['not_written']}")
     return "\n".join(lines)
+
+
+def _between(tensor: str, agree: Sequence[str], hidden: int, of_server: bool) -> list[str]:
+    """The tensors between which the fault lies; nothing where the node before the difference has it."""
+    if not hidden:
+        return []
+    shown = ", ".join(f"'{name}'" for name in agree[:3]) + (", …" if len(agree) > 3 else "")
+    those = f"{shown} ({'agrees' if len(agree) == 1 else 'agree'})" if agree else "the constants"
+    many = f"the {hidden} tensors" if hidden > 1 else "the tensor"
+    lines = [f"the fault is between {those} and '{tensor}' (differs); B does not have {many} between them"]
+    if of_server:
+        lines.append("to compare them too, serve the file that this writes: halfeven diff A --visible FILE")
+    return lines
 
 
 @order
