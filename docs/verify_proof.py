@@ -190,6 +190,10 @@ def verified(half: Path) -> str:
     """The sentence of a proof that holds. Raises Refused."""
     proof = half.with_suffix(".proof")
     manifest = check_digests(half, proof)
+    if around := manifest.get("around"):
+        raise Refused(
+            f"this verifier does not run {around['nodes'][0]}: `halfeven verify` judges what is around it"
+        )
     spec, parity = (json.loads((proof / name).read_text()) for name in ("spec.json", "parity.json"))
     said, u = parity["forms"]["onnx"], ROUNDOFF[manifest["half"]]
     if said["passed"] is not True or said["dtype"] != manifest["half"]:

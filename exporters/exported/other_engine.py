@@ -92,6 +92,7 @@ def prove_engine(
         "engine": {"kind": engine.kind, "where": engine.where, "asked": _asked(run, engine)},
         "samples": {"source": samples.source, "count": samples.count, "judging": report.samples},
         "worst": worst or None,
+        **({"around": around} if (around := version.manifest.get("around")) else {}),
         "forms": {
             "engine": {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {"parity": found}
         },

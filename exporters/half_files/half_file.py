@@ -31,11 +31,13 @@ from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
 from ..inputs.samples import judging_samples
+from ..onnx.custom_nodes import join
 from ..onnx.own_layout import declare_as, give_own_layout
 from ..onnx.reading.bounded_file import external_files, read_graph, tensors
 from ..onnx.reading.large_files import DATA
 from ..proof.maker import Notify
-from ..report.headline import headline
+from ..report.headline import headline, not_run
+from .around_custom import AroundCustom, around_custom
 
 Verdict = Literal["equal", "fp32", "refused"]
 EQUAL: Verdict = "equal"
@@ -95,10 +97,14 @@ def write_half(
     _finish(target)
     _check(source, target)
     with tempfile.TemporaryDirectory(prefix="halfeven-store-") as place:
-        done = convert(source, Store(Path(place)), replace(options or Options(), forms=("onnx",)), notify)
+        asked = replace(options or Options(), forms=("onnx",))
+        around = around_custom(source, asked.samples, asked.name, Path(place) / "cut")
+        asked = replace(asked, samples=around.samples) if around else asked
+        done = convert(around.folder if around else source, Store(Path(place) / "store"), asked, notify)
         facts = {**done.shown(), "verdict": verdict_of(done.version), "file": None, "proof": None}
+        facts |= {"around": around.facts()} if around else {}
         if facts["verdict"] == EQUAL:
-            facts |= _written(done.version, source, target, notify)
+            facts |= _written(done.version, source, target, around, notify)
     return facts
 
 
@@ -144,7 +150,9 @@ def _is_ours(target: Path) -> bool:
         return False
 
 
-def _written(version: Version, source: Path, target: Path, notify: Notify) -> dict[str, Any]:
+def _written(
+    version: Version, source: Path, target: Path, around: AroundCustom | None, notify: Notify
+) -> dict[str, Any]:
     """Write both; gives their paths and the digest of the file."""
     with tempfile.TemporaryDirectory(
         prefix=f".{target.stem}-", dir=target.parent, ignore_cleanup_errors=True
@@ -155,7 +163,11 @@ def _written(version: Version, source: Path, target: Path, notify: Notify) -> di
         stated = {key: value for key, value in facts.items() if key not in ("folder", "files")}
         if source.is_file():
             stated["source"] = {"name": source.name, "sha256": sha256_of(source)}
-        _describe(draft, version, source, data, stated)
+        if around:
+            stated["around"] = around.facts()
+            page = (draft / "README.md").read_text()
+            (draft / "README.md").write_text(f"{page}{_AROUND.format(said=not_run(stated)[2:])}")
+        _describe(draft, version, source, data, stated, around)
         (draft / "manifest.json").unlink()
         write_manifest(draft, LIVE, stated)
         for name, copied in ((HALF, target.name), (data, data)):
@@ -202,15 +214,33 @@ def digest_of_facts(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _describe(draft: Path, version: Version, source: Path, data: str, stated: Mapping[str, Any]) -> None:
-    """Give the half the shapes of ``source``, write the verdict, and the digests of the original and of what the
-    manifest states, into its own metadata, and call its file of weights, if it has one, ``data``."""
+_AROUND = """
+## Nodes that were not run
+
+Note: {said}.
+So it cannot load `half.onnx` either: the lines above are for the files of other models. The nodes stand in `half.onnx`
+as they were, and read and give FP32; `original.onnx` is the model without them. Of engines, `prove` judges ONNX files.
+"""
+
+
+def _describe(
+    draft: Path,
+    version: Version,
+    source: Path,
+    data: str,
+    stated: Mapping[str, Any],
+    around: AroundCustom | None,
+) -> None:
+    """Give the half the shapes of ``source`` and its custom nodes, write the verdict, and the digests of the original
+    and of what the manifest states, into its own metadata, and call its file of weights, if it has one, ``data``."""
     model, spec = onnx.load(draft / HALF, load_external_data=False), version.spec()
     give_own_layout(model, spec)
     if source.suffix == ".onnx":
         declare_as(model, read_graph(source), spec)
+    if around:
+        join(model, around.whole)
     said = {
-        "verdict": headline(Conversion(version, version.manifest).shown()),
+        "verdict": headline(Conversion(version, version.manifest).shown() | {"around": stated.get("around")}),
         "proof": sha256_of(draft / "parity.json"),
     }
     said |= {"original": sha256_of(draft / "original.onnx"), "facts": digest_of_facts(stated)}

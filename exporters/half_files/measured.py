@@ -31,6 +31,7 @@ from ..proof.maker import Notify
 from ..proof.prove import answers_of
 from ..proof.subject import CPU
 from ..question import Answers
+from ..report.headline import not_run
 from .half_file import proof_of
 
 RUNS = 25  # of each side, in turns; the median counts
@@ -104,7 +105,7 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
         "weights": _weights(found.half) if form == "onnx" and found.half else {},
         **surroundings(),
         "passed": report.passed,
-        "summary": report.summary(),
+        "summary": report.summary() + not_run(version.manifest),
         "max_error_u": float(report.max_error_u) if np.isfinite(report.max_error_u) else None,
         "bits": {"half": bits[0], "fp32": bits[1]},
         "milliseconds": speed,

@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 from ...models.errors import BadFolder
 from ...models.spec.batch_axis import batch_back, batch_first
 from ...models.spec.spec import ModelSpec, TensorSpec
+from .custom_nodes import cut, parted
 from .output_names import output_names
 from .reading.batch_first import BATCH_AXIS, move_batch_first
 from .reading.bounded_file import read_graph, read_model
@@ -62,25 +63,29 @@ def declare_as(model: ModelProto, original: ModelProto, spec: ModelSpec) -> None
                 dim.CopyFrom(said)
 
 
-def put_batch_first(model: ModelProto, spec: ModelSpec, path: Path) -> None:
-    """The inverse of `give_own_layout`, in place; nothing for a file that has the batch first. ``path`` is named in
-    errors."""
+def put_as_proven(model: ModelProto, spec: ModelSpec, path: Path) -> None:
+    """Make of a file, in place, what the proof asks: cut at custom nodes (`custom_nodes`), and the inverse of
+    `give_own_layout`; nothing for a file that has the batch first. ``path`` is named in errors."""
+    if parted(model).custom:
+        cut(model, {})
     if has_own_layout(model):
         move_batch_first(model.graph, spec, path)
 
 
 @contextmanager
 def batch_in_front(path: Path, spec: ModelSpec) -> Iterator[Path]:
-    """The file itself, or one like it that has the batch first, where it has its model's own layout."""
+    """The file itself, or one like it that has the batch first, where it has its model's own layout, and that is cut at
+    nodes that ONNX Runtime does not know (`custom_nodes`)."""
     try:
-        own = _moves(spec) and has_own_layout(read_graph(path))
+        graph = read_graph(path)
+        changes = (_moves(spec) and has_own_layout(graph)) or bool(parted(graph).custom)
     except BadFolder:  # whoever runs the file says why it cannot be read
-        own = False
-    if not own:
+        changes = False
+    if not changes:
         yield path
         return
     model = read_model(path, path.parent)
-    put_batch_first(model, spec, path)
+    put_as_proven(model, spec, path)
     with TemporaryDirectory(prefix="halfeven-layout-") as place:
         save(model, Path(place) / path.name)
         yield Path(place) / path.name

@@ -19,7 +19,7 @@ from ..proof.threads import threads_now
 from ..question import Answers, TieTolerance
 from .bounded_answers import bounded_answers, is_unbounded
 from .output_names import as_in_spec
-from .own_layout import put_batch_first
+from .own_layout import put_as_proven
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
 from .reading.bounded_file import external_files, read_graph, read_model
@@ -77,7 +77,7 @@ def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
 
 def _stored(version: Version, name: str) -> ModelProto:
     model = _read(version, name)
-    put_batch_first(model, version.spec(), version.folder / name)
+    put_as_proven(model, version.spec(), version.folder / name)
     return model
 
 

@@ -20,10 +20,19 @@ def headline(facts: Mapping[str, Any]) -> str:
         return "FP32" if power.get("shown", True) else NOT_SHOWN
     count = judged_samples(facts)
     if not count:
-        return "Equal"
+        return f"Equal{not_run(facts)}"
     whose = "generated samples" if is_generated(facts) else "of your samples"
     more = f" and {perturbed} perturbed ones" if (perturbed := perturbed_samples(facts)) else ""
-    return f"Equal on {count} {whose}{more}: {may_differ(count)}{_power(power)}"
+    return f"Equal on {count} {whose}{more}: {may_differ(count)}{_power(power)}{not_run(facts)}"
+
+
+def not_run(facts: Mapping[str, Any]) -> str:
+    """The part of the headline about custom nodes (`half_files/around_custom.py`); empty where there are none."""
+    around = facts.get("around")
+    if not around:
+        return ""
+    given = f", given what they answered ({', '.join(around['recorded'])})" if around["recorded"] else ""
+    return f"; proven is all but {', '.join(around['nodes'])}{given}: ONNX Runtime does not know these nodes"
 
 
 def _power(power: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from ...exporters.exported.folder import exported_version
 from ...exporters.exported.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
 from ...exporters.inputs.samples import judging_samples
+from ...exporters.report.headline import not_run
 from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting
 from ...models.spec.spec import ModelSpec
@@ -37,6 +38,11 @@ def prove_against(
         raise BadSetting(f"--timeout {timeout_s}: expected a number of seconds above 0")
     exported = (Path(target) / "manifest.json").is_file()
     version = exported_version(Path(target)) if exported else version_called(target, store_at(store))
+    if version.manifest.get("around") and not against.endswith(".onnx"):
+        raise BadInput(
+            f"{target} does not judge answers of the whole model{not_run(version.manifest)}; expected --against "
+            "FILE.onnx"
+        )
     engine = _engine(against, version.spec(), timeout_s, headers)
     judging = judging_samples(version, samples)
     if callable(engine.asked):  # the rows of a file of answers are those that were given
