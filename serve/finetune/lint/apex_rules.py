@@ -3,12 +3,12 @@
 import ast
 from collections.abc import Iterator
 
+from ....models.python_text.rewriting import Rewriting
 from .events import Events
+from .finding import Finding
 from .order_rules import same_loop
 from .own_code import dotted, receiver_of, words_of
-from .rewriting import Rewriting
 from .script_names import ScriptNames
-from .training_script import Finding
 from .walk import text_of
 
 _INITIALIZE = frozenset({"apex.amp.initialize"})

@@ -5,12 +5,12 @@ import ast
 from collections.abc import Iterator
 
 from ....exporters.policy.classes import Rule, class_of
+from ....models.python_text.rewriting import Rewriting
 from .events import Event, Events
+from .finding import Finding
 from .flow import Called
 from .own_code import Function, dotted, method_of, receiver_of, words_of
-from .rewriting import Rewriting
 from .script_names import ScriptNames
-from .training_script import Finding
 from .walk import text_of
 
 _OLD = {

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from .events import Events
+from .finding import Finding
 from .own_code import dotted, given_to, method_of, receiver_of
 from .script_names import ScriptNames
-from .training_script import Finding
 from .walk import Located, text_of
 
 _DEEPEST = 40

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ....models.python_text.python_script import read_script
 from . import (
     apex_rules,
     autocast_rules,
@@ -14,9 +15,9 @@ from . import (
     weight_rules,
 )
 from .events import Events
+from .finding import Finding
 from .flow import Flow
 from .script_names import ScriptNames
-from .training_script import Finding, read_script
 from .value_types import ValueTypes
 
 _OF_EVENTS = (*order_rules.RULES, *skipped_rules.RULES, *autocast_rules.RULES, *apex_rules.RULES,

@@ -3,13 +3,13 @@
 import ast
 from collections.abc import Iterator, Sequence
 
+from ....models.python_text.rewriting import Rewriting
 from .events import UNKNOWN, Event, Events
+from .finding import Finding
 from .flow import Called
 from .own_code import dotted, receiver_of
-from .rewriting import Rewriting
 from .scaler_rules import escapes
 from .script_names import ScriptNames
-from .training_script import Finding
 from .walk import text_of
 
 

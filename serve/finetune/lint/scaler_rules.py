@@ -3,10 +3,10 @@
 import ast
 from collections.abc import Iterator
 
+from ....models.python_text.rewriting import Rewriting
+from .finding import Finding
 from .own_code import dotted, given_to, receiver_of
-from .rewriting import Rewriting
 from .script_names import ScriptNames
-from .training_script import Finding
 from .walk import Located, text_of
 
 _AMP = frozenset({"torch.amp", "torch.cuda.amp", "apex.amp"})

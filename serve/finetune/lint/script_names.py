@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
+from ....models.python_text.python_script import Script
+from ....models.python_text.rewriting import Rewriting, Statements
+from .finding import Finding
 from .own_code import OwnCode, dotted, given_to, method_of, receiver_of, words_of
-from .rewriting import Rewriting, Statements
-from .training_script import Finding, Script
 from .walk import Located, Place, located
 
 SCALERS = frozenset(

@@ -4,13 +4,13 @@ moving averages that run although the scaler skipped the step, or before the ste
 import ast
 from collections.abc import Iterator
 
+from ....models.python_text.rewriting import Rewriting
 from .events import UNKNOWN, Event, Events
+from .finding import Finding
 from .flow import Called
 from .order_rules import runs_with, site_of, spelled
 from .own_code import dotted, given_to, receiver_of
-from .rewriting import Rewriting
 from .script_names import ScriptNames
-from .training_script import Finding
 from .walk import text_of
 
 _SCALE = "scale_before"

@@ -3,11 +3,11 @@
 import ast
 from collections.abc import Iterator
 
+from ....models.python_text.rewriting import Rewriting
+from .finding import Finding
 from .flow import Flow
 from .own_code import dotted, method_of, receiver_of, words_of
-from .rewriting import Rewriting
 from .script_names import ScriptNames
-from .training_script import Finding
 from .value_types import HALVES, WIDES
 from .walk import Located, text_of
 

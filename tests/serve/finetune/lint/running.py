@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from halfeven.serve.finetune.lint.finding import Finding
 from halfeven.serve.finetune.lint.lint import lint
-from halfeven.serve.finetune.lint.training_script import Finding
 
 
 def applied(text: str, finding: Finding) -> str:

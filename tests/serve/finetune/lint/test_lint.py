@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from halfeven.models.python_text.python_script import BadScript
 from halfeven.serve.cli.main import app
+from halfeven.serve.finetune.lint.finding import Finding
 from halfeven.serve.finetune.lint.lint import lint
-from halfeven.serve.finetune.lint.training_script import BadScript, Finding
 from typer.testing import CliRunner
 
 from tests.serve.finetune.lint.clean_loops import CLEAN

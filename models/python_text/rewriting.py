@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from .training_script import Script
+from .python_script import Script
 
 
 class Statements:

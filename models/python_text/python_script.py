@@ -1,4 +1,4 @@
-"""A training script as its syntax tree. Nothing of the script is run; its size and its nesting are bounded."""
+"""A Python file as its syntax tree. Nothing of the file is run; its size and its nesting are bounded."""
 
 import ast
 import io
@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....models.errors import BadInput
+from ..errors import BadInput
 
 MOST_BYTES = 1 << 20
 DEEPEST = 200  # levels of the syntax tree
@@ -19,20 +19,6 @@ class BadScript(BadInput):
     """A file cannot be read as Python. Correct the line that the message names."""
 
     code = "bad_script"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One mistake. ``instead``: what to write in place of the lines ``first`` to ``last``, without the indentation of
-    the first of them. They are the line of the mistake, but where lines are moved."""
-
-    file: str
-    line: int
-    rule: str
-    message: str
-    instead: str
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, slots=True)
