@@ -158,6 +158,14 @@ class Rewriting:
         lines = "".join([*parts, self._text[done:end]]).split("\n")
         return [lines[0], *(line[statement.col_offset :] for line in lines[1:])]
 
+    def whole(self) -> str:
+        """The file's text with the changes; lines end with a line feed alone."""
+        parts, done = list[str](), 0
+        for (start, end), text in sorted(self._edits.items()):
+            parts += [self._text[done:start], text]
+            done = end
+        return "".join([*parts, self._text[done:]])
+
     def block(self) -> tuple[int, int, str]:
         """First and last line that change, and what stands there instead, without the first line's indentation."""
         lines = self._of.script.lines

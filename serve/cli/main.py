@@ -56,6 +56,10 @@ Search = Annotated[bool | None, typer.Option(help="Look for nodes to keep at O3 
 NameOfFile = Annotated[
     str | None, typer.Option(help="The model's name, for a bare file; default: the file's.")
 ]
+Patches = Annotated[
+    Path | None,
+    typer.Option(help="Also try changes of the source that let kept nodes be half; write what gains here."),
+]
 app = typer.Typer(
     name="halfeven",
     no_args_is_help=True,
@@ -127,6 +131,7 @@ def convert(
     search: Search = None,
     device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     name: NameOfFile = None,
+    patches: Patches = None,
 ) -> Ended:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
     from ...exporters.guessing.bare import folder_at
@@ -135,6 +140,7 @@ def convert(
     if not folder.exists():
         folder_at(folder)  # says so before torch is imported
     from ...exporters.conversion.convert import Options, convert
+    from ...exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
     from ...exporters.report.page import render_terminal
     from ...exporters.report.stored_page import stored_page
     from ...models.engines.device_choice import device_name
@@ -148,8 +154,13 @@ def convert(
         all_forms=form == "both",
         name=name,
     )
+    if patches is not None:
+        check_patches_asked(folder, patches, options)
     with progress("converting") as show:
         done = convert(folder, opened := store_at(store, "the new version"), options, show)
+        gained = {}
+        if patches is not None:
+            gained = {"patches": write_patches(folder, patches, done, opened, options, show)}
     if report is not None:
         report.write_text(stored_page(done.version))
     if done.unchanged:
@@ -158,9 +169,10 @@ def convert(
     refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
     shown = Lines(
         render_terminal(done.shown()),
-        *map(Text, ["", *ending(done.version, opened, folder, store, report)]),
+        *map(Text, ["", *(patch_sentences(gained["patches"]) if gained else ())]),
+        *map(Text, ending(done.version, opened, folder, store, report)),
     )
-    return done.facts, shown, 0 if passed else refused
+    return {**done.facts, **gained}, shown, 0 if passed else refused
 
 
 def _forms(word: str | None) -> tuple[str, ...]:
