@@ -1,16 +1,14 @@
 """The files of the patches that gained, and the sentences about all that were tried."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...models.errors import BadSetting
-from ...models.store.store import Store
-from ..conversion.convert import Conversion, Options
+from ..conversion.convert import Options
 from ..guessing.bare import folder_at
-from ..proof.maker import Notify
-from .tried_patches import MOST, PatchTrials, TriedPatch, check_patchable
+from .tried_patches import ALL, MOST, PatchTrials, TriedPatch, check_patchable
 
 
 def check_patches_asked(folder: Path, target: Path, options: Options) -> None:
@@ -21,26 +19,26 @@ def check_patches_asked(folder: Path, target: Path, options: Options) -> None:
         raise BadSetting(f"--patches {target}: expected a folder that is new or empty")
 
 
-def write_patches(
-    folder: Path, target: Path, done: Conversion, store: Store, options: Options, notify: Notify
-) -> dict[str, Any]:
-    """Try the patches of a converted folder and write those that count into ``target``. Gives the facts."""
-    trials = PatchTrials(folder_at(folder, options.samples, options.name), done, store, options, notify)
+def write_patches(trials: PatchTrials, tried: Sequence[TriedPatch], target: Path) -> dict[str, Any]:
+    """Write the patches that count into ``target``. Gives the facts of all that were tried."""
     rows = []
-    for number, patch in enumerate(trials.go(), 1):
-        row = patch.to_json() | {"file": None}
+    for number, patch in enumerate(tried, 1):
+        file = None
         if not patch.why:
             target.mkdir(parents=True, exist_ok=True)
-            name = "all" if patch.kind == "all" else f"{number}-{patch.kind}-{_flat(patch.place)}"
-            path = target / f"{name}.patch"
-            path.write_text(_text(trials, patch), encoding="utf-8", newline="\n")
-            row["file"] = str(path)
-        rows.append(row | {"sentence": _sentence(trials, patch, row["file"])})
+            place = patch.place.replace("/", "-").replace(":", "-")
+            file = target / ("all.patch" if patch.kind == ALL else f"{number}-{patch.kind}-{place}.patch")
+            file.write_text(_text(trials, patch), encoding="utf-8", newline="\n")
+        facts = {
+            name: getattr(patch, name) for name in ("kind", "place", "kept", "error_u", "moved_u", "why")
+        }
+        rows.append(facts | {"file": file and str(file), "sentence": _sentence(trials, patch, file)})
+    left = max(len(trials.places) - MOST, 0)
     return {
         "kept": trials.kept,
         "nodes": trials.nodes,
         "limit_u": trials.limit_u,
-        "not_tried": max(len(trials.places) - MOST, 0),
+        "not_tried": left,
         "tried": rows,
     }
 
@@ -58,9 +56,12 @@ def patch_sentences(facts: Mapping[str, Any]) -> list[str]:
     return [*lines, f"{left} more were not tried, since {MOST} are tried at most"] if left else lines
 
 
-def _sentence(trials: PatchTrials, patch: TriedPatch, file: str | None) -> str:
-    what = f"{patch.kind} at {patch.place}" if patch.place else "all of them together"
-    return f"{what} ({patch.why})" if file is None else f"{file}: {_saved(trials, patch)}"
+def _sentence(trials: PatchTrials, patch: TriedPatch, file: Path | None) -> str:
+    return f"{_what(patch)} ({patch.why})" if file is None else f"{file}: {_saved(trials, patch)}"
+
+
+def _what(patch: TriedPatch) -> str:
+    return "all that gained, together" if patch.kind == ALL else f"{patch.kind} at {patch.place}"
 
 
 def _saved(trials: PatchTrials, patch: TriedPatch) -> str:
@@ -73,25 +74,13 @@ def _saved(trials: PatchTrials, patch: TriedPatch) -> str:
 
 def _text(trials: PatchTrials, patch: TriedPatch) -> str:
     """The unified diff behind its comments, which `patch` and `git apply` skip."""
-    what = f"{patch.kind} at {patch.place}" if patch.place else "all patches that gained alone, together"
     lines = [
-        f"# {what}, tried in a copy of the folder of {trials.version}",
+        f"# {_what(patch)}: tried in a copy of the folder of {trials.version}",
         f"# {_saved(trials, patch)}",
         "# apply in the model's folder: patch -p1 < FILE, or git apply FILE",
     ]
     for path, text in sorted(patch.texts.items()):
-        before = trials.scripts[path].lines
-        diff = difflib.unified_diff(
-            before,
-            text.removesuffix("\n").split("\n"),
-            f"a/{path.as_posix()}",
-            f"b/{path.as_posix()}",
-            lineterm="",
-        )
-        lines += diff
+        before, after = trials.scripts[path].lines, text.removesuffix("\n").split("\n")
+        names = f"a/{path.as_posix()}", f"b/{path.as_posix()}"
+        lines += difflib.unified_diff(before, after, *names, lineterm="")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _flat(place: str) -> str:
-    """The place as a part of a file's name."""
-    return place.replace("/", "-").replace(":", "-")

@@ -7,20 +7,19 @@ is proven equal to it, and fewer nodes are kept in FP32 than before. The operato
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ...models.engines.load import load_original
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, HalfevenError, OrderEnded
 from ...models.folder.package import ModelFolder
 from ...models.python_text.python_script import BadScript, Script, read_script
-from ...models.python_text.rewriting import Statements
 from ...models.store.store import Store, Version
 from ..conversion.convert import Conversion, Options, convert, signature_change
 from ..gate.verdict import ParityReport
+from ..guessing.bare import folder_at
 from ..inputs.drifted_inputs import folder_of
 from ..inputs.samples import stored_samples
 from ..on_device.reprove import reference_run_of
@@ -31,6 +30,7 @@ from ..report.evidence import files_of
 from .known_patterns import Change, changed, changes_of
 
 MOST = 16  # changes that are tried one by one
+ALL = "all"  # the kind of the last patch: all that gained
 Place = tuple[Path, Change]  # a file, relative to the model folder, and a change of it
 
 
@@ -48,9 +48,6 @@ class TriedPatch:
     moved_u: float | None = None
     why: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "texts"}
-
 
 def check_patchable(folder: ModelFolder) -> None:
     """Raises BadInput for a model that has no Python code of its own."""
@@ -65,10 +62,11 @@ class PatchTrials:
     """The trials of one converted folder. ``kept``: how many nodes are kept in FP32 before; ``nodes``: of how many."""
 
     def __init__(
-        self, folder: ModelFolder, done: Conversion, store: Store, options: Options, notify: Notify
+        self, folder: Path, done: Conversion, store: Store, options: Options, notify: Notify
     ) -> None:
-        self.folder, self.version, self.options, self.notify = folder, done.version, options, notify
-        self._drifted = folder_of(store, folder.spec.name)
+        self.folder = folder_at(folder, options.samples, options.name)
+        self.version, self.options, self.notify = done.version, options, notify
+        self._drifted = folder_of(store, done.version.name)
         self._plan = self.version.json("precision.json")
         self.kept, self.nodes = len(self._plan["kept"]), len(self._plan["nodes"])
         self.passed = {name for name, form in done.facts["forms"].items() if form["passed"]}
@@ -103,7 +101,7 @@ class PatchTrials:
         """The folder's Python files that can be patched: lines end with a line feed alone, so that a diff is exact."""
         found = {}
         for path in files_of(self.folder.folder):
-            if path.suffix != ".py":
+            if path.suffix != ".py" or "site-packages" in path.parts:
                 continue
             try:
                 script = read_script(path)
@@ -124,13 +122,11 @@ class PatchTrials:
     def _tried(self, places: Sequence[Place]) -> TriedPatch:
         files = {path for path, _ in places}
         texts = {
-            path: changed(
-                Statements(self.scripts[path]), [change for other, change in places if other == path]
-            )
+            path: changed(self.scripts[path], [change for other, change in places if other == path])
             for path in files
         }
         first, change = places[0]
-        kind, place = (change.kind, f"{first}:{change.line}") if len(places) == 1 else ("all", "")
+        kind, place = (change.kind, f"{first}:{change.line}") if len(places) == 1 else (ALL, "")
         patch = TriedPatch(kind, place, texts)
         with tempfile.TemporaryDirectory(prefix="halfeven-patch-") as made:
             copy, store = self._copied(Path(made) / "folder", texts), Store(Path(made) / "store")
@@ -182,11 +178,12 @@ class PatchTrials:
     def _copied(self, place: Path, texts: Mapping[Path, str]) -> ModelFolder:
         """The folder with the patched files at ``place``; its weights and samples are read where they are."""
         own, folder = self.folder.folder, self.folder
-        left = {*folder.weight_files, *filter(None, (folder.samples,))}
         for path in files_of(own):
-            if path not in left or path.suffix == ".py":
-                target = place / path.relative_to(own)
-                target.parent.mkdir(parents=True, exist_ok=True)
+            target = place / path.relative_to(own)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path == folder.samples or path in folder.weight_files:
+                target.symlink_to(path)  # large; and it is read at its own place
+            else:
                 shutil.copyfile(path, target)
         for path, text in texts.items():
             (place / path).write_text(text, encoding="utf-8", newline="\n")

@@ -141,6 +141,7 @@ def convert(
         folder_at(folder)  # says so before torch is imported
     from ...exporters.conversion.convert import Options, convert
     from ...exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
+    from ...exporters.patches.tried_patches import PatchTrials
     from ...exporters.report.page import render_terminal
     from ...exporters.report.stored_page import stored_page
     from ...models.engines.device_choice import device_name
@@ -160,7 +161,8 @@ def convert(
         done = convert(folder, opened := store_at(store, "the new version"), options, show)
         gained = {}
         if patches is not None:
-            gained = {"patches": write_patches(folder, patches, done, opened, options, show)}
+            trials = PatchTrials(folder, done, opened, options, show)
+            gained = {"patches": write_patches(trials, trials.go(), patches)}
     if report is not None:
         report.write_text(stored_page(done.version))
     if done.unchanged:
