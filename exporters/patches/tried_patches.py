@@ -18,6 +18,7 @@ from ...models.folder.package import ModelFolder
 from ...models.python_text.python_script import BadScript, Script, read_script
 from ...models.store.store import Store, Version
 from ..conversion.convert import Conversion, Options, convert, signature_change
+from ..gate.refusals import without_advice
 from ..gate.verdict import ParityReport
 from ..guessing.bare import folder_at
 from ..inputs.drifted_inputs import folder_of
@@ -149,15 +150,16 @@ class PatchTrials:
             or version.manifest["half"] is None
         ):
             return replace(patch, why=f"its half is not proven: {version.manifest['reason']}")
-        if kept >= self.kept or _in_fp32(version) >= _in_fp32(self.version):
-            return replace(
-                patch, why=f"{kept} nodes are kept in FP32, as many or more than before ({self.kept})"
-            )
+        if kept >= self.kept:
+            return replace(patch, why=f"{kept} nodes are kept in FP32 with it, {self.kept} without")
+        if _in_fp32(version) >= _in_fp32(self.version):
+            return replace(patch, why="as many nodes are in FP32 as without it, by the policy")
         if signature_change(self.version.spec(), version.spec()):
             return replace(patch, why="its inputs or outputs are others")
         report = self._against_original(version)
         worst = max((one.max_error_u for one in report.outputs), default=0.0)
-        why = "" if report.passed else f"its FP32 answers are others: {report.summary()}"
+        refused = without_advice(report.all_failures[0]).message if report.all_failures else ""
+        why = f"its FP32 answers are others: {refused}" if refused else ""
         return replace(patch, moved_u=worst, why=why)
 
     @cached_property

@@ -36,8 +36,9 @@ def proposed(body: str, folder: Path, kept: range = EVERY_LINE, before: str = ""
          "v = -1e4\nreturn x.masked_fill(mask, v)"),
         ("square", "return x / (x ** 2).sum(-1, keepdim=True).sqrt()",
          "return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)"),
-        ("square", "v = x.pow(2).mean(-1, keepdim=True)\nreturn x * torch.rsqrt(v + 1e-2)",
-         "return x * (1 / torch.clamp(torch.linalg.vector_norm(x, dim=-1, keepdim=True) / x.shape[-1] ** 0.5, min=0.1))"),
+        ("square", "v = x.pow(2).mean(-1, True)\nreturn x * torch.rsqrt(v + 1e-2)",
+         "return x * (1 / torch.clamp("
+         "torch.linalg.vector_norm(x, dim=-1, keepdim=True) / x.shape[-1] ** 0.5, min=0.1))"),
         ("sum", "return x / x.sum(dim=1, keepdim=True)", "return (x / x.mean(1, keepdim=True) / x.shape[1])"),
         ("softmax", "e = torch.exp(x)\nreturn e / e.sum(-1, keepdim=True)", "return torch.softmax(x, dim=-1)"),
         ("softmax", "x = x.exp()\nx = x / x.sum(-1, keepdim=True)\nreturn x", "x = torch.softmax(x, dim=-1)\nreturn x"),
