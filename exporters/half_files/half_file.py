@@ -27,7 +27,7 @@ from ...models.files.durable import fsync
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Conversion, Options, convert
-from ..exported.folder import export, exported_version
+from ..exported.folder import digest_rows, export, exported_version
 from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
 from ..inputs.samples import judging_samples
@@ -165,9 +165,11 @@ def _written(
             stated["source"] = {"name": source.name, "sha256": sha256_of(source)}
         if around:
             stated["around"] = around.facts()
-            page = (draft / "README.md").read_text()
-            (draft / "README.md").write_text(f"{page}{_AROUND.format(said=not_run(stated)[2:])}")
+        rows = digest_rows(draft)
         _describe(draft, version, source, data, stated, around)
+        page = (draft / "README.md").read_text().replace(rows, digest_rows(draft))
+        page += _AROUND.format(said=not_run(stated)[2:]) if around else ""
+        (draft / "README.md").write_text(page)
         (draft / "manifest.json").unlink()
         write_manifest(draft, LIVE, stated)
         for name, copied in ((HALF, target.name), (data, data)):

@@ -1,6 +1,7 @@
 """One file in, one proven half out: the proof beside it proves the file again, and no other file."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,12 @@ def test_the_file_answers_as_the_original_and_says_what_was_proven(half: Path) -
     assert about["halfeven.verdict"].startswith("Equal on 12 of your samples")
     assert about["halfeven.precision"] == "fp16" and len(about["halfeven.original"]) == 64
     assert any(tensor.data_type == TensorProto.FLOAT16 for tensor in onnx.load(half).graph.initializer)
+
+
+def test_the_page_of_a_proof_has_the_digests_of_its_files(half: Path) -> None:
+    proof = proof_folder(half)
+    rows = re.findall(r"\| `(.+)` \| `([0-9a-f]{64})` \|", (proof / "README.md").read_text())
+    assert dict(rows) == {path.name: sha256_of(path) for path in proof.glob("*.onnx")}
 
 
 def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Path, tmp_path: Path) -> None:

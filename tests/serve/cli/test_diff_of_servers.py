@@ -146,7 +146,11 @@ def test_the_command_says_between_which_tensors_and_writes_the_file_that_shows_m
     assert code == 0 and "5 inner tensors as outputs" in said, said
     with served(tmp_path / "all.onnx") as url:
         code, said = printed("diff", a, url, "--samples", rows(tmp_path), "--out", tmp_path / "node")
-    assert code == 3 and "the first difference is 'e', which Exp makes" in said and "the fault is between" not in said
+    assert (
+        code == 3
+        and "the first difference is 'e', which Exp makes" in said
+        and "the fault is between" not in said
+    )
     assert (tmp_path / "node" / "node.onnx").is_file()
 
 
