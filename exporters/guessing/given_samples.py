@@ -15,7 +15,7 @@ from onnx import ValueInfoProto
 from ...models.errors import BadSamples
 from ...models.spec.batch_axis import array_batch_back, array_batch_first, batch_back, batch_first
 from ...models.spec.datatypes import name_of
-from ...models.spec.spec import Dim, ModelSpec
+from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ..inputs.samples import TARGET, as_fp32, check_in_fp32
 from ..onnx.reading.signature import datatype_of, size_of
 
@@ -70,13 +70,15 @@ class GivenSamples:
 def laid_out(arrays: Arrays, spec: ModelSpec) -> dict[str, np.ndarray]:
     """The arrays as samples.safetensors has them, for the spec that was guessed. Targets stay as they are."""
     found = dict(arrays)
+    count = next((len(arrays[one.name]) for one in spec.inputs if arrays[one.name].ndim > len(one.shape)), 0)
     for tensor in spec.inputs:
         own = batch_back(tensor.shape, tensor.batch_axis)
         sizes = [dim.minimum if dim.fixed else None for dim in own]
         array, axes = _rows_first(arrays[tensor.name], sizes, tensor.batch_axis), len(tensor.shape)
         found[tensor.name] = array
         if not spec.batched and array.ndim == axes:
-            found[tensor.name] = array[:, None]
+            place = _place_of_rows(array, tensor, count)
+            found[tensor.name] = np.expand_dims(np.moveaxis(array, place, 0), 1 + place)
         elif spec.batched and array.ndim == axes + 1 and array.shape[1 + tensor.batch_axis] == 1:
             found[tensor.name] = array.squeeze(1 + tensor.batch_axis)
     return found
@@ -93,6 +95,19 @@ def _rows_first(array: np.ndarray, sizes: Sequence[int | None], axis: int) -> np
         for order in (batch_first(free, axis), free)
     )
     return array_batch_first(array, axis) if own and not in_front else array
+
+
+def _place_of_rows(array: np.ndarray, tensor: TensorSpec, count: int) -> int:
+    """The axis that counts the samples, of an array that has as many axes as the input: the first one, or the only one
+    that has ``count`` where the file has 1 or a free size."""
+    if len(array) == count:
+        return 0
+    places = [
+        axis
+        for axis, (size, dim) in enumerate(zip(array.shape, tensor.shape, strict=True))
+        if size == count and (not dim.fixed or dim.minimum == 1)
+    ]
+    return places[0] if len(places) == 1 else 0
 
 
 def resized(array: np.ndarray, shape: Sequence[Dim], first: int) -> np.ndarray:

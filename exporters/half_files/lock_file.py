@@ -96,7 +96,13 @@ def _surroundings(then: Facts, now: Facts) -> list[Change]:
         if before[key] != after.get(key):
             said = f"{key}: {before[key]} then, {after.get(key, 'none')} now"
             found.append(Change("environment", said, False))
-    if before["device"] != after["device"] or then["processor"] != now["processor"]:
+    devices = [before["device"], after["device"]]
+    if "none" in (
+        before.get("torch"),
+        after.get("torch"),
+    ):  # only torch tells what oneDNN has for this processor
+        devices = [device.partition(",")[0] for device in devices]
+    if devices[0] != devices[1] or then["processor"] != now["processor"]:
         kinds = f"{then['processor']} ({before['device']}) then, {now['processor']} ({after['device']}) now"
         found.append(Change("processor", f"another processor, which may have other kernels: {kinds}", False))
     return found

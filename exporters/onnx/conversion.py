@@ -213,12 +213,15 @@ def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], pa
     """
     graph = model.graph
     constants = {tensor.name for tensor in graph.initializer}
+    notes = []
+    optional = [value.name for value in graph.input if value.name in constants]
+    if optional and model.ir_version >= _CONSTANTS_ALONE:
+        notes.append(f"inputs that have a value in the file are constants: {', '.join(optional)}")
     _keep(graph.input, {value.name for value in graph.input} - constants)
     if constants:
         model.ir_version = max(model.ir_version, _CONSTANTS_ALONE)
     wanted = {file_names.get(tensor.name, tensor.name): tensor for tensor in spec.outputs}
     given = [value.name for value in graph.output]
-    notes = []
     if inner := _add_inner(model, wanted):
         notes.append(f"values inside of the graph are outputs, as model.toml asks: {', '.join(inner)}")
     if (

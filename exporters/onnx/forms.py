@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..proof.prove import ReferenceRun, answers_of, ask_reference, take
 from ..proof.subject import CPU, Subject
 from ..proof.threads import fixed_threads, threads_now
 from ..question import Answers, Arrays
+from .as_given import AsGiven
 from .bounded_answers import bounded_answers
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .original_file import OriginalFile, why_original
@@ -41,7 +43,6 @@ from .reading.signature import hold
 from .runtime import (
     WatchedRun,
     answers_alone_differ,
-    difference,
     finished,
     refuse_paired_rows,
     runtime_answers,
@@ -103,8 +104,11 @@ def _planned_subject(
     operations = file_operations(program, row)
     with fixed_threads(operations.of(row)):
         answers = bounded_answers(original, spec, samples)
-        if wrong := difference(given, spec, answers, row):
+        as_given = AsGiven(given, spec, answers)
+        if wrong := as_given.difference(row):
             raise NotPlanned(f"{path}: {wrong}")
+        rows = (arrays for _, arrays in islice(samples.batches(1 if spec.batched else 0), 8))
+        notes = [*notes, *as_given.notes(rows)]
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
     chooses = choosing(given.graph)
     return subject, FileForms(subject, program, answers, info, operations, operations.of(row), chooses)

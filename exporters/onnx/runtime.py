@@ -17,7 +17,6 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from ...models.capture.agreement import axis_of_rows, paired_rows
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
 from ...models.errors import BadFolder, CannotConvert, NotRun
-from ...models.spec.batch_axis import array_batch_back, array_batch_first
 from ...models.spec.spec import ModelSpec
 from ..inputs.samples import Samples
 from ..proof.threads import threads_now
@@ -188,65 +187,7 @@ def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | N
     return None if same else "depends on the other rows of its batch"
 
 
-# Answers that differ by at most this share of the output's largest number are alike: another order of sums differs far
-# less, another operation more.
-ALIKE = 1e-3
-# A file with values in half may differ from its original in FP32 by this share of the output's largest number, because
-# it rounds. A larger difference means that its answers depend on a rounding, as those of `x - half(x)` do.
-ALIKE_IN_HALF = 0.05
 _HALF = frozenset(HALVES.values())
-
-
-def difference(given: ModelProto, spec: ModelSpec, original: Answers, row: Arrays) -> str | None:
-    """A sentence that says how the original's answer to the inputs ``row`` differs from that of the file ``given``;
-    None where both answer alike.
-
-    Reading a file inlines its functions, converts its opset and computes its constants. A fault of any of these would
-    be in the original and in the half alike, so that no comparison of those two would show it.
-
-    Where the file has values in half, which the original has in FP32, finite numbers may differ by `ALIKE_IN_HALF`.
-    Also None where the two cannot be compared: the file is random, or ONNX Runtime does not run it as it is.
-    """
-    in_half = has_half(given)
-    inputs = {
-        tensor.name: np.asarray(array_batch_back(row[tensor.name], tensor.batch_axis), order="C")
-        for tensor in spec.inputs
-    }
-    try:
-        answers = runtime_answers(given)
-        asked, again = answers(inputs), answers(inputs)
-    except Exception:  # ONNX Runtime has no narrower one
-        return None
-    if not all(_alike(asked[tensor.name], again[tensor.name]) for tensor in spec.outputs):
-        return None
-    try:
-        came = original(row)
-    except Exception as error:
-        return f"as it is read here it does not run ({str(error)[:200]})"
-    for tensor in spec.outputs:
-        own = array_batch_first(asked[tensor.name], tensor.batch_axis)
-        if not (_alike_in_half if in_half else _alike)(own, came[tensor.name]):
-            return f"as it is read here output '{tensor.name}' is not what ONNX Runtime gives of the file"
-    return None
-
-
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
-        return False
-    numbers, others = one.astype(np.float64), other.astype(np.float64)
-    scale = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
-    return bool(np.allclose(numbers, others, rtol=0.0, atol=ALIKE * scale, equal_nan=True))
-
-
-def _alike_in_half(one: np.ndarray, other: np.ndarray) -> bool:
-    """True if finite numbers differ by at most `ALIKE_IN_HALF`. Integers are not compared, because a rounding may turn
-    one into the next, nor numbers that are infinite on one side, because half overflows where FP32 does not."""
-    if one.dtype.kind not in "fV" or one.shape != other.shape:
-        return True
-    numbers, others = one.astype(np.float64), other.astype(np.float64)
-    finite = np.isfinite(numbers) & np.isfinite(others)
-    scale = float(np.abs(others[finite]).max(initial=0.0))
-    return bool(np.allclose(numbers[finite], others[finite], rtol=0.0, atol=ALIKE_IN_HALF * scale))
 
 
 def has_half(model: ModelProto) -> bool:

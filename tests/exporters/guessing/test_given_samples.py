@@ -175,3 +175,13 @@ def test_a_batch_in_the_files_own_layout_is_known_by_its_sizes() -> None:
         given = GivenSamples.of({"x": x, "h": h}, model.graph.input, {"h": 1})
         np.testing.assert_array_equal(given.rows(5, {"h": 1})["h"], own.swapaxes(0, 1))
         np.testing.assert_array_equal(laid_out({"x": x, "h": h}, spec)["h"], own.swapaxes(0, 1))
+
+
+def test_beside_a_scalar_a_state_of_one_call_has_its_samples_on_the_files_own_axis() -> None:
+    x, own = RANDOM.normal(size=(5, 4)).astype(np.float32), RANDOM.normal(size=(2, 5, 4)).astype(np.float32)
+    rows = TensorSpec("x", "FP32", (Dim(), Dim(4, 4)))
+    state = TensorSpec("h", "FP32", (Dim(2, 2), Dim(), Dim(4, 4)))
+    spec = ModelSpec("net", (rows, state, TensorSpec("rate", "FP32", ())), (replace(state, name="y"),), 0)
+    found = laid_out({"x": x, "h": own, "rate": np.ones(5, np.float32)}, spec)
+    assert found["x"].shape == (5, 1, 4) and found["h"].shape == (5, 2, 1, 4)
+    np.testing.assert_array_equal(found["h"][:, :, 0], own.swapaxes(0, 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.half_files import lock_file, measured
@@ -89,6 +90,16 @@ def test_another_processor_is_named(lock: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(measured, "hardware", lambda: "another one")
     (change,) = found(lock)
     assert change.kind == "processor" and not change.fails and "another one" in change.message
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_an_environment_without_torch_is_no_other_processor(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = json.loads(lock.read_text())["halves"][0]["environment"]["device"].partition(",")[0]
+    bare = {"torch": "none", "device": kind, "onnxruntime": onnxruntime.__version__}
+    monkeypatch.setattr(measured, "environment", lambda _: bare)
+    assert [change.message.partition(":")[0] for change in found(lock)] == ["torch"]
 
 
 @pytest.mark.usefixtures("no_clock")

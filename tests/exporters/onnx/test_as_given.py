@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from halfeven.exporters.onnx.as_given import AsGiven
+from halfeven.exporters.onnx.conversion import select
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.reading.normalise import normalise
-from halfeven.exporters.onnx.runtime import difference, runtime_answers
+from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.models.store.store import Store
 from onnx import ModelProto
 
@@ -103,14 +105,39 @@ def test_a_file_is_compared_with_what_is_read_of_it_as_closely_as_it_computes(
     """A random file is not compared, and one with half inside may round."""
     model = parsed("g (float[n,4] x) => (float[n,4] y) " + text)
     row = {"x": np.full((1, 4), 1.0, np.float32)}
-    found = difference(model, spec_of(model), lambda arrays: {"y": arrays["x"] * (1 + error)}, row)
+    found = AsGiven(model, spec_of(model), lambda arrays: {"y": arrays["x"] * (1 + error)}).difference(row)
     assert (found is not None) == differs
+
+
+def test_a_note_says_how_far_the_file_is_from_its_original_that_does_not_round() -> None:
+    random = np.random.default_rng()
+    weights = {"w": random.standard_normal((16, 16)).astype(np.float32)}
+    rows = [{"x": random.standard_normal((1, 16)).astype(np.float32)} for _ in range(3)]
+    body = "g (float[n,16] x) => (float[n,16] y) { h = Cast<to=%d>(x) b = Cast<to=1>(h) d = Sub(b, m) y = MatMul(d, w) }"
+    exact = weights | {"m": np.zeros(16, np.float32)}
+    for kind, told in ((16, True), (1, False)):
+        model = parsed(body % kind, exact)
+        notes = AsGiven(model, spec_of(model), lambda arrays: {"y": arrays["x"] @ weights["w"]}).notes(rows)
+        assert bool(notes) == told and all(
+            "rounds values to half, and differs from that by 0." in n for n in notes
+        )
+
+
+def test_an_input_with_a_value_in_the_file_is_a_constant_and_a_note_says_so() -> None:
+    model = parsed(
+        "g (float[n,4] x, float[4] w) => (float[n,4] y) { y = Mul(x, w) }", {"w": np.ones(4, np.float32)}
+    )
+    spec = spec_of(model)
+    assert select(model, spec, {}, Path("m.onnx")) == [
+        "inputs that have a value in the file are constants: w"
+    ]
+    assert [value.name for value in model.graph.input] == ["x"]
 
 
 def test_another_sign_is_a_difference() -> None:
     row = {"x": np.full((1, 4), 1.0, np.float32)}
     plain = parsed("g (float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
-    wrong = difference(plain, spec_of(plain), lambda arrays: {"y": arrays["x"]}, row)
+    wrong = AsGiven(plain, spec_of(plain), lambda arrays: {"y": arrays["x"]}).difference(row)
     assert wrong is not None and "output 'y'" in wrong
 
 
