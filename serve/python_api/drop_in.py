@@ -115,26 +115,29 @@ def auto_convert_mixed_precision_model_path(
     verbose: bool = False,
 ) -> None:
     """`auto_convert_mixed_precision` from file to file; with ``location``, or from 2 GiB on, the weights stand in a
-    file of their own. The proof is made on a CPU. Raises ParityRefused, BadInput where the target has no folder or is
-    the model, Conflict where ``location`` is another file."""
+    file of their own. The proof is made on a CPU. Raises ParityRefused, BadInput where the target has no folder, is the
+    model or is ``location``, Conflict where ``location`` is another file."""
     _ignored(provider=list(provider or ()) not in ([], ["CPUExecutionProvider"]))
-    target, place = Path(target_model_path), location or "fp16_tensor.data"
+    source, target = Path(source_model_path), Path(target_model_path)
+    place, sources = location or "fp16_tensor.data", (source, *_weights(source).values())
     if not target.parent.is_dir():
         raise BadInput(f"{target}: there is no folder {target.parent}; make it first")
-    if target.exists() and target.samefile(source_model_path):
-        raise BadInput(f"{target} is the model itself, which is never overwritten: give another target")
+    if target.exists() and any(map(target.samefile, sources)):
+        raise BadInput(
+            f"{target} is the model itself or its weights, which are never overwritten: give another target"
+        )
     if Path(place).name != place:
         raise BadInput(
             f"location={place!r}: expected the name of a file beside {target.name}, without a folder"
         )
     if location is not None:
-        _check_place(target, place)
+        _check_place(target, place, sources)
     half = auto_convert_mixed_precision(
-        _read(source_model_path), input_feed, customized_validate_func, rtol, atol, keep_io_types
+        _read(source), input_feed, customized_validate_func, rtol, atol, keep_io_types
     )
     apart = location is not None or is_large(half)
     if apart:
-        _check_place(target, place)
+        _check_place(target, place, sources)
         target.with_name(place).unlink(missing_ok=True)  # onnx would append to it
     onnx.save(half, target, save_as_external_data=apart, location=place)
 
@@ -197,16 +200,24 @@ def convert_to_f16(
     return _converted(model, None, keep, low_precision_type, keep_io_types)
 
 
-def _check_place(target: Path, place: str) -> None:
-    """Raises Conflict where ``place`` is a file that is not the target's own file of weights, of an earlier call."""
-    try:
-        own = external_files(target, read_graph(target))
-    except BadFolder:  # there is no target yet
-        own = {}
-    if target.with_name(place).exists() and place not in own:
-        raise Conflict(
-            f"{target.with_name(place)} is not the file of weights of {target.name}: give another location"
+def _check_place(target: Path, place: str, sources: Sequence[Path]) -> None:
+    """Raises BadInput where ``place`` is the target itself, Conflict where it is a file that is not the target's own
+    file of weights, of an earlier call."""
+    there = target.with_name(place)
+    if place == target.name:
+        raise BadInput(
+            f"location={place!r} is the name of the target itself: expected another one, for its weights alone"
         )
+    # The target may be a copy of the source, which names the same file of weights.
+    if there.exists() and (place not in _weights(target) or any(map(there.samefile, sources))):
+        raise Conflict(f"{there} is not the file of weights of {target.name} alone: give another location")
+
+
+def _weights(file: Path) -> Mapping[str, Path]:
+    try:
+        return external_files(file, read_graph(file))
+    except BadFolder:  # there is no such file yet
+        return {}
 
 
 def _read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:

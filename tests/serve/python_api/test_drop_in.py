@@ -1,6 +1,7 @@
 """`halfeven.fp16` and the functions of other converters: they take what those take, and what they give is proven."""
 
 import contextlib
+import shutil
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -343,12 +344,24 @@ def test_a_mistake_is_named_before_anything_is_converted(net: Path, tmp_path: Pa
     (tmp_path / "mine.data").write_text("mine")
     for target, location, error in (
         (net, None, BadInput),
+        (tmp_path / "half.onnx", "half.onnx", BadInput),
+        (tmp_path / "half.onnx", "./half.onnx", BadInput),
+        (tmp_path / "half.onnx", "net.onnx", Conflict),
         (tmp_path / "half.onnx", "deep/w.data", BadInput),
         (tmp_path / "half.onnx", "mine.data", Conflict),
     ):
         with pytest.raises(error):
             drop_in.auto_convert_mixed_precision_model_path(net, feed, target, location=location)
     assert (tmp_path / "mine.data").read_text() == "mine"
+    shutil.copyfile(large, tmp_path / "copy.onnx")  # it has the same file of weights
+    before = (tmp_path / "large.data").read_bytes()
+    for target, location, error in (
+        (tmp_path / "large.data", None, BadInput),
+        (tmp_path / "copy.onnx", "large.data", Conflict),
+    ):
+        with pytest.raises(error):
+            drop_in.auto_convert_mixed_precision_model_path(large, feed, target, location=location)
+    assert (tmp_path / "large.data").read_bytes() == before
 
 
 def test_a_single_name_needs_no_list(net: Path, tmp_path: Path) -> None:
