@@ -85,10 +85,11 @@ def _types_by_runtime(model: ModelProto, known: Collection[str]) -> list[ValueIn
     ]
 
 
-def runtime_answers(model: ModelProto) -> Answers:
-    """A model as ONNX Runtime's CPU runs it, in memory; it raises NotRun."""
+def runtime_answers(model: ModelProto, names: Sequence[str] = ()) -> Answers:
+    """A model as ONNX Runtime's CPU runs it, in memory; it raises NotRun. ``names``: the outputs that are asked for, in
+    this order; all where none is named."""
     loaded = session_of(model)
-    names = [value.name for value in loaded.get_outputs()]
+    names = names or [value.name for value in loaded.get_outputs()]
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:
         feed = {name: np.asarray(array) for name, array in arrays.items()}

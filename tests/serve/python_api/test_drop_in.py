@@ -16,7 +16,7 @@ import pytest
 from halfeven import drop_in
 from halfeven.exporters.onnx.reading.graph import opset_of
 from halfeven.models.errors import BadInput, BadSamples, BadSetting, Conflict, ParityRefused
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
 from tests.exporters.onnx.onnx_files import parsed
@@ -167,6 +167,23 @@ def test_the_automatic_converter_judges_by_its_feed(net: Path) -> None:
     assert ends(made) == [10, 10] and seen == [(np.float32, np.float32), (np.float32, np.float16)]
     with pytest.raises(ParityRefused, match="validate_fn, rtol or atol refuse its answers"):
         drop_in.auto_convert_mixed_precision(onnx.load(net), feed, rtol=1e-9)
+
+
+def test_the_callers_rule_compares_the_outputs_that_the_half_has(net: Path) -> None:
+    """A sequence is left out of a half. The model may be given by its path."""
+    feed = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}
+    model, integers = onnx.load(net), parsed("g (int64[n,4] x) => (int64[n,4] y) { y = Abs(x) }", {})
+    for one, kind in ((model, TensorProto.FLOAT), (integers, TensorProto.INT64)):
+        one.graph.node.append(helper.make_node("SequenceConstruct", ["y"], ["s"]))
+        one.graph.output.append(helper.make_tensor_sequence_value_info("s", kind, None))
+    onnx.save(model, net)
+    with pytest.warns(UserWarning, match="leaves out s:"):
+        made = drop_in.auto_convert_mixed_precision(net, feed, rtol=0.01, atol=0.05)
+    assert len(halves(made)) == 2 and [value.name for value in made.graph.output] == ["y"]
+    feed = {"x": np.arange(32).reshape(8, 4)}
+    with pytest.warns(UserWarning, match="gives the model back in FP32"):
+        kept = drop_in.auto_convert_mixed_precision(integers, feed, rtol=0.01, keep_io_types=True)
+    assert [value.name for value in kept.graph.output] == ["y", "s"]
 
 
 def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) -> None:
