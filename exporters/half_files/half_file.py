@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +44,7 @@ EQUAL: Verdict = "equal"
 FP32: Verdict = "fp32"
 REFUSED: Verdict = "refused"
 WIDEST_U = 64.0  # a limit beyond it proves nothing, whatever a proof says
+_FORMER = "former.proof"  # in the hidden folder: the proof that another takes the place of
 _AGAIN = "write it again from the model (halfeven fp16)"
 
 
@@ -94,8 +95,9 @@ def write_half(
     """
     if target.suffix != ".onnx":
         raise BadSetting(f"-o {str(target)!r}: expected a name that ends with .onnx")
-    _finish(target)
     _check(source, target)
+    if source.exists():  # else `convert` says so, and nothing is moved
+        _finish(target)
     with tempfile.TemporaryDirectory(prefix="halfeven-store-") as place:
         asked = replace(options or Options(), forms=("onnx",))
         around = around_custom(source, asked.samples, asked.name, Path(place) / "cut")
@@ -109,19 +111,30 @@ def write_half(
 
 
 def _check(source: Path, target: Path) -> None:
-    proof = proof_folder(target)
     if target.exists() and source.exists() and target.samefile(source):
         raise BadSetting(f"-o {target} is the model itself; give another name: it is never overwritten")
     if not target.parent.is_dir():
         raise BadSetting(f"-o {target}: there is no folder {target.parent}; make it first")
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise BadSetting(f"-o {target}: expected a file in a folder that may be written")
-    if not _is_ours(target) and (
-        found := [one for one in (target, target.with_suffix(DATA)) if one.exists()]
-    ):
-        raise Conflict(
-            f"{found[0]} is no half of an earlier run, so it is not replaced; move it, or give another -o"
-        )
+    _check_replaced(target)
+
+
+def _check_replaced(target: Path) -> None:
+    """Raises Conflict where what stands in the places of a half and its proof is not of an earlier run."""
+    ours = [*_digests(proof_folder(target)), *_digests(_ready(target) / proof_folder(target).name)]
+    for path, name in ((target, HALF), (data := target.with_suffix(DATA), data.name)):
+        if path.exists() and not (path.is_file() and (name, sha256_of(path)) in ours):
+            raise Conflict(
+                f"{path} is no half of an earlier run, so it is not replaced; move it, or give another -o"
+            )
+    for folder in (proof_folder(target), _ready(target)):
+        if folder.is_symlink():
+            raise Conflict(f"{folder} is a symbolic link, which is not replaced: move it, or give another -o")
+    _check_proof_replaced(proof_folder(target))
+
+
+def _check_proof_replaced(proof: Path) -> None:
     if proof.exists() and not (proof.is_dir() and not any(proof.iterdir())):
         try:
             version = exported_version(proof)
@@ -141,13 +154,12 @@ def no_part_of(version: Version) -> list[Path]:
     return sorted(path for path in version.folder.iterdir() if path.name not in known)
 
 
-def _is_ours(target: Path) -> bool:
-    """True if the file is the one that the proof beside it proves."""
+def _digests(proof: Path) -> Collection[tuple[str, str]]:
+    """The names and digests of the files that a proof names; nothing where there is no proof."""
     try:
-        files = exported_version(proof_folder(target)).manifest["files"]
-        return target.is_file() and files.get(HALF) == sha256_of(target)
-    except (BadInput, DamagedFile):  # no proof
-        return False
+        return exported_version(proof).manifest["files"].items()
+    except (BadInput, DamagedFile):
+        return ()
 
 
 def _written(
@@ -187,22 +199,31 @@ def _ready(target: Path) -> Path:
 
 def _finish(target: Path) -> None:
     """Move the files of a half that is whole to their places; nothing where there is none. Raises Conflict where other
-    files are among them."""
+    files are among them, and as `_check_replaced`.
+
+    The proof comes last and the former one goes whole: wherever the process ends, each file is one that a proof names.
+    """
     ready, proof = _ready(target), proof_folder(target)
     if not ready.is_dir():
         return
-    ours = {target.name, target.with_suffix(DATA).name, proof.name}
+    data = target.with_suffix(DATA)
+    files = {target.name, data.name}
+    ours = {*files, proof.name, _FORMER}
     if others := sorted(path.name for path in ready.iterdir() if path.name not in ours):
         raise Conflict(
             f"{ready / others[0]} is no part of a half: expected {', '.join(sorted(ours))} alone, which a run of "
             "`halfeven fp16` had ready when it was ended; remove that folder"
         )
-    if (ready / proof.name).is_dir():
-        shutil.rmtree(proof, ignore_errors=True)
-        (ready / proof.name).rename(proof)
-    for path in list(ready.iterdir()):
+    _check_replaced(target)
+    for path in [path for path in ready.iterdir() if path.name in files]:
         path.replace(target.with_name(path.name))
-    ready.rmdir()
+    if (ready / proof.name).is_dir():
+        if data.name not in dict(_digests(ready / proof.name)):
+            data.unlink(missing_ok=True)
+        if proof.exists():
+            proof.rename(ready / _FORMER)
+        (ready / proof.name).rename(proof)
+    shutil.rmtree(ready)
 
 
 # Keys of a manifest: they have digests of their own, or differ though the same half is made again.

@@ -141,7 +141,7 @@ def test_a_second_run_takes_the_place_of_the_first(half: Path) -> None:
     assert facts["verdict"] == EQUAL and half.read_bytes() != before and verify(half)["status"] == "equal"
 
 
-@pytest.mark.parametrize("moved", range(3))
+@pytest.mark.parametrize("moved", range(5))
 def test_a_replacement_that_was_cut_off_is_finished(
     half: Path, moved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,10 +150,11 @@ def test_a_replacement_that_was_cut_off_is_finished(
     before = half.read_bytes()
     options = Options(samples=half.parent / "x.npz", keep=("first_product",))
 
-    def ended(ready: Path) -> None:
-        if moved > 1:
-            shutil.rmtree(proof_folder(ready))
-            (half.with_name(".net.fp16.ready") / "net.fp16.proof").rename(proof_folder(ready))
+    def ended(_: Path) -> None:
+        ready, proof = half.with_name(".net.fp16.ready"), proof_folder(half)
+        moves = ((ready / half.name, half), (proof, ready / "former.proof"), (ready / proof.name, proof))
+        for path, place in moves[: max(moved - 1, 0)]:
+            path.replace(place)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -181,6 +182,28 @@ def test_nothing_but_a_half_is_moved_out_of_the_hidden_folder(half: Path) -> Non
     with pytest.raises(Conflict, match=r"net\.onnx is no part of a half"):
         write_half(model, half, Options(samples=half.parent / "x.npz"))
     assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("mine", ["net.fp16.onnx", "net.fp16.data", "net.fp16.proof/mine.txt"])
+def test_a_half_that_was_left_ready_replaces_nothing_of_the_users(half: Path, mine: str) -> None:
+    """The user put a file of their own there since."""
+    ready, model, rows = half.with_name(".net.fp16.ready"), half.parent / "net.onnx", half.parent / "x.npz"
+    ready.mkdir()
+    for path in (half, proof_folder(half)):
+        path.rename(ready / path.name)
+    (half.parent / mine).parent.mkdir(exist_ok=True)
+    (half.parent / mine).write_text("mine")
+    for source in (model, half.parent / "unknown.onnx"):
+        with pytest.raises(Conflict, match="is not replaced"):
+            write_half(source, half, Options(samples=rows))
+    assert (half.parent / mine).read_text() == "mine" and len([*ready.iterdir()]) == 2
+    (half.parent / mine).rename(half.parent / "mine")
+    with pytest.raises(BadInput, match="does not exist"):
+        write_half(half.parent / "unknown.onnx", half, Options(samples=rows))
+    assert not half.exists()
+    with pytest.raises(BadSamples, match="cannot be read"):  # a run that ends early
+        write_half(model, half, Options(samples=half.parent / "unknown.npz"))
+    assert verify(half)["status"] == "equal" and not ready.exists()
 
 
 @pytest.mark.parametrize("name", [".", "", "/"])
@@ -249,6 +272,10 @@ def test_nothing_of_the_users_is_overwritten(half: Path) -> None:
     )  # it calls itself ours, and is another file than the proven one
     with pytest.raises(Conflict, match="is no half of an earlier run"):
         write_half(model, half)
+    (half.parent / "out.proof").symlink_to(half.parent / "elsewhere")
+    with pytest.raises(Conflict, match=r"out\.proof is a symbolic link"):
+        write_half(model, half.parent / "out.onnx")
+    (half.parent / "out.proof").unlink()
     (half.parent / "out.proof").mkdir()
     (half.parent / "out.proof" / "mine.txt").write_text("mine")
     with pytest.raises(Conflict, match="no proof of an earlier run"):
@@ -277,6 +304,13 @@ def test_the_weights_of_large_halves_in_one_folder_are_held_apart(
         verify(halves[1])
     assert "b.data is not the file that was proven" in verified(halves[1])[1]
     assert next(measured(found_file(halves[1])))["file"] != before
+    data.write_bytes(b"mine")
+    with pytest.raises(Conflict, match=r"b\.data is no half of an earlier run"):
+        write_half(tmp_path / "net 2.0.onnx", halves[1], Options(samples=rows))
+    data = halves[0].with_suffix(".data")
+    monkeypatch.undo()  # of a small half no file of weights is left
+    assert write_half(tmp_path / "net 1.0.onnx", halves[0], Options(samples=rows))["verdict"] == EQUAL
+    assert not data.exists() and verify(halves[0])["status"] == "equal"
 
 
 def test_a_file_without_a_proof_is_not_verified(half: Path) -> None:
