@@ -325,7 +325,7 @@ def _fingerprint(folder: ModelFolder, options: Options, drifted: Sequence[str] =
         counts = (*SOURCE_SUFFIXES, *(READ_BY_CODE if folder.kind == "python" else ()))
         files |= {p for p in files_of(folder.folder) if p.is_file() and p.suffix in counts}
     for path in sorted(files):
-        digest.update(f"\0{path}\0{sha256_of(path)}".encode())
+        digest.update(f"\0{path}\0{sha256_of(path)}".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

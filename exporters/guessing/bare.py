@@ -45,6 +45,10 @@ def folder_at(
             raise BadFolder(advice)
         return _named(read_folder(path), name)
     path = absolute(path)
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:  # the model.toml of the version names it
+        raise BadFolder(f"the name {path.name!r} is not in UTF-8: rename the model") from None
     place = path.parent if is_file else path
     if is_file and (place / TOML).is_file() and (beside := read_folder(place)).source == path.name:
         return _named(beside, name)

@@ -115,6 +115,12 @@ def _check(source: Path, target: Path) -> None:
         raise BadSetting(f"-o {target} is the model itself; give another name: it is never overwritten")
     if not target.parent.is_dir():
         raise BadSetting(f"-o {target}: there is no folder {target.parent}; make it first")
+    try:
+        str(target.resolve()).encode()
+    except UnicodeEncodeError:
+        raise BadSetting(
+            f"-o {str(target)!r}: expected a name in UTF-8, as ONNX Runtime does, also of each folder above it"
+        ) from None
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise BadSetting(f"-o {target}: expected a file in a folder that may be written")
     _check_replaced(target)

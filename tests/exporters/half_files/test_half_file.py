@@ -1,6 +1,7 @@
 """One file in, one proven half out: the proof beside it proves the file again, and no other file."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -280,6 +281,22 @@ def test_nothing_of_the_users_is_overwritten(half: Path) -> None:
     (half.parent / "out.proof" / "mine.txt").write_text("mine")
     with pytest.raises(Conflict, match="no proof of an earlier run"):
         write_half(model, half.parent / "out.onnx")
+
+
+def test_a_name_that_is_not_in_utf_8_is_refused_before_the_conversion_and_a_folder_of_the_model_may_have_one(
+    tmp_path: Path,
+) -> None:
+    """Linux takes any bytes; ONNX Runtime and model.toml do not."""
+    odd = tmp_path / os.fsdecode(b"m\xff")
+    odd.mkdir()
+    source, options = written(odd / "net.onnx"), Options(samples=samples(tmp_path / "x.npz"))
+    for target in (odd.with_suffix(".onnx"), odd / "half.onnx"):
+        with pytest.raises(BadSetting, match=r"m\\udcff.*: expected a name in UTF-8"):
+            write_half(source, target, Options(samples=tmp_path / "unknown.npz"))
+    assert write_half(source, tmp_path / "half.onnx", options)["verdict"] == EQUAL
+    source = source.replace(odd / odd.with_suffix(".onnx").name)
+    with pytest.raises(BadInput, match=r"the name 'm\\udcff\.onnx' is not in UTF-8"):
+        write_half(source, tmp_path / "half.onnx", options)
 
 
 def test_the_weights_of_large_halves_in_one_folder_are_held_apart(
