@@ -33,7 +33,8 @@ class Refused(Exception):
 
 
 def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
@@ -43,6 +44,8 @@ def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
     text = "".join(f"{name}\0{digest}\n" for name, digest in files.items())
     if hashlib.sha256(text.encode()).hexdigest() != manifest["digest"]:
         raise Refused("the manifest's digest is not that of its files")
+    if outside := [name for name in files if name == ".." or name != Path(name).name]:
+        raise Refused(f"the manifest names {outside[0]!r:.80}, which is no file of the proof's folder")
     for name, path in [(name, proof / name) for name in files] + [("half.onnx", half)]:
         if not path.is_file() or sha256(path) != files[name]:
             raise Refused(f"{path} is not the file that was proven")

@@ -5,7 +5,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Container, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import DamagedFile, NewerFormat
@@ -62,6 +62,8 @@ def _fault_of(manifest: Mapping[str, Any]) -> str | None:
         return f"its status is {str(manifest['status'])[:40]!r}, expected {LIVE!r} or {REFUSED!r}"
     if not all(isinstance(found, str) for found in manifest["files"].values()):
         return "a digest of a file is no text"
+    if outside := [name for name in manifest["files"] if not _is_inside(name)]:
+        return f"it names {outside[0][:80]!r}, which is no file of its folder"
     if manifest["digest"] != digest_of(manifest["files"]):
         return "its digest is not that of its files"
     if type(found := manifest.get("format", 1)) is not int or found < 1:
@@ -72,6 +74,13 @@ def _fault_of(manifest: Mapping[str, Any]) -> str | None:
     ):
         return "its forms are not each passed or refused"
     return None
+
+
+def _is_inside(name: str) -> bool:
+    """True for the name of a file below the manifest's folder, as `write_manifest` writes it: ``source/model.py``."""
+    path = PurePosixPath(name)
+    plain = path.as_posix() == name != "." and "\0" not in name
+    return plain and not path.is_absolute() and ".." not in path.parts
 
 
 def digest_of(files: Mapping[str, str]) -> str:

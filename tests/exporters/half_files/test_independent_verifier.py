@@ -15,7 +15,7 @@ import pytest
 from halfeven.exporters.exported.file_rows import write_npz
 from halfeven.exporters.half_files.half_file import check_digests, proof_folder, proof_of
 from halfeven.models.errors import HalfevenError
-from halfeven.models.store.manifest import sha256_of, write_manifest
+from halfeven.models.store.manifest import digest_of, sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.exporters.half_files.verifier import VERIFIER, verified, verified_here
@@ -151,6 +151,14 @@ def again(half: Path, /, **facts: Any) -> None:
     )
 
 
+def outside(half: Path) -> None:
+    """The manifest names a file of another folder, with its digest."""
+    path, model = proof_folder(half) / "manifest.json", half.parent / "net.onnx"
+    manifest = json.loads(path.read_text())
+    manifest["files"][f"../{model.name}"] = sha256_of(model)
+    path.write_text(json.dumps(manifest | {"digest": digest_of(manifest["files"])}))
+
+
 def one_element(array: np.ndarray) -> np.ndarray:
     array.flat[3] = -array.flat[3] + 1
     return array
@@ -181,6 +189,7 @@ TAMPERED = {
     "a byte of the signature": appended("spec.json"),
     "a file more": lambda half: (proof_folder(half) / "more.txt").write_text(""),
     "a file less": lambda half: (proof_folder(half) / "precision.json").unlink(),
+    "a file of another folder": outside,
     "no manifest": lambda half: (proof_folder(half) / "manifest.json").unlink(),
     "a refused version": lambda half: again(half, status="refused"),
     "a half of another type": lambda half: again(half, half="bf16"),

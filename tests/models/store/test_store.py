@@ -491,6 +491,18 @@ def test_a_damaged_manifest_is_refused_by_name(text: str, store: Store) -> None:
         ("files", {"spec.json": 1}, "a digest of a file is no text"),
         ("files", {"spec.json": "0" * 64}, "its digest is not that of its files"),
         ("digest", "0" * 64, "its digest is not that of its files"),
+        *(
+            ("files", {name: "0" * 64}, "it names .*, which is no file of its folder")
+            for name in (
+                "../../net/2/spec.json",
+                "/etc/hostname",
+                "source/../../spec.json",
+                "./spec.json",
+                ".",
+                "",
+                "a\0b",
+            )
+        ),
         ("forms", {"torch": {"passed": "false"}}, "its forms are not each passed or refused"),
         ("forms", [], "its forms are not"),
     ],
