@@ -180,6 +180,18 @@ def check_output(name: str, half: np.ndarray, fp32: np.ndarray, judged: Mapping[
     return error / (u * scale) if scale else 0.0
 
 
+def check_shown(answers: Arrays) -> None:
+    """Refuse answers of FP32 that any half would give: none, zeros, or what counts as a mask."""
+    sizes = {
+        name: np.abs(a[np.isfinite(a)].astype(float)) for name, a in answers.items() if a.dtype.kind == "f"
+    }
+    for name, array in answers.items():
+        if not array.size or (name in sizes and sizes[name].size and sizes[name].min() >= SENTINEL):
+            raise Refused(f"output '{name}' of FP32 has no number to compare, which proves nothing")
+    if sizes and not any(((size > 0) & (size < SENTINEL)).any() for size in sizes.values()):
+        raise Refused("every number of FP32 is 0, not finite or a sentinel, which proves nothing")
+
+
 def decibels(signal: np.ndarray, noise: np.ndarray) -> float:
     power = float((noise * noise).sum())
     return (
@@ -228,7 +240,7 @@ def verified(half: Path) -> str:
         for name, array in run(batch).items():
             rows = np.moveaxis(array, axes[names[name]], 0) if names[name] in axes else array
             found.setdefault(name, []).extend(rows if spec["max_batch_size"] else [rows])
-    errors = list[float]()
+    errors, fp32 = list[float](), dict[str, np.ndarray]()
     for name, ours in found.items():
         own = names[name]
         theirs = list(
@@ -237,6 +249,8 @@ def verified(half: Path) -> str:
         if [row.shape for row in ours] != [row.shape for row in theirs[:judging]]:
             raise Refused(f"output '{own}' has another shape than FP32's")
         errors.append(check_output(own, joined(ours), joined(theirs[:judging]), outputs[own], u))
+        fp32[own] = joined(theirs)
+    check_shown(fp32)
     return f"verified: {max(errors):.3g}u over {judging} samples ({manifest['half']}); digests as proven"
 
 

@@ -159,6 +159,12 @@ def outside(half: Path) -> None:
     path.write_text(json.dumps(manifest | {"digest": digest_of(manifest["files"])}))
 
 
+def nothing(half: Path) -> None:
+    """A half and answers of FP32 that are 0 throughout."""
+    weight(lambda array: 0 * array)(half)
+    rows("expected.npz", lambda array: 0 * array)(half)
+
+
 def one_element(array: np.ndarray) -> np.ndarray:
     array.flat[3] = -array.flat[3] + 1
     return array
@@ -201,6 +207,7 @@ TAMPERED = {
     "another operation": model(other_node),
     "other answers": rows("expected.npz", lambda array: array + np.float32(0.5)),
     "other rows": rows("inputs.npz", lambda array: array[::-1]),
+    "no answers but 0": nothing,
     "fewer answers": rows("expected.npz", lambda array: array[:5]),
     "a limit that proves nothing": verdict(limit_u=1e9),
     "a verdict that did not pass": form(passed=False),
@@ -227,7 +234,7 @@ SHOWN_BY_A_RUN = (
     "other answers",
 )
 SHOWN_BY_A_RUN += ("other rows", "fewer answers", "a half that is no model", "rows in no archive")
-SHOWN_BY_A_RUN += ("a verdict that did not pass", "slices that prove nothing")
+SHOWN_BY_A_RUN += ("no answers but 0", "a verdict that did not pass", "slices that prove nothing")
 
 
 @pytest.mark.parametrize("name", [name for name in TAMPERED if name not in SHOWN_BY_A_RUN])
@@ -244,6 +251,22 @@ def test_of_integers_most_are_those_of_fp32_whatever_the_proof_says() -> None:
     for wrong, tied in ((4, 3), (6, 10**9)):
         with pytest.raises(found["Refused"], match="other integers"):
             found["check_output"]("class", fp32 + (fp32 < wrong), fp32, {"tied": tied}, 2.0**-11)
+
+
+def test_answers_of_fp32_that_any_half_would_give_show_nothing() -> None:
+    """As the gate has it: one output may be 0 throughout, beside another one."""
+    found = runpy.run_path(str(VERIFIER))
+    zeros, some = np.zeros((4, 2), np.float32), np.full((4, 2), 0.5, np.float32)
+    found["check_shown"]({"scores": some, "mask": zeros, "class": np.zeros(4, np.int64)})
+    found["check_shown"]({"class": np.zeros(4, np.int64)})
+    for answers in (
+        {"mask": zeros},
+        {"scores": np.full_like(some, np.nan), "mask": zeros - 1e10 * (some == np.arange(2))},
+        {"scores": some, "energy": some * 1e12},
+        {"scores": some, "boxes": np.zeros((0, 4), np.float32)},
+    ):
+        with pytest.raises(found["Refused"], match="proves nothing"):
+            found["check_shown"](answers)
 
 
 def test_an_operation_that_the_verifier_lacks_is_named(tmp_path: Path) -> None:
