@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 SENTINEL, LANDS = 1e9, 1e4
 ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 # Limits beyond these prove nothing, whatever the proof says.
-WIDEST_U, LOWEST_SLICE_DB, MOST_TIED, MOST_STEPPED = 64.0, 10.0, 0.5, 0.01
+WIDEST_U, LOWEST_DB, MOST_TIED, MOST_STEPPED = 64.0, 10.0, 0.5, 0.01
 FAINT, DUST = 4.0, 2.0**-20
 Arrays = Mapping[str, np.ndarray]
 
@@ -35,6 +35,11 @@ class Refused(Exception):
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_facts(facts: Mapping[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
@@ -53,21 +58,21 @@ def check_digests(half: Path, proof: Path) -> Mapping[str, Any]:
     if extra:
         raise Refused(f"{extra[0]} is no part of the proof")
     model = onnx.load(half, load_external_data=False)
-    for entry in (entry for tensor in model.graph.initializer for entry in tensor.external_data):
-        if entry.key == "location" and sha256(half.with_name(entry.value)) != files.get(entry.value):
-            raise Refused(f"{half.with_name(entry.value)} is not the file that was proven")
+    entries = (entry for tensor in model.graph.initializer for entry in tensor.external_data)
+    weights = {entry.value for entry in entries if entry.key == "location"}
+    for name in weights:
+        if sha256(half.with_name(name)) != files.get(name):
+            raise Refused(f"{half.with_name(name)} is not the file that was proven")
     said = {each.key: each.value for each in model.metadata_props}
     for key, name in (("halfeven.original", "original.onnx"), ("halfeven.proof", "parity.json")):
         if said.get(key) != files[name]:
             raise Refused(f"the half names another {name} as its own")
     own = {"format", "status", "digest", "files", "created", "exported"}
     stated = {key: manifest[key] for key in manifest if key not in own}
-    facts = json.dumps(stated, sort_keys=True, separators=(",", ":"))
-    if said.get("halfeven.facts") not in (
-        None,
-        hashlib.sha256(facts.encode()).hexdigest(),
-    ):  # None: an earlier release
-        raise Refused("the manifest states other facts than the half names")
+    others = {name: files[name] for name in files if name not in {"half.onnx", *weights}}
+    earlier = (None, digest_of_facts(stated))  # what a half of an earlier release says
+    if said.get("halfeven.facts") not in (*earlier, digest_of_facts(stated | {"files": others})):
+        raise Refused("the manifest states other facts, or names other files, than the half does")
     if manifest["status"] != "live" or manifest["half"] not in ROUNDOFF:
         raise Refused("the proof is of a refused version, or of no half")
     return manifest
@@ -215,7 +220,8 @@ def verified(half: Path) -> str:
         raise Refused(f"the verdict is not one that a half of {manifest['half']} passed")
     outputs = {each["name"]: each for each in said["outputs"]}
     for each in outputs.values():
-        if not each["limit_u"] <= WIDEST_U or not each["min_slice_sqnr_db"] >= LOWEST_SLICE_DB:
+        decibels_asked = (each["min_sqnr_db"], each["min_slice_sqnr_db"])
+        if not each["limit_u"] <= WIDEST_U or not all(asked >= LOWEST_DB for asked in decibels_asked):
             raise Refused(f"the limits of output '{each['name']}' are so wide that they prove nothing")
     with np.load(proof / "inputs.npz") as rows, np.load(proof / "expected.npz") as answers:
         inputs, expected = dict(rows), dict(answers)

@@ -97,8 +97,9 @@ def _each(output: str, rows: int) -> Iterator[str]:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write the file as ``numpy.savez`` does, which cannot write an array named ``file``."""
+    """Write the file as ``numpy.savez`` does, which cannot write an array named ``file``, without the time: equal
+    arrays make equal bytes, which a half has the digest of."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)

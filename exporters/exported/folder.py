@@ -31,7 +31,6 @@ from ..inputs.samples import stored_samples
 from ..on_device.reprove import reference_run_of
 from ..onnx.output_names import output_names
 from ..onnx.parted_transposes import part_transposes_in
-from ..onnx.reading.large_files import DATA
 from ..proof.prove import ReferenceRun, judged
 from ..proof.subject import CPU
 from ..report.headline import headline
@@ -232,6 +231,7 @@ def readme(
     """The page of an exported folder. ``facts``: the manifest of ``folder``; ``proof``: its ``parity.json``."""
     report = proof["forms"]["onnx"]
     shown = {**facts, "status": "live", "forms": {"onnx": {"passed": True, "parity": report}}}
+    digests = (f"| `{path.name}` | `{sha256_of(path)}` |" for path in sorted(folder.glob("*.onnx*")))
     page = _PAGE.format(
         model=facts["model"],
         version=facts["version"],
@@ -241,19 +241,13 @@ def readme(
         summary=report["summary"].removeprefix("passed: "),
         runtime=proof["environment"]["onnxruntime"],
         device=proof["environment"]["device"],
-        digests=digest_rows(folder),
+        digests="\n".join(digests),
         build=commands.build,
         notes=commands.notes,
         layout=_layout(spec),
         operations=_operations(facts["exported"].get("lacking", ())),
     )
     return page + (f"\n```python\n{dedent(commands.asks).strip()}\n```\n" if commands.asks else "")
-
-
-def digest_rows(folder: Path) -> str:
-    """The rows of the page's table for the ONNX files of ``folder`` and their weights."""
-    files = sorted([*folder.glob("*.onnx"), *folder.glob(f"*{DATA}")])
-    return "\n".join(f"| `{path.name}` | `{sha256_of(path)}` |" for path in files)
 
 
 def _layout(spec: ModelSpec) -> str:

@@ -27,7 +27,7 @@ from ...models.files.durable import fsync
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Conversion, Options, convert
-from ..exported.folder import digest_rows, export, exported_version
+from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
 from ..inputs.samples import judging_samples
@@ -43,7 +43,7 @@ Verdict = Literal["equal", "fp32", "refused"]
 EQUAL: Verdict = "equal"
 FP32: Verdict = "fp32"
 REFUSED: Verdict = "refused"
-WIDEST_U = 64.0  # a limit beyond it proves nothing, whatever a proof says
+WIDEST_U, LOWEST_DB = 64.0, 10.0  # limits beyond these prove nothing, whatever a proof says
 _FORMER = "former.proof"  # in the hidden folder: the proof that another takes the place of
 _AGAIN = "write it again from the model (halfeven fp16)"
 
@@ -183,11 +183,8 @@ def _written(
             stated["source"] = {"name": source.name, "sha256": sha256_of(source)}
         if around:
             stated["around"] = around.facts()
-        rows = digest_rows(draft)
+        _correct_page(draft / "README.md", stated)
         _describe(draft, version, source, data, stated, around)
-        page = (draft / "README.md").read_text().replace(rows, digest_rows(draft))
-        page += _AROUND.format(said=not_run(stated)[2:]) if around else ""
-        (draft / "README.md").write_text(page)
         (draft / "manifest.json").unlink()
         write_manifest(draft, LIVE, stated)
         for name, copied in ((HALF, target.name), (data, data)):
@@ -236,9 +233,11 @@ def _finish(target: Path) -> None:
 _NOT_STATED = frozenset(("format", "status", "digest", "files", "created", "exported"))
 
 
-def digest_of_facts(manifest: Mapping[str, Any]) -> str:
-    """The SHA-256 of what a manifest states beside the digests of files and the time."""
+def digest_of_facts(manifest: Mapping[str, Any], files: Mapping[str, str] | None = None) -> str:
+    """The SHA-256 of what a manifest states beside the time, with the digests of ``files``: all but those of the half.
+    None: without them, as a half of an earlier release names it."""
     stated = {key: value for key, value in manifest.items() if key not in _NOT_STATED}
+    stated |= {} if files is None else {"files": files}
     text = json.dumps(stated, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -252,6 +251,13 @@ as they were, and read and give FP32; `original.onnx` is the model without them.
 """
 
 
+def _correct_page(page: Path, stated: Mapping[str, Any]) -> None:
+    """Name the nodes that were not run, and take out the half's digest: the half cannot name a page that names it."""
+    lines = page.read_text().splitlines(keepends=True)
+    more = _AROUND.format(said=not_run(stated)[2:]) if "around" in stated else ""
+    page.write_text("".join(line for line in lines if not line.startswith(f"| `{HALF}")) + more)
+
+
 def _describe(
     draft: Path,
     version: Version,
@@ -260,19 +266,23 @@ def _describe(
     stated: Mapping[str, Any],
     around: AroundCustom | None,
 ) -> None:
-    """Give the half the shapes of ``source`` and its custom nodes, write the verdict, and the digests of the original
-    and of what the manifest states, into its own metadata, and call its file of weights, if it has one, ``data``."""
+    """Give the half the shapes of ``source`` and its custom nodes, write the verdict, and the digests of the proof's
+    other files and of what the manifest states, into its own metadata, and call its file of weights, if it has one,
+    ``data``."""
     model, spec = onnx.load(draft / HALF, load_external_data=False), version.spec()
     give_own_layout(model, spec)
     if source.suffix == ".onnx":
         declare_as(model, read_graph(source), spec)
     if around:
         join(model, around.whole)
+    own = (HALF, HALF + DATA, "manifest.json")
+    files = {path.name: sha256_of(path) for path in draft.iterdir() if path.name not in own}
     said = {
         "verdict": headline(Conversion(version, version.manifest).shown() | {"around": stated.get("around")}),
-        "proof": sha256_of(draft / "parity.json"),
+        "proof": files["parity.json"],
+        "original": files[ORIGINAL],
+        "facts": digest_of_facts(stated, files),
     }
-    said |= {"original": sha256_of(draft / "original.onnx"), "facts": digest_of_facts(stated)}
     for key, value in said.items():
         model.metadata_props.add(key=f"halfeven.{key}", value=value)
     if (draft / (HALF + DATA)).exists():
@@ -299,17 +309,20 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
 def check_digests(file: Path, version: Version) -> None:
     """Hold a half and its proof against the digests of the proof, and what each says of the other. Raises
     ParityRefused."""
-    for name, path in _held(file, version):
+    own = dict(_held(file, version))
+    for name, path in own.items():
         _check_digest(version, name, path)
     check_proof(version)
     said = {each.key: each.value for each in read_graph(file).metadata_props}
     for key, name in (("halfeven.original", ORIGINAL), ("halfeven.proof", "parity.json")):
         if said.get(key) != version.manifest["files"].get(name):
             raise ParityRefused(f"{file} names another {name} as its own than that of its proof; {_AGAIN}")
-    # A half of an earlier release does not name what its manifest states.
-    if said.get("halfeven.facts", found := digest_of_facts(version.manifest)) != found:
+    files = {name: digest for name, digest in version.manifest["files"].items() if name not in own}
+    # A half of an earlier release names no file of these, or not even what its manifest states.
+    earlier = (None, digest_of_facts(version.manifest))
+    if said.get("halfeven.facts") not in (*earlier, digest_of_facts(version.manifest, files)):
         raise ParityRefused(
-            f"{version.folder / 'manifest.json'} states other facts than the half names; {_AGAIN}"
+            f"{version.folder / 'manifest.json'} states other facts, or names other files, than the half does; {_AGAIN}"
         )
 
 
@@ -324,22 +337,28 @@ def check_proof(version: Version) -> None:
     manifest = version.folder / "manifest.json"
     if version.status != LIVE:
         raise ParityRefused(f"{manifest} says that the half is {version.status}: expected {LIVE}; {_AGAIN}")
-    dtype, limits = version.read(
-        "parity.json",
-        lambda proof: (
-            proof["forms"]["onnx"]["dtype"],
-            [one["limit_u"] for one in proof["forms"]["onnx"]["outputs"]],
-        ),
-    )
+    dtype, limits = version.read("parity.json", lambda proof: _judged_by(proof["forms"]["onnx"]))
     if dtype != version.manifest["half"]:
         raise ParityRefused(
             f"{manifest} says that the half is {version.manifest['half']}, and it was proven as {dtype}; {_AGAIN}"
         )
-    widest = max((version.spec().parity.max_error_u, *limits))
-    if not widest <= WIDEST_U:
-        raise ParityRefused(
-            f"the proof allows errors of {widest:g}u, which proves nothing: expected at most {WIDEST_U:g}u; {_AGAIN}"
-        )
+    spec = version.spec().parity
+    least = (
+        spec.min_slice_sqnr_db if spec.min_sqnr_db is None else min(spec.min_slice_sqnr_db, spec.min_sqnr_db)
+    )
+    for widest, lowest in (*limits, (spec.max_error_u, least)):
+        if not (widest <= WIDEST_U and lowest >= LOWEST_DB):
+            raise ParityRefused(
+                f"the proof allows errors of {widest:g}u and a signal to noise of {lowest:g} dB, which proves nothing: "
+                f"expected at most {WIDEST_U:g}u, and at least {LOWEST_DB:g} dB; {_AGAIN}"
+            )
+
+
+def _judged_by(form: Mapping[str, Any]) -> tuple[str, list[tuple[float, float]]]:
+    """The half, and of each output the error in u and the decibels that it was held against."""
+    keys = ("limit_u", "min_sqnr_db", "min_slice_sqnr_db")
+    found = (tuple(float(output[key]) for key in keys) for output in form["outputs"])
+    return form["dtype"], [(widest, min(pooled, of_slice)) for widest, pooled, of_slice in found]
 
 
 def _check_digest(version: Version, name: str, path: Path) -> None:

@@ -1,10 +1,12 @@
 """`docs/verify_proof.py` knows numpy and onnx alone: it verifies what the gate proved, and refuses what was changed."""
 
 import json
+import re
 import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.exported.file_rows import write_npz
-from halfeven.exporters.half_files.half_file import check_digests, proof_folder, proof_of
-from halfeven.models.errors import HalfevenError
+from halfeven.exporters.half_files.half_file import check_digests, digest_of_facts, proof_folder, proof_of
+from halfeven.models.errors import HalfevenError, ParityRefused
 from halfeven.models.store.manifest import digest_of, sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
 
@@ -75,6 +77,7 @@ def model(change: Callable[[ModelProto], None]) -> Callable[[Path], None]:
         onnx.save(found, half)
         shutil.copyfile(half, proof_folder(half) / "half.onnx")
         again(half)
+        named_again(half)
 
     return changed
 
@@ -95,6 +98,7 @@ def rows(file: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Pat
             arrays = {name: change(array.copy()) for name, array in found.items()}
         write_npz(path, arrays)
         again(half)
+        named_again(half)
 
     return changed
 
@@ -108,11 +112,8 @@ def verdict(**limits: Any) -> Callable[[Path], None]:
         for output in proof["forms"]["onnx"]["outputs"]:
             output.update(limits)
         path.write_text(json.dumps(proof))
-        found = onnx.load(half)
-        next(one for one in found.metadata_props if one.key == "halfeven.proof").value = sha256_of(path)
-        onnx.save(found, half)
-        shutil.copyfile(half, proof_folder(half) / "half.onnx")
-        again(half)
+        states(half, "halfeven.proof", sha256_of(path))
+        named_again(half)
 
     return changed
 
@@ -139,6 +140,7 @@ def not_a_model(half: Path) -> None:
 def no_archive(half: Path) -> None:
     (proof_folder(half) / "inputs.npz").write_bytes(b"PK\x03\x04")
     again(half)
+    named_again(half)
 
 
 def again(half: Path, /, **facts: Any) -> None:
@@ -149,6 +151,35 @@ def again(half: Path, /, **facts: Any) -> None:
     write_manifest(
         path.parent, status, {key: manifest[key] for key in manifest if key not in ("files", "digest")}
     )
+
+
+def states(half: Path, key: str, value: str | None) -> None:
+    """Another value in the half's metadata, or none, with all digests of the manifest computed again."""
+    found = onnx.load(half)
+    said = {one.key: one.value for one in found.metadata_props} | ({key: value} if value else {})
+    del found.metadata_props[:]
+    for name in said if value else said.keys() - {key}:
+        found.metadata_props.add(key=name, value=said[name])
+    onnx.save(found, half)
+    shutil.copyfile(half, proof_folder(half) / "half.onnx")
+    again(half)
+
+
+def named_again(half: Path) -> None:
+    """The half names the files of its proof as they are now."""
+    manifest = json.loads((proof_folder(half) / "manifest.json").read_text())
+    files = {name: digest for name, digest in manifest["files"].items() if name != "half.onnx"}
+    states(half, "halfeven.facts", digest_of_facts(manifest, files))
+
+
+def exchanged(name: str) -> Callable[[Path], None]:
+    """Another file of the proof, whose digest the manifest has; the half is as it was."""
+
+    def change(half: Path) -> None:
+        appended(name)(half)
+        again(half)
+
+    return change
 
 
 def outside(half: Path) -> None:
@@ -184,6 +215,7 @@ def swapped(half: Path) -> None:
     again(half)
 
 
+EXCHANGED = ("spec.json", "samples.safetensors", "inputs.npz", "expected.npz", "precision.json", "README.md")
 TAMPERED = {
     "a byte of the half": appended("half"),
     "a byte of the proof's half": appended("half.onnx"),
@@ -196,6 +228,7 @@ TAMPERED = {
     "a file more": lambda half: (proof_folder(half) / "more.txt").write_text(""),
     "a file less": lambda half: (proof_folder(half) / "precision.json").unlink(),
     "a file of another folder": outside,
+    **{f"another {name}": exchanged(name) for name in EXCHANGED},
     "no manifest": lambda half: (proof_folder(half) / "manifest.json").unlink(),
     "a refused version": lambda half: again(half, status="refused"),
     "a half of another type": lambda half: again(half, half="bf16"),
@@ -214,6 +247,7 @@ TAMPERED = {
     "a half that is no model": not_a_model,
     "rows in no archive": no_archive,
     "slices that prove nothing": verdict(min_slice_sqnr_db=-100.0),
+    "a signal to noise that proves nothing": verdict(min_sqnr_db=-100.0),
 }
 
 
@@ -234,7 +268,7 @@ SHOWN_BY_A_RUN = (
     "other answers",
 )
 SHOWN_BY_A_RUN += ("other rows", "fewer answers", "a half that is no model", "rows in no archive")
-SHOWN_BY_A_RUN += ("no answers but 0", "a verdict that did not pass", "slices that prove nothing")
+SHOWN_BY_A_RUN += ("no answers but 0", "a verdict that did not pass")
 
 
 @pytest.mark.parametrize("name", [name for name in TAMPERED if name not in SHOWN_BY_A_RUN])
@@ -242,6 +276,37 @@ def test_halfeven_itself_refuses_what_digests_and_the_manifest_show(half: Path, 
     TAMPERED[name](half)
     with pytest.raises(HalfevenError):
         check_digests(half, proof_of(half))
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_error_u": 1e3}, {"min_slice_sqnr_db": -1000.0}, {"min_sqnr_db": -1000.0}]
+)
+def test_limits_of_the_signature_that_prove_nothing_are_refused(half: Path, limit: dict[str, float]) -> None:
+    path = proof_folder(half) / "spec.json"
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps(spec | {"parity": spec["parity"] | limit}))
+    again(half)
+    named_again(half)
+    with pytest.raises(ParityRefused, match="which proves nothing: expected at most 64u, and at least 10 dB"):
+        check_digests(half, proof_of(half))
+
+
+@pytest.mark.parametrize("names", ["no file of the proof", "nothing"])
+def test_a_half_of_an_earlier_release_is_verified(half: Path, names: str) -> None:
+    manifest = json.loads((proof_folder(half) / "manifest.json").read_text())
+    states(half, "halfeven.facts", digest_of_facts(manifest) if names != "nothing" else None)
+    check_digests(half, proof_of(half))
+    assert verified_here(half)[0] == 0
+
+
+def test_a_proof_names_no_digest_that_is_not_its_own_and_is_the_same_each_time(half: Path) -> None:
+    """The page was written for the folder of `halfeven export`, whose half has other metadata."""
+    proof = proof_folder(half)
+    named = re.findall(r"`([0-9a-f]{64})`", (proof / "README.md").read_text())
+    assert named and {*named} <= {*json.loads((proof / "manifest.json").read_text())["files"].values()}
+    for name in ("inputs.npz", "expected.npz"):
+        with zipfile.ZipFile(proof / name) as file:
+            assert {member.date_time[0] for member in file.infolist()} == {1980}
 
 
 def test_of_integers_most_are_those_of_fp32_whatever_the_proof_says() -> None:
