@@ -29,6 +29,7 @@ UNITS = 4.0  # steps that a node may err by
 MOST_STEPS = 2.0**10  # an index or a threshold that a step moves explains no more than this
 MOST = 0.25  # of the largest value, or of the indices: no rounding explains more
 TIED = 0.02  # of the indices that are read from half: their scores tie
+NO_NODE = "no node"  # makes an output that is an input or a weight
 DRAWS = 8  # runs with moved inputs that show which integers tie
 
 
@@ -59,14 +60,18 @@ class Compared:
 def compared(a: "Side", inputs: Arrays, theirs: Arrays, units: Mapping[str, float]) -> Compared:
     """``theirs``: B's tensors, called as A's; ``units``: the roundoff of each."""
     plain = a.tensors(inputs)
-    read = {name for node in a.nodes for name in node.inputs}
+    made = {node.name for node in a.nodes}
+    # A is asked with its own inputs and weights: only what a node makes is given in place of A's.
+    read = {name for node in a.nodes for name in node.inputs} & made - {*a.inputs.values()}
     given = {
         name: array.astype(plain[name].dtype)
         for name, array in theirs.items()
         if name in plain and name in read and is_alike(plain[name], array)
     }
     given = given if a.takes_others else {}
-    steps = _steps(a.nodes, units)
+    unmade = [GraphNode(name, NO_NODE, ()) for name in dict.fromkeys(a.outputs.values()) if name not in made]
+    nodes = [*unmade, *a.nodes]
+    steps = _steps(nodes, units)
     local = a.tensors(inputs, given) if given else plain
     of_inputs = {name: steps.get(tensor, STEP) for name, tensor in a.inputs.items()}
     nearby = a.tensors(moved(inputs, of_inputs), moved(given, steps))
@@ -78,7 +83,7 @@ def compared(a: "Side", inputs: Arrays, theirs: Arrays, units: Mapping[str, floa
         return [a.tensors(moved(inputs, wide_inputs, one), moved(given, wide, one)) for one in seeds]
 
     both, found, long = 0, list[Difference](), dict[str, int]()
-    for node in a.nodes:
+    for node in nodes:
         name = node.name
         long[name] = 1 + max((long.get(one, 0) for one in node.inputs if one not in given), default=0)
         if name not in local or name not in theirs:

@@ -177,9 +177,12 @@ class OnnxSide:
     def reproduction(self, tensor: str, values: Mapping[str, np.ndarray], folder: Path) -> None:
         """Write the node that makes ``tensor`` as a model of its own, ``node.onnx``, with its inputs ``inputs.npz``.
 
-        Raises BadFolder for a node with a body, and for one that reads what numpy does not have.
+        Raises BadFolder for an input or a weight, for a node with a body, and for one that reads what numpy does not
+        have.
         """
-        (node,) = (each for each in self.model.graph.node if tensor in each.output)
+        node = next((each for each in self.model.graph.node if tensor in each.output), None)
+        if node is None:
+            raise BadFolder(f"no node makes '{tensor}': it is an input or a weight")
         if any(
             each.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for each in node.attribute
         ):

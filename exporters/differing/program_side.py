@@ -108,9 +108,11 @@ class ProgramSide:
         return unit_of_each(self.nodes, own, known)
 
     def reproduction(self, tensor: str, values: Mapping[str, np.ndarray], folder: Path) -> None:
-        """Write the call that makes ``tensor`` as ``node.py``, with its inputs ``inputs.npz``. Raises BadFolder for a
-        call of control flow, which has a body."""
+        """Write the call that makes ``tensor`` as ``node.py``, with its inputs ``inputs.npz``. Raises BadFolder for
+        an input or a weight, and for a call of control flow, which has a body."""
         node = next(each for each in self.module.graph.nodes if each.name == tensor)
+        if node.op != "call_function":
+            raise BadFolder(f"no node makes '{tensor}': it is an input or a weight")
         place = ""
         if node.target is operator.getitem:  # of a call that gives several tensors
             place, node = f"[{node.args[1]}]", node.args[0]

@@ -23,10 +23,10 @@ def file_of(path: Path, text: str, **weights: np.ndarray | np.generic) -> Path:
     return path
 
 
-def compared(a: Path, b: Path, x: np.ndarray) -> Any:
+def compared(a: Path, b: Path, x: np.ndarray, out: Path | None = None) -> Any:
     samples = a.with_name("x.npz")
     np.savez(samples, x=x)
-    return diff.differences(OnnxSide(a), OnnxSide(b), samples)
+    return diff.differences(OnnxSide(a), OnnxSide(b), samples, out=out)
 
 
 @pytest.mark.parametrize("batch", ["1", "2", "3", "4", "n"])
@@ -191,3 +191,23 @@ def test_an_index_whose_scores_tie_in_half_is_no_difference(tmp_path: Path) -> N
     assert OnnxSide(a).tensors({"x": x})["y"].tolist() != OnnxSide(b).tensors({"x": x})["y"].tolist()
     assert compared(a, b, x)["equal"]
     assert compared(a, odd, x)["first"]["tensor"] == "y"
+
+
+def test_an_output_that_is_a_weight_or_an_input_is_compared_and_no_node_is_blamed_for_it(
+    tmp_path: Path,
+) -> None:
+    text = "g (float[n,8] x) => (float[n,8] y, float[8] c, float[n,8] {}) {{ y = Mul(x, c) z = {}(x) }}"
+    weight = np.arange(1, 9, dtype=np.float32)
+    a = file_of(tmp_path / "a.onnx", text.format("x", "Identity"), c=weight)
+    for name, op, by, expected in (
+        ("same", "Identity", 1, None),
+        ("weight", "Identity", 100, "c"),
+        ("input", "Neg", 1, "x"),
+    ):
+        b = file_of(tmp_path / f"{name}.onnx", text.format("z", op), c=weight * np.float32(by))
+        facts = compared(a, b, rows_of(6), tmp_path / "node")
+        first = facts["first"] or {"tensor": None, "op": "no node"}
+        assert (first["tensor"], first["op"]) == (expected, "no node")
+        assert facts["astray"] == (2 if expected else 0), facts
+        assert facts["not_written"] is None or "an input or a weight" in facts["not_written"]
+        assert not (tmp_path / "node").exists()
