@@ -18,6 +18,7 @@ from ..inputs.samples import TARGET, read_tensors
 from ..question import Answers, Arrays
 from .first_difference import before, compared
 from .onnx_side import OnnxSide
+from .tensor_error import parts_of
 from .units import FP32
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ def _reproduced(a: "Side", found: "Compared", answers: Arrays, tensor: str, out:
 
 def _has_answers(array: np.ndarray) -> bool:
     """True for a tensor of whole numbers, and for one with a finite number other than 0."""
-    return array.dtype.kind not in "fV" or bool((np.isfinite(array.astype(np.float64)) & (array != 0)).any())
+    if array.dtype.kind not in "fcV":
+        return True
+    parts = parts_of(array)
+    return bool((np.isfinite(parts) & (parts != 0)).any())
 
 
 def _arrays(samples: Path) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ import numpy as np
 from ...models.files.json_fields import JsonFields
 from ..graph.backend import GraphNode
 from ..question import Arrays
-from .tensor_error import error_of, is_alike, is_far, kind_of, lost_part
+from .tensor_error import error_of, is_alike, is_far, is_rounded, lost_part, parts_of
 
 if TYPE_CHECKING:  # a program brings torch, which two files do not need
     from .onnx_side import OnnxSide
@@ -126,7 +126,7 @@ def _difference(
     error = error_of(local, theirs, plain)
     explained = min(room * _noise(local, nearby, plain, step), MOST)
     if error > explained:
-        return Difference(node.name, node.op, error if kind_of(local) == "f" else np.inf, explained)
+        return Difference(node.name, node.op, error if is_rounded(local) else np.inf, explained)
     if part := lost_part(local, theirs, nearby, plain, step, room):
         return Difference(node.name, node.op, part.error, part.explained, (part.axis, part.index))
     if error and is_far(local, theirs, (draw[node.name] for draw in draws())):
@@ -135,10 +135,14 @@ def _difference(
 
 
 def moved(arrays: Arrays, steps: Mapping[str, float], seed: int = 0) -> dict[str, np.ndarray]:
-    """The floating arrays, each element moved by its array's step of itself, up or down."""
+    """The floating and complex arrays, each part of an element moved by its array's step of itself, up or down."""
     random = np.random.default_rng(seed)
 
     def step(name: str, array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind == "c":
+            made = np.empty_like(array)
+            made.real, made.imag = step(name, parts_of(array))
+            return made
         if array.dtype.kind != "f":
             return array
         by = steps.get(name, STEP) * random.choice((-1.0, 1.0), array.shape)
@@ -160,6 +164,6 @@ def _steps(nodes: Sequence[GraphNode], units: Mapping[str, float]) -> dict[str, 
 
 def _noise(local: np.ndarray, nearby: np.ndarray, plain: np.ndarray, step: float) -> float:
     change = error_of(local, nearby, plain)
-    if kind_of(local) != "f":
+    if not is_rounded(local):
         return max(change, TIED) if step > STEP else change
     return min(max(step, change), MOST_STEPS * step)

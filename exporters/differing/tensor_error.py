@@ -32,13 +32,26 @@ def kind_of(array: np.ndarray) -> str:
     return "f" if array.dtype.name in ROUNDOFF else array.dtype.kind
 
 
+def is_rounded(array: np.ndarray) -> bool:
+    """True for floating and complex numbers; all others are exact."""
+    return kind_of(array) in "fc"
+
+
+def parts_of(array: np.ndarray) -> np.ndarray:
+    """[1, …] in FP64, or [2, …] of complex numbers: their real and their imaginary parts."""
+    parts = (np.real(array), np.imag(array)) if array.dtype.kind == "c" else (array,)
+    return np.stack([part.astype(np.float64) for part in parts])
+
+
 def is_alike(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and kind_of(a) == kind_of(b)
 
 
 def masked(plain: np.ndarray) -> np.ndarray:
-    """True for each element that is so large that it can only mean a mask. Where such numbers vary they are none."""
-    size = np.abs(plain.astype(np.float64))
+    """True for each of its `parts_of` that is so large that it can only mean a mask. Where such numbers vary they are
+    none."""
+    plain = parts_of(plain)
+    size = np.abs(plain)
     sentinel = size >= SENTINEL
     large = plain[sentinel & np.isfinite(size)]
     # A batch has few numbers, so all masks of a small tensor are fewer than half of its numbers.
@@ -53,10 +66,10 @@ def error_of(a: np.ndarray, b: np.ndarray, plain: np.ndarray) -> float:
     run on its own values, must land where the gate lets it land, and NaN must be NaN."""
     if not is_alike(a, b):
         return np.inf
-    if kind_of(a) != "f":
+    if not is_rounded(a):
         return float(np.mean(a != b)) if a.size else 0.0
     sentinel = masked(plain if plain.shape == a.shape else a)
-    a, b = (array.astype(np.float64) for array in (a, b))
+    a, b = map(parts_of, (a, b))
     if not np.all((np.sign(a[sentinel]) == np.sign(b[sentinel])) & (np.abs(b[sentinel]) >= SENTINEL_LANDS)):
         return np.inf
     a, b = a[~sentinel], b[~sentinel]
@@ -71,16 +84,16 @@ def error_of(a: np.ndarray, b: np.ndarray, plain: np.ndarray) -> float:
 def lost_part(
     a: np.ndarray, b: np.ndarray, nearby: np.ndarray, plain: np.ndarray, step: float, room: float
 ) -> LostPart | None:
-    """The worst slice of a floating tensor that B has lost, as the gate measures slices: beside larger values of the
-    tensor its error is small.
+    """The worst slice of floating or complex numbers that B has lost, as the gate measures slices: beside larger values
+    of the tensor its error is small.
 
     ``nearby``: A with moved inputs. Rounding explains ``room`` times the change of the slice of the same axis that
     changes most: at a threshold another slice may change than the one that B changes.
     """
-    if kind_of(a) != "f" or not (is_alike(a, nearby) and is_alike(a, b)):
+    if not is_rounded(a) or not (is_alike(a, nearby) and is_alike(a, b)):
         return None
     sentinel = masked(plain if plain.shape == a.shape else a)
-    a, b, nearby = (array.astype(np.float64) for array in (a, b, nearby))
+    a, b, nearby = map(parts_of, (a, b, nearby))
     numbers = ~sentinel & np.isfinite(a)
     scale = float(np.abs(a[numbers]).max(initial=0.0))
     if not scale:
@@ -100,9 +113,10 @@ def lost_part(
 
 
 def _divergence(a: np.ndarray, b: np.ndarray, numbers: np.ndarray, scale: float) -> Divergence:
-    """The slices along every axis, the samples' too; of the largest magnitude, so that no number counts as a mask."""
+    """The slices along every axis, the samples' too, each with all its `parts_of`; of the largest magnitude, so that no
+    number counts as a mask."""
     found = Divergence()
-    found.add([0], np.where(numbers, a / scale, np.nan)[None], np.where(numbers, b / scale, 0.0)[None])
+    found.add(range(len(a)), np.where(numbers, a / scale, np.nan), np.where(numbers, b / scale, 0.0))
     return found
 
 

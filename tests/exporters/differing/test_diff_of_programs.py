@@ -20,7 +20,7 @@ from halfeven.exporters.question import Answers
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_graph import exact_answers
 from halfeven.models.capture.capture import normalise
-from halfeven.models.errors import BadSetting
+from halfeven.models.errors import BadSamples, BadSetting
 from halfeven.models.program import runnable, with_graph
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -216,3 +216,40 @@ def test_another_python_runs_the_same_model(tmp_path: Path) -> None:
         assert facts["equal"] and facts["tensors"] >= 3, facts
     with pytest.raises(BadSetting, match="no-python cannot be started"):
         differences(side, replace(side, python=tmp_path / "no-python"), rows)
+
+
+def test_complex_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            return (torch.fft.ifft(torch.fft.fft(x)).abs(),)
+
+    net = described(
+        torch.export.export(Spectrum(), (torch.ones(64),)), {"x": torch.ones(2, 64)}, None, max_batch_size=0
+    )
+    a, random = ProgramSide(net.program, net.spec), np.random.default_rng()
+    x = random.standard_normal((6, 64)).astype(np.float32) + np.linspace(0, 50, 64, dtype=np.float32)
+    spectrum = next(name for name, array in a.tensors({"x": x[0]}).items() if array.dtype.kind == "c")
+
+    def engine(change: Callable[[np.ndarray], np.ndarray]) -> Answers:
+        """The spectrum changed, and all behind it computed from what came of it."""
+
+        def answer(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            changed = change(a.tensors(inputs)[spectrum]).astype(np.complex64)
+            return a.tensors(inputs, {spectrum: changed}) | {spectrum: changed}
+
+        return answer
+
+    def noisy(c: np.ndarray) -> np.ndarray:
+        return c * (1 + 1e-7 * random.standard_normal(c.shape))
+
+    rows, place = rows_of(tmp_path, {"x": x}), np.arange(64)
+    assert differences(a, engine(noisy), rows)["equal"]
+    for wrong in (
+        lambda c: np.where((place > 5) & (place < 12), np.complex64(99j), c),
+        lambda c: np.where(place == 40, -c, c),  # small beside the first
+        lambda c: c.real,
+        lambda c: np.where(place == 3, np.complex64(complex(1, np.nan)), c),
+    ):
+        assert differences(a, engine(wrong), rows)["first"]["tensor"] == spectrum
+    with pytest.raises(BadSamples, match="nothing is compared"):
+        differences(a, engine(noisy), rows_of(tmp_path, {"x": 0 * x}))
