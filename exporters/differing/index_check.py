@@ -63,6 +63,9 @@ def least_recall(version: Version, asked: float | None) -> float:
     return next(limit for limit in limits if limit is not None)
 
 
+@np.errstate(
+    invalid="ignore"
+)  # a query that is not finite has scores that are none, which `compare_nearest` counts
 def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Nearest:
     """``queries`` [queries, d], ``index`` [vectors, d], both floating; equal scores keep the order of the index."""
     queries = _unit(queries) if metric == "cosine" else queries.astype(np.float64)
@@ -80,7 +83,9 @@ def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosin
 def compare_nearest(
     fp32: Nearest, half: Nearest, vectors: int, u: float, relevance: Relevance | None = None
 ) -> IndexVerdict:
-    """``u``: the half's unit roundoff."""
+    """``u``: the half's unit roundoff. A query finds nothing where a score of the half is not a finite number."""
+    scored = np.isfinite(half.scores).all(axis=1, keepdims=True)
+    half = Nearest(np.where(scored, half.places, -1), half.scores)
     shares = [
         len(set(a) & set(b)) / max(len(a), 1)
         for a, b in zip(fp32.places.tolist(), half.places.tolist(), strict=True)
@@ -102,13 +107,15 @@ def check_index(
     queries: Path,
     *,
     k: int = 10,
+    least: float = _LEAST_RECALL,
     metric: str = "cosine",
     output: str | None = None,
     judgements: Path | None = None,
     notify: Notify = lambda _: None,
 ) -> dict[str, Any]:
     """The verdict on each proven form of a version, by form. ``queries``: inputs of the model, a row for each query;
-    ``output``: the one that is the vector, by default the only one of kind embedding, or the only one.
+    ``least``: the recall that is asked; ``output``: the one that is the vector, by default the only one of kind
+    embedding, or the only one.
 
     Raises BadInput where there is no half or no such output, BadSamples for an index or judgements that do not fit.
     """
@@ -130,7 +137,7 @@ def check_index(
         finally:
             ours.close()
             theirs.close()
-        _check_sizes(index, vectors[0].shape[1], k)
+        _check_sizes(index, vectors[0].shape[1], k, least)
         _check_finite(vectors[0], f"FP32's vector of query {{}} of {queries.name}")
         fp32, half = (nearest(one, index, k, metric) for one in vectors)
         verdict = compare_nearest(fp32, half, len(index), UNIT_ROUNDOFF[precision], relevance)
@@ -145,13 +152,19 @@ def check_index(
     return found
 
 
-def _check_sizes(index: np.ndarray, width: int, k: int) -> None:
-    """Raises BadSamples for an index of other vectors than those of the model, or of too few."""
+def _check_sizes(index: np.ndarray, width: int, k: int, least: float) -> None:
+    """Raises BadSamples for an index of other vectors than those of the model, or of so few that a random vector finds
+    more than half of what is asked."""
     if index.ndim != 2 or index.shape[1] != width or not len(index):
         raise BadSamples(f"the index has the shape {list(index.shape)}: expected [vectors, {width}]")
     if len(index) <= k:
         raise BadSamples(
             f"the index has {len(index)} vectors, and the {k} nearest of them are all: give a smaller -k"
+        )
+    if least and k / len(index) > least / 2:
+        raise BadSamples(
+            f"the index has {len(index)} vectors, and a random vector finds {k / len(index):.2g} of the {k} nearest: "
+            f"expected at most half of the recall that is asked, {least:g}; give a smaller -k, or more vectors"
         )
 
 

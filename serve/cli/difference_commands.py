@@ -190,11 +190,9 @@ def index_check(
     if metric not in METRICS:
         raise BadSetting(f"--metric {metric!r}: expected one of {', '.join(METRICS)}")
     version = version_called(target, store_at(store))
-    vectors = index_file(index)
-    forms = check_index(
-        version, vectors, queries, k=k, metric=metric, output=output, judgements=judgements, notify=notify
-    )
-    least = least_recall(version, min_recall)
+    vectors, least = index_file(index), least_recall(version, min_recall)
+    asked: Any = {"k": k, "least": least, "metric": metric, "output": output, "judgements": judgements}
+    forms = check_index(version, vectors, queries, **asked, notify=notify)
     holds = all(form["recall"] >= least for form in forms.values())
     lines = [_index_line(name, form) for name, form in forms.items()]
     if not holds:

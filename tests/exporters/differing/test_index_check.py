@@ -107,6 +107,18 @@ def test_near_duplicates_that_fp32_does_not_tell_apart_may_change_places() -> No
     assert (verdict.pairs, verdict.swapped, verdict.recall) == (1, 1, 1.0)
 
 
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_half_vector_that_is_not_finite_finds_nothing(metric: str, wrong: float) -> None:
+    index, queries = np.random.normal(size=(60, 4)), np.random.normal(size=(3, 4))
+    odd = queries.copy()
+    odd[1, 2] = wrong
+    fp32, half = (nearest(one, index, 50, metric) for one in (queries, odd))
+    verdict = compare_nearest(fp32, half, 60, U, {1: {int(fp32.places[1, 0]): 1.0}})
+    assert (verdict.recall, verdict.worst_query) == (pytest.approx(2 / 3), 1)
+    assert verdict.ndcg == (1.0, 0.0)
+
+
 def test_ndcg_is_one_for_the_ideal_order_and_less_for_another() -> None:
     scores = np.array([[3.0, 2.0, 1.0]])
     fp32, half = Nearest(np.array([[0, 1, 2]]), scores), Nearest(np.array([[2, 1, 0]]), scores)
@@ -172,6 +184,13 @@ def test_a_version_is_asked_in_each_form_and_what_does_not_fit_is_refused(tmp_pa
     with pytest.raises(BadSamples, match="has 10 vectors, and the 10 nearest of them are all"):
         check_index(version, np.random.normal(size=(10, 3)), tmp_path / "x.npz")
     numbers = np.random.normal(size=(40, 3)).astype(np.float32)
+    for k, least, fits in ((20, 0.9, False), (20, 1.0, True), (20, 0.0, True), (10, 0.4, False)):
+        with (
+            nullcontext()
+            if fits
+            else pytest.raises(BadSamples, match=f"a random vector finds {k / 40:g} of the {k}")
+        ):
+            check_index(version, numbers, tmp_path / "x.npz", k=k, least=least)
     for row, wrong in ((7, np.nan), (0, np.inf)):
         index = numbers.copy()
         index[row, 1] = wrong
