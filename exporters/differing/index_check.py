@@ -23,6 +23,7 @@ from ..proof.prove import answers_of
 from ..proof.subject import CPU
 
 BLOCK = 1 << 16  # vectors of the index that are compared at a time
+ROWS = 64  # that are compared with them at a time
 APART_U = 4.0  # u of the scores' spread, as rule 5 of the gate has it
 _LEAST_RECALL = 0.99  # where neither the command nor the model says another
 METRICS = ("cosine", "dot")
@@ -69,15 +70,36 @@ def least_recall(version: Version, asked: float | None) -> float:
 def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Nearest:
     """``queries`` [queries, d], ``index`` [vectors, d], both floating; equal scores keep the order of the index."""
     queries = _unit(queries) if metric == "cosine" else queries.astype(np.float64)
-    best, places = np.zeros((len(queries), 0)), np.zeros((len(queries), 0), np.int64)
+    kept = min(k, len(index))
+    best, places = np.full((len(queries), kept), -np.inf), np.zeros((len(queries), kept), np.int64)
     for start in range(0, len(index), BLOCK):
         block = np.asarray(index[start : start + BLOCK])
-        scores = queries @ (_unit(block) if metric == "cosine" else block.astype(np.float64)).T
-        best = np.concatenate([best, scores], 1)
-        places = np.concatenate([places, np.broadcast_to(start + np.arange(len(block)), scores.shape)], 1)
-        order = np.argsort(-best, axis=1, kind="stable")[:, :k]
-        best, places = np.take_along_axis(best, order, 1), np.take_along_axis(places, order, 1)
+        block = _unit(block) if metric == "cosine" else block.astype(np.float64)
+        for first in range(0, len(queries), ROWS):
+            rows = slice(first, first + ROWS)
+            scores = queries[rows] @ block.T
+            found = _largest(scores, kept)
+            # At first there are none, and what stands there for them may not come before a score of -inf.
+            joined = np.concatenate([best[rows, : min(start, kept)], np.take_along_axis(scores, found, 1)], 1)
+            at = np.concatenate([places[rows, : min(start, kept)], start + found], 1)
+            order = np.argsort(-joined, axis=1, kind="stable")[:, :kept]
+            best[rows, : order.shape[1]] = np.take_along_axis(joined, order, 1)
+            places[rows, : order.shape[1]] = np.take_along_axis(at, order, 1)
     return Nearest(places, best)
+
+
+def _largest(scores: np.ndarray, k: int) -> np.ndarray:
+    """The places of the ``k`` largest scores of each row, or of all where there are no more, in order of the places. Of
+    equal ones the first count. NaN counts as the least."""
+    width = scores.shape[1]
+    if width <= k:
+        return np.broadcast_to(np.arange(width), scores.shape)
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    least = np.partition(scores, width - k, axis=1)[:, width - k, None]
+    above, equal = scores > least, scores == least
+    room = k - above.sum(axis=1, keepdims=True)
+    taken = above | (equal & (np.cumsum(equal, axis=1, dtype=np.int32) <= room))
+    return np.nonzero(taken)[1].reshape(-1, k)
 
 
 def compare_nearest(

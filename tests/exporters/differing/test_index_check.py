@@ -1,5 +1,6 @@
 """An index check finds vectors that lead a search elsewhere, and nothing where they are only rounded."""
 
+import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.differing.index_check import (
     BLOCK,
+    ROWS,
     Nearest,
     _relevance,
     check_index,
@@ -91,11 +93,27 @@ def test_a_degraded_half_is_found(degrade: Callable[[nn.Sequential], None], metr
 
 
 def test_the_nearest_of_a_large_index_are_those_of_one_comparison() -> None:
-    index = np.random.normal(size=(BLOCK + 3000, 4)).astype(np.float32)
-    queries = np.random.normal(size=(3, 4)).astype(np.float32)
-    found = nearest(queries, index, 7, "dot")
+    """Of whole numbers many scores are equal, and exact."""
+    index = np.random.randint(-4, 5, (BLOCK + 30, 4)).astype(np.float32)
+    queries = np.random.randint(-4, 5, (ROWS + 2, 4)).astype(np.float32)
     scores = queries.astype(np.float64) @ index.astype(np.float64).T
-    np.testing.assert_array_equal(found.places, np.argsort(-scores, axis=1, kind="stable")[:, :7])
+    order = np.argsort(-scores, axis=1, kind="stable")
+    for k in (7, 40):
+        found = nearest(queries, index, k, "dot")
+        np.testing.assert_array_equal(found.places, order[:, :k])
+        np.testing.assert_array_equal(found.scores, np.take_along_axis(scores, found.places, 1))
+
+
+def test_many_queries_take_no_more_memory_than_a_block_of_them() -> None:
+    index, queries = (np.random.normal(size=(rows, 2)).astype(np.float32) for rows in (BLOCK, 6 * ROWS))
+    tracemalloc.start()
+    try:
+        nearest(queries, index, 10)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # The scores of a block, and the copies of them from which the largest are taken.
+    assert peak < 5 * 8 * BLOCK * ROWS
 
 
 def test_near_duplicates_that_fp32_does_not_tell_apart_may_change_places() -> None:
