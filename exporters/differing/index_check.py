@@ -207,7 +207,7 @@ def index_file(path: Path) -> np.ndarray:
     Parquet file. Raises BadSamples."""
     try:
         found = _column(path) if path.suffix == ".parquet" else _mapped(path)
-    except (OSError, ValueError, EOFError, ImportError) as error:  # those of pyarrow are ValueErrors
+    except Exception as error:  # numpy and pyarrow raise many kinds on such bytes
         raise BadSamples(f"{path} is not a {path.suffix or '.npy'} file of vectors: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim != 2:
         raise BadSamples(f"{path}: expected one array of floating vectors, [vectors, d]")

@@ -175,6 +175,20 @@ def test_a_file_of_another_kind_is_named_without_the_advice_to_load_it_unsafely(
         index_file(tmp_path / "net.onnx")
 
 
+@pytest.mark.filterwarnings("ignore")  # numpy's, of the same damage
+@pytest.mark.parametrize(
+    "damage", [{"shape": (2**70, 4)}, {"shape": (2**62, 4)}, {"shape": (-1, 4)}, "{" + "(" * 300]
+)
+def test_a_damaged_header_is_refused(tmp_path: Path, damage: str | dict[str, tuple[int, ...]]) -> None:
+    words = str({"descr": "<f4", "fortran_order": False} | damage) if isinstance(damage, dict) else damage
+    header = words.encode().ljust(501) + b"\n"
+    (tmp_path / "i.npy").write_bytes(
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\0" * 64
+    )
+    with pytest.raises(BadSamples, match=r"i\.npy is not a \.npy file of vectors"):
+        index_file(tmp_path / "i.npy")
+
+
 def test_judgements_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     for worth, wrong in (([1.0, 0.0], True), ([1.0, 1.0], False)):
         np.savez(tmp_path / "judged.npz", query=[0, 0], vector=[3, 3], relevance=worth)
