@@ -172,18 +172,18 @@ def _answers(
 
 def partners(a: "Side", b: "Side") -> dict[str, str]:
     """Maps tensors of A to tensors of B: in two programs, results of the same operation in the same order between reads
-    of the same weights; otherwise tensors of the same name. Outputs correspond by their names, where both have the same
-    ones, else by their order."""
+    of the same weights; otherwise tensors of the same name. Outputs correspond by their names, and those whose name
+    one side alone has by their order, where both have as many."""
     if a.steps and b.steps:
         found = _in_order(a, b)
     else:
         theirs = {node.name for node in b.nodes}
         found = {node.name: node.name for node in a.nodes if node.name in theirs}
-    if a.outputs.keys() == b.outputs.keys():
-        found |= {tensor: b.outputs[name] for name, tensor in a.outputs.items()}
-    elif len(a.outputs) == len(b.outputs):
-        found |= dict(zip(a.outputs.values(), b.outputs.values(), strict=True))
-    return found
+    shared = a.outputs.keys() & b.outputs.keys()
+    ours, others = ([tensor for name, tensor in one.outputs.items() if name not in shared] for one in (a, b))
+    if len(ours) == len(others):
+        found |= dict(zip(ours, others, strict=True))
+    return found | {a.outputs[name]: b.outputs[name] for name in shared}
 
 
 def _in_order(a: "Side", b: "Side") -> dict[str, str]:

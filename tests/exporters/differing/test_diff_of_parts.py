@@ -211,3 +211,18 @@ def test_an_output_that_is_a_weight_or_an_input_is_compared_and_no_node_is_blame
         assert facts["astray"] == (2 if expected else 0), facts
         assert facts["not_written"] is None or "an input or a weight" in facts["not_written"]
         assert not (tmp_path / "node").exists()
+
+
+def test_outputs_correspond_by_name_and_the_others_by_their_order(tmp_path: Path) -> None:
+    """``c``, a weight, is an output of each file, and no node makes it."""
+    text = "g (float[n,8] x) => ({1}, float[8] c) {{ {0} = Exp(x) z = {2}({0}) }}"
+
+    def file(name: str, inner: str, *outputs: str, op: str = "Neg") -> Path:
+        ends = ", ".join(f"float[n,8] {one}" for one in outputs)
+        return file_of(tmp_path / f"{name}.onnx", text.format(inner, ends, op), c=WEIGHT[0])
+
+    a, x = file("a", "y", "y", "z"), rows_of(6)
+    assert compared(a, file("other", "w", "z", "w"), x)["equal"]
+    assert compared(a, file("wrong", "w", "z", "w", op="Sin"), x)["first"]["tensor"] == "z"
+    fewer = compared(a, file("fewer", "w", "z"), x)
+    assert (fewer["first"]["tensor"], fewer["astray"]) == ("y", 1)
