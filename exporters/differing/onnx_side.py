@@ -203,7 +203,10 @@ class OnnxSide:
             [held[name] for name in dict.fromkeys(node.input) if name in held],
         )
         made = helper.make_model(
-            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+            graph,
+            opset_imports=self.model.opset_import,
+            ir_version=self.model.ir_version,
+            functions=self.model.functions,
         )
         onnx.save(made, folder / "node.onnx")
         write_npz(folder / "inputs.npz", given)

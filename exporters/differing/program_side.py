@@ -1,5 +1,6 @@
 """A captured program as a side of a comparison: every tensor of its graph, and the node that makes one."""
 
+import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +123,8 @@ class ProgramSide:
         write_npz(folder / "inputs.npz", {one.name: values[one.name] for one in node.all_input_nodes})
         lines = [
             "import numpy, torch", "", 'inputs = dict(numpy.load("inputs.npz"))', "", "",
-            "def read(name):", "    array = inputs[name]",
+            "def read(name):", "    array = inputs[name]", "    if array.dtype.kind == 'V':  # numpy has no bfloat16",
+            "        return torch.from_numpy(array.view('int16')).view(torch.bfloat16)",
             "    return torch.from_numpy(array) if array.ndim else array.item()", "", "",
             f"print(torch.ops.{node.target}({', '.join(args)}){place})", "",
         ]  # fmt: skip
@@ -162,6 +164,8 @@ def _text(value: Any) -> str:
         return f"torch.device({str(value)!r})"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, float):  # repr writes inf and nan, which Python does not know
+        return repr(value) if math.isfinite(value) else f"float('{value}')"
     return repr(value)
 
 

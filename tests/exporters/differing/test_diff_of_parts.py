@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from halfeven.exporters.differing import diff
 from halfeven.exporters.differing.onnx_side import OnnxSide
@@ -226,3 +227,17 @@ def test_outputs_correspond_by_name_and_the_others_by_their_order(tmp_path: Path
     assert compared(a, file("wrong", "w", "z", "w", op="Sin"), x)["first"]["tensor"] == "z"
     fewer = compared(a, file("fewer", "w", "z"), x)
     assert (fewer["first"]["tensor"], fewer["astray"]) == ("y", 1)
+
+
+def test_a_reproduction_of_a_function_runs(tmp_path: Path) -> None:
+    text = """g (float[n,8] x) => (float[n,8] y) {{ y = own.Scaled(x) }}
+        <domain: "own", opset_import: ["" : 17]> Scaled (r) => (s) {{
+            k = Constant<value = float {{{}}}>() s = Mul(r, k)
+        }}"""
+    for name, by in (("a", 2.0), ("b", 3.0)):
+        onnx.save(parsed(text.format(by), more=', "own" : 1'), tmp_path / f"{name}.onnx")
+    x = rows_of(4)
+    assert compared(tmp_path / "a.onnx", tmp_path / "b.onnx", x, tmp_path / "node")["first"]["tensor"] == "y"
+    with np.load(tmp_path / "node" / "inputs.npz") as inputs:
+        found = onnxruntime.InferenceSession(tmp_path / "node" / "node.onnx").run(None, dict(inputs))
+    np.testing.assert_array_equal(np.asarray(found[0]), 2 * x)

@@ -20,6 +20,7 @@ from halfeven.exporters.question import Answers
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_graph import exact_answers
 from halfeven.models.capture.capture import normalise
+from halfeven.models.engines.arrays import to_torch
 from halfeven.models.errors import BadSamples, BadSetting
 from halfeven.models.program import runnable, with_graph
 from torch import Tensor, nn
@@ -216,6 +217,41 @@ def test_another_python_runs_the_same_model(tmp_path: Path) -> None:
         assert facts["equal"] and facts["tensors"] >= 3, facts
     with pytest.raises(BadSetting, match="no-python cannot be started"):
         differences(side, replace(side, python=tmp_path / "no-python"), rows)
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (x.masked_fill(x > 1, float("-inf")).nan_to_num(float("nan"), neginf=-2.0),)
+
+
+class InBfloat16(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return ((x.bfloat16() * 3).float(),)
+
+
+@pytest.mark.parametrize("module", [Masked(), InBfloat16()], ids=["infinity and NaN", "bfloat16"])
+def test_a_reproduction_runs_and_gives_what_a_has(
+    tmp_path: Path, module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.linspace(-2, 2, 8)
+    net = described(torch.export.export(module, (x,)), {"x": x[None]}, None, max_batch_size=0)
+    a, rows = ProgramSide(net.program, net.spec), rows_of(tmp_path, {"x": x[None].numpy()})
+    made = a.tensors({"x": x.numpy()})
+    monkeypatch.chdir(tmp_path)
+    for tensor, array in made.items():
+        if tensor in a.inputs.values():
+            continue
+        facts = differences(
+            a,
+            lambda _, tensor=tensor, array=array: {tensor: ~array if array.dtype == bool else -array},
+            rows,
+            out=tmp_path / tensor,
+        )
+        assert facts["first"]["tensor"] == tensor
+        monkeypatch.chdir(tmp_path / tensor)
+        with redirect_stdout(StringIO()) as shown:
+            runpy.run_path("node.py", run_name="__main__")
+        assert shown.getvalue().strip() == str(to_torch(array))
 
 
 def test_complex_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
