@@ -1,12 +1,20 @@
 """``halfeven.assert_half_equal``: the gate for any two callables, in a test of the user's own."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...exporters.gate.parity import judge, noise_of
+from ...exporters.gate.refusals import without_advice
 from ...exporters.gate.trial import Trial
 from ...exporters.proof.informative import why_answers_show_nothing
-from ...models.errors import BadSetting
+from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting
+from ...models.folder.model_keys import HALF_DTYPES, PARITY
+from ...models.folder.toml_reader import TomlReader
 from ...models.spec.datatypes import name_of
 from ...models.spec.spec import KINDS, Dim, ModelSpec, ParityLimits, TensorSpec
 from .arrays_given import Arrays, Given, as_numpy, is_tensor
@@ -34,12 +42,18 @@ def assert_half_equal(
     64 in batches of 1, 2 and 3. ``kind``: of the outputs, as in model.toml; ``limits``: keys of its ``[parity]`` that
     limit the gate.
     """
-    if kind not in KINDS:
-        raise BadSetting(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
-    allowed = _allowed(limits)
+    for name, word, known in (("kind", kind, KINDS), ("dtype", dtype, HALF_DTYPES)):
+        if word not in known:
+            raise BadSetting(f"{name}={word!r}: expected one of {', '.join(known)}")
+    for name, model in (("fp32", fp32), ("fp16", fp16)):
+        if not callable(model):
+            raise BadSetting(f"{name}: expected a module, or a function of the samples, got {model!r}")
+    allowed, samples = _allowed(limits), _checked(samples)
     count = len(next(iter(_values(samples))))
     batches = list(_batches(count))
     reference = [_answers(fp32, _part(samples, rows)) for rows in batches]
+    for rows, answers in zip(batches, reference, strict=True):
+        _check_rows(answers, len(rows))
     candidate = [_answers(fp16, _part(samples, rows)) for rows in batches]
     outputs = tuple(
         TensorSpec(
@@ -62,18 +76,50 @@ def assert_half_equal(
     report = judge(spec, dtype, trials, noise=noise_of(spec, itself))
     if not report.passed:
         raise AssertionError(
-            "the half is not equal:\n" + "\n".join(one.message for one in report.all_failures)
+            "the half is not equal:\n" + "\n".join(without_advice(one).message for one in report.all_failures)
         )
 
 
 def _allowed(limits: Mapping[str, Any]) -> ParityLimits:
-    """The limits of the gate by their keys. Raises BadSetting for a key that limits nothing here."""
+    """The limits of the gate by their keys, held to the table of the keys of model.toml. Raises BadSetting."""
     if "min_recall" in limits:
         raise BadSetting("limits: min_recall limits `halfeven index-check`, and not what is compared here")
+    given = {key: value.item() if isinstance(value, np.generic) else value for key, value in limits.items()}
+    keys = {key: PARITY[key] for key in PARITY.keys() - {"min_recall", "unstable"}}
     try:
-        return ParityLimits(**limits, overridden=tuple(sorted(limits)))
-    except TypeError as error:
-        raise BadSetting(f"limits: expected keys of [parity] in model.toml: {error}") from None
+        held = TomlReader(Path("limits")).table({"parity": given}, "parity", keys)
+    except BadFolder as error:
+        raise BadSetting(str(error)) from None
+    return ParityLimits(**held, overridden=tuple(sorted(held)))
+
+
+def _checked(samples: Any) -> Any:
+    """The samples as arrays and tensors, by name or in order. Raises BadInput, BadSamples where their rows do not
+    match."""
+    named = samples if isinstance(samples, Mapping) else dict(enumerate(_values(samples)))
+    made = {
+        name: value if isinstance(value, np.ndarray) or is_tensor(value) else as_numpy(value, str(name))
+        for name, value in named.items()
+    }
+    counts = {name: len(value) if value.ndim else 0 for name, value in made.items()}
+    if len({*counts.values()}) != 1 or 0 in counts.values():
+        raise BadSamples(
+            f"samples: expected arrays with one row or more, all with as many (first axis = samples), got {counts}"
+        )
+    if not isinstance(samples, Mapping):
+        return tuple(made.values())
+    if odd := [name for name in made if not isinstance(name, str)]:
+        raise BadSamples(f"samples: expected the name of an input (a string) as each key, got {odd[0]!r}")
+    return made
+
+
+def _check_rows(answers: Arrays, rows: int) -> None:
+    """Raises BadInput for an output of FP32 that has not a row for each sample."""
+    for name, array in answers.items():
+        if array.shape[:1] != (rows,):
+            raise BadInput(
+                f"fp32: output '{name}' has the shape {list(array.shape)} for {rows} samples: expected a row for each"
+            )
 
 
 def _batches(count: int) -> Iterator[list[int]]:
@@ -96,14 +142,13 @@ def _part(samples: Any, rows: list[int]) -> Any:
     return tuple(array[rows] for array in _values(samples))
 
 
-def _answers(model: Model, given: Any) -> Arrays:
-    """The answers by name, to inputs by name or in order."""
-    import torch
-
-    if isinstance(model, torch.nn.Module):
+def _answers(model: Any, given: Any) -> Arrays:
+    """The answers by name, to inputs by name or in order. Where torch was never imported, no model is its module."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
         first = next((one for one in model.parameters() if one.is_floating_point()), None)
 
-        def tensor(value: Given) -> torch.Tensor:
+        def tensor(value: Given) -> Any:
             made = value if is_tensor(value) else torch.from_numpy(as_numpy(value))
             if first is None:
                 return made
@@ -112,13 +157,13 @@ def _answers(model: Model, given: Any) -> Arrays:
         given = (
             {n: tensor(v) for n, v in given.items()} if isinstance(given, dict) else tuple(map(tensor, given))
         )
-    with torch.no_grad():
+    with torch.no_grad() if torch else nullcontext():
         found = model(**given) if isinstance(given, dict) else model(*given)
     if isinstance(found, Mapping):
-        return {str(name): as_numpy(value) for name, value in found.items()}
+        return {str(name): as_numpy(value, str(name)) for name, value in found.items()}
     if isinstance(found, tuple | list):
-        return {str(place): as_numpy(value) for place, value in enumerate(found)}
-    return {"output": as_numpy(found)}
+        return {str(place): as_numpy(value, str(place)) for place, value in enumerate(found)}
+    return {"output": as_numpy(found, "output")}
 
 
 def _widened(half: Arrays, original: Arrays) -> Arrays:

@@ -1,6 +1,9 @@
 """`assert_half_equal` and its fixture: the gate for two callables of a user's test."""
 
 import copy
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import halfeven as he
 import numpy as np
 import pytest
 import torch
-from halfeven.models.errors import BadSetting
+from halfeven.models.errors import BadInput, BadSamples, BadSetting
 from torch import nn
 
 from tests.serve.python_api.page_blocks import BLOCKS
@@ -74,15 +77,62 @@ def test_answers_of_which_none_is_compared_prove_nothing(answer: Any, wrong: Any
         he.assert_half_equal(answer, wrong, samples=rows)
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
-    x = np.zeros((2, 3), np.float32)
-    for asked, words in (
-        ({"kind": "loggits"}, "expected one of"),
-        ({"max_eror_u": 1}, "max_eror_u"),
-        ({"min_recall": 1.0}, "index-check"),
-    ):
-        with pytest.raises(BadSetting, match=words):
-            he.assert_half_equal(abs, abs, samples=x, **asked)  # type: ignore[arg-type]
+X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"kind": "loggits"}, BadSetting, "kind='loggits': expected one of"),
+        ({"dtype": "float16"}, BadSetting, "dtype='float16': expected one of fp16, bf16"),
+        ({"fp16": "net.onnx"}, BadSetting, "fp16: expected a module, or a function of the samples"),
+        ({"max_eror_u": 1}, BadSetting, "nearest known key is 'max_error_u'"),
+        ({"min_recall": 1.0}, BadSetting, "index-check"),
+        ({"max_error_u": "4"}, BadSetting, "max_error_u = '4': expected a number"),
+        ({"max_error_u": float("nan")}, BadSetting, "max_error_u = nan: expected a finite number"),
+        ({"overridden": ()}, BadSetting, "the key 'overridden' is unknown"),
+        ({"samples": {}}, BadSamples, "expected arrays with one row or more"),
+        ({"samples": np.float32(3)}, BadSamples, "expected arrays with one row or more"),
+        ({"samples": (X, X[:5])}, BadSamples, "got {0: 6, 1: 5}"),
+        ({"samples": {1: X}}, BadSamples, "expected the name of an input"),
+        ({"samples": [[1.0, 2.0], [3.0]]}, BadInput, "every row of one shape"),
+        (
+            {"fp32": np.sum},
+            BadInput,
+            "output 'output' has the shape [] for 6 samples: expected a row for each",
+        ),
+        ({"fp32": lambda x: (x, None)}, BadInput, "tensor '1': expected numbers"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(asked: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        he.assert_half_equal(**{"fp32": abs, "fp16": abs, "samples": X, **asked})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: {"y": x, "z": x},
+        lambda x: {},
+        lambda x: {"y": x[:1]},
+        lambda x: {"y": x.sum()},
+        lambda x: {"y": x > 0},
+    ],
+)
+def test_other_answers_than_fp32_has_are_not_called_a_fault_of_halfeven(wrong: Any) -> None:
+    with pytest.raises(AssertionError, match="the half is not equal") as refused:
+        he.assert_half_equal(lambda x: {"y": x}, wrong, samples=X)
+    assert "report" not in str(refused.value) and "--keep" not in str(refused.value)
+
+
+def test_lists_are_samples_and_functions_are_compared_without_torch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import halfeven as he, numpy as np
+he.assert_half_equal(lambda x: x * 3, lambda x: np.float16(x) * 3, samples=[[1.0, 2.0], [3.0, 4.5]])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_fixture_runs_as_the_page_has_it(pytester: pytest.Pytester) -> None:
