@@ -10,16 +10,18 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from ...models.errors import BadSamples
+from ...models.errors import BadInput, BadSamples
 from ...models.spec.spec import ModelSpec
 from ..gate.trial import Trial
 from ..proof.prove import ReferenceRun, Taken, tried
 from ..question import Arrays, Question
 
 INPUTS, EXPECTED = "inputs.npz", "expected.npz"
+_Rows: TypeAlias = Mapping[str, np.ndarray] | Mapping[str, list[np.ndarray]]
 _EACH = re.compile(r"\[\d+\]$")
 
 
@@ -36,8 +38,9 @@ def answers_differ_in_shape(folder: Path) -> bool:
         return any(name.endswith("[0].npy") for name in file.namelist())
 
 
-def take_rows(run: ReferenceRun, answers: Arrays) -> Taken:
-    """The rows of a file of answers beside the original's. Raises BadSamples where an output has not as many."""
+def take_rows(run: ReferenceRun, answers: _Rows) -> Taken:
+    """The rows of a file of answers beside the original's; an output may also be the list of its rows. Raises
+    BadSamples where an output has not as many."""
     judging, perturbed = (_once(run.spec, questions) for questions in (run.bulk, run.perturbed))
     wanted = sum(len(question.samples) for question in (*judging, *perturbed))
     outputs = _outputs(run.spec, answers, wanted)
@@ -53,15 +56,16 @@ def take_rows(run: ReferenceRun, answers: Arrays) -> Taken:
     return trials[: len(judging)], [], trials[len(judging) :]
 
 
-def _outputs(spec: ModelSpec, answers: Arrays, wanted: int) -> dict[str, list[np.ndarray]]:
+def _outputs(spec: ModelSpec, answers: _Rows, wanted: int) -> dict[str, list[np.ndarray]]:
     """The answers to ``wanted`` rows by output."""
     own, found = {tensor.name for tensor in spec.outputs}, dict[str, list[np.ndarray]]()
     for name, array in answers.items():
         if name in own or not _EACH.search(name):
-            found[name] = list(array) if array.ndim else []
+            found[name] = list(array) if isinstance(array, list) or array.ndim else []
         elif name.endswith("[0]"):
             output = name.removesuffix("[0]")
-            found[output] = [answers[row] for row in _each(output, wanted) if row in answers]
+            each = map(answers.get, _each(output, wanted))
+            found[output] = [row for row in each if isinstance(row, np.ndarray)]
     for output, rows in found.items():
         if len(rows) != wanted:
             raise BadSamples(
@@ -87,6 +91,11 @@ def _as_file(spec: ModelSpec, parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
         rows = [row for part in parts for row in (part[name] if spec.batched else [part[name]])]
         if len({row.shape for row in rows}) == 1:
             found[name] = np.stack(rows)
+        elif taken := [each for each in _each(name, len(rows)) if each in parts[0]]:
+            raise BadInput(
+                f"{taken[0]!r} is the name of a tensor, and of a row of {name!r}, whose rows differ in shape: expected "
+                "different names in the file of rows; rename one of the two"
+            )
         else:
             found |= zip(_each(name, len(rows)), rows, strict=True)
     return found

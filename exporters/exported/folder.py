@@ -129,7 +129,8 @@ for start in range(0, min(map(len, given.values())), rows or 1):
     asked = {name: array[part] for name, array in given.items()}
     for name, array in zip(outputs, session.run(names, asked)):
         found[name].extend(array if rows else [array])
-np.savez(answers, **{f"{name}[{row}]": array for name in outputs for row, array in enumerate(found[name])})
+rows = ((place, row, array) for place, name in enumerate(outputs) for row, array in enumerate(found[name]))
+np.savez(answers, **{f"{place}[{row}]": array for place, row, array in rows})
 """
 
 
@@ -146,11 +147,15 @@ def check_by_default(version: Version, run: ReferenceRun, folder: Path) -> None:
     with TemporaryDirectory(prefix="halfeven-export-") as place:
         answers = Path(place) / "answers.npz"
         rows = str(spec.max_batch_size if spec.batched else 0)
-        _in_a_child(
-            [str(folder / HALF), str(folder / INPUTS), str(answers), rows, json.dumps(output_names(spec))]
-        )
+        names = output_names(spec)
+        _in_a_child([str(folder / HALF), str(folder / INPUTS), str(answers), rows, json.dumps(names)])
         with np.load(answers) as file:
-            taken = take_rows(run, dict(file))
+            # An output has its number here: "y[0]" may be the name of one beside "y".
+            found = {
+                name: [file[key] for key in file.files if key.startswith(f"{place}[")]
+                for place, name in enumerate(names)
+            }
+        taken = take_rows(run, found)
     report = judged(run, version.manifest["half"], [taken])
     if not report.passed:
         raise ParityRefused(

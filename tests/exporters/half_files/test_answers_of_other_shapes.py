@@ -9,8 +9,10 @@ from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.exported.other_engine import answers_file, prove_engine
 from halfeven.exporters.half_files.half_file import proof_folder, proof_of, verify, write_half
 from halfeven.exporters.inputs.samples import stored_samples
+from halfeven.models.errors import BadInput
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.exporters.half_files.onnx_net import samples, written
 from tests.exporters.half_files.verifier import verified
 
 pytestmark = pytest.mark.slow  # a conversion
@@ -46,9 +48,9 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / "rows.onnx")
     np.savez(folder / "samples.npz", x=draw.normal(size=(40, 6, 4)).astype(np.float32))
     options = Options(samples=folder / "samples.npz")
-    written = write_half(folder / "rows.onnx", folder / "rows.fp16.onnx", options)
-    assert written["verdict"] == "equal", written
-    return Path(written["file"])
+    made = write_half(folder / "rows.onnx", folder / "rows.fp16.onnx", options)
+    assert made["verdict"] == "equal", made
+    return Path(made["file"])
 
 
 def test_such_an_output_has_an_array_for_each_row(half: Path) -> None:
@@ -65,6 +67,29 @@ def test_gate_and_verifier_agree_on_it(half: Path) -> None:
     assert verify(half)["status"] == "equal"
     code, said = verified(half)
     assert code == 0, said
+
+
+def test_an_output_may_have_the_name_of_another_ones_row(tmp_path: Path) -> None:
+    model = onnx.load(written(tmp_path / "net.onnx"))
+    model.graph.node.append(helper.make_node("Relu", ["y"], ["y[0]"]))
+    model.graph.output.append(helper.make_tensor_value_info("y[0]", TensorProto.FLOAT, ["n", 4]))
+    onnx.save(model, tmp_path / "net.onnx")
+    half, options = tmp_path / "half.onnx", Options(samples=samples(tmp_path / "x.npz"))
+    assert write_half(tmp_path / "net.onnx", half, options)["verdict"] == "equal"
+    assert verify(half)["status"] == "equal" and verified(half)[0] == 0
+
+
+def test_it_may_not_where_the_rows_of_the_other_one_differ_in_shape(half: Path, tmp_path: Path) -> None:
+    """The file of rows would have two arrays of one name."""
+    model = onnx.load(half.with_name("rows.onnx"))
+    for node in model.graph.node:
+        node.output[:] = ["y[0]" if name == "z" else name for name in node.output]
+    model.graph.output[1].name = "y[0]"
+    onnx.save(model, tmp_path / "rows.onnx")
+    with pytest.raises(BadInput, match=r"'y\[0\]' is the name of a tensor, and of a row of 'y'"):
+        write_half(
+            tmp_path / "rows.onnx", tmp_path / "half.onnx", Options(samples=half.with_name("samples.npz"))
+        )
 
 
 def test_a_file_of_its_answers_is_judged_row_by_row(half: Path, tmp_path: Path) -> None:
