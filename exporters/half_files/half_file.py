@@ -9,8 +9,6 @@ folder beside them, which is renamed to ``.model.fp16.ready`` when it is whole. 
 files to their places is ended by the next `write_half`; what only reads refuses the half until then.
 """
 
-import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -19,25 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import onnx
-from onnx import external_data_helper
-
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, NewerFormat, ParityRefused
 from ...models.files.durable import fsync
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
-from ..conversion.convert import Conversion, Options, convert
+from ..conversion.convert import Options, convert
 from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
 from ..inputs.samples import judging_samples
-from ..onnx.custom_nodes import join
-from ..onnx.own_layout import declare_as, give_own_layout
-from ..onnx.reading.bounded_file import external_files, read_graph, tensors
+from ..onnx.reading.bounded_file import external_files, read_graph
 from ..onnx.reading.large_files import DATA
 from ..proof.maker import Notify
-from ..report.headline import headline, not_run
+from ..report.headline import headline
 from .around_custom import AroundCustom, around_custom
+from .half_metadata import correct_page, describe, digest_of_facts
 
 Verdict = Literal["equal", "fp32", "refused"]
 EQUAL: Verdict = "equal"
@@ -183,8 +177,8 @@ def _written(
             stated["source"] = {"name": source.name, "sha256": sha256_of(source)}
         if around:
             stated["around"] = around.facts()
-        _correct_page(draft / "README.md", stated)
-        _describe(draft, version, source, data, stated, around)
+        correct_page(draft / "README.md", stated)
+        describe(draft, version, source, data, stated, around)
         (draft / "manifest.json").unlink()
         write_manifest(draft, LIVE, stated)
         for name, copied in ((HALF, target.name), (data, data)):
@@ -227,69 +221,6 @@ def _finish(target: Path) -> None:
             proof.rename(ready / _FORMER)
         (ready / proof.name).rename(proof)
     shutil.rmtree(ready)
-
-
-# Keys of a manifest: they have digests of their own, or differ though the same half is made again.
-_NOT_STATED = frozenset(("format", "status", "digest", "files", "created", "exported"))
-
-
-def digest_of_facts(manifest: Mapping[str, Any], files: Mapping[str, str] | None = None) -> str:
-    """The SHA-256 of what a manifest states beside the time, with the digests of ``files``: all but those of the half.
-    None: without them, as a half of an earlier release names it."""
-    stated = {key: value for key, value in manifest.items() if key not in _NOT_STATED}
-    stated |= {} if files is None else {"files": files}
-    text = json.dumps(stated, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-_AROUND = """
-## Nodes that were not run
-
-Note: {said}.
-So it cannot load `half.onnx` either: the lines above are for the files of other models. The nodes stand in `half.onnx`
-as they were, and read and give FP32; `original.onnx` is the model without them. Of engines, `prove` judges ONNX files.
-"""
-
-
-def _correct_page(page: Path, stated: Mapping[str, Any]) -> None:
-    """Name the nodes that were not run, and take out the half's digest: the half cannot name a page that names it."""
-    lines = page.read_text().splitlines(keepends=True)
-    more = _AROUND.format(said=not_run(stated)[2:]) if "around" in stated else ""
-    page.write_text("".join(line for line in lines if not line.startswith(f"| `{HALF}")) + more)
-
-
-def _describe(
-    draft: Path,
-    version: Version,
-    source: Path,
-    data: str,
-    stated: Mapping[str, Any],
-    around: AroundCustom | None,
-) -> None:
-    """Give the half the shapes of ``source`` and its custom nodes, write the verdict, and the digests of the proof's
-    other files and of what the manifest states, into its own metadata, and call its file of weights, if it has one,
-    ``data``."""
-    model, spec = onnx.load(draft / HALF, load_external_data=False), version.spec()
-    give_own_layout(model, spec)
-    if source.suffix == ".onnx":
-        declare_as(model, read_graph(source), spec)
-    if around:
-        join(model, around.whole)
-    own = (HALF, HALF + DATA, "manifest.json")
-    files = {path.name: sha256_of(path) for path in draft.iterdir() if path.name not in own}
-    said = {
-        "verdict": headline(Conversion(version, version.manifest).shown() | {"around": stated.get("around")}),
-        "proof": files["parity.json"],
-        "original": files[ORIGINAL],
-        "facts": digest_of_facts(stated, files),
-    }
-    for key, value in said.items():
-        model.metadata_props.add(key=f"halfeven.{key}", value=value)
-    if (draft / (HALF + DATA)).exists():
-        (draft / (HALF + DATA)).rename(draft / data)
-        for tensor in filter(external_data_helper.uses_external_data, tensors(model)):
-            next(entry for entry in tensor.external_data if entry.key == "location").value = data
-    onnx.save(model, draft / HALF)
 
 
 def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: None) -> dict[str, Any]:

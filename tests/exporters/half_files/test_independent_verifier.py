@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.exported.file_rows import write_npz
-from halfeven.exporters.half_files.half_file import check_digests, digest_of_facts, proof_folder, proof_of
+from halfeven.exporters.half_files.half_file import check_digests, proof_folder, proof_of
+from halfeven.exporters.half_files.half_metadata import digest_of_facts
 from halfeven.models.errors import HalfevenError, ParityRefused
 from halfeven.models.store.manifest import digest_of, sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
