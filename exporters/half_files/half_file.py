@@ -240,9 +240,10 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
 def check_digests(file: Path, version: Version) -> None:
     """Hold a half and its proof against the digests of the proof, and what each says of the other. Raises
     ParityRefused."""
-    own = dict(_held(file, version))
-    for name, path in own.items():
-        _check_digest(version, name, path)
+    own = set[str]()
+    for name, path in _held(file, version):
+        _check_digest(version, name, path)  # of the half before it is read for the name of its weights
+        own.add(name)
     check_proof(version)
     said = {each.key: each.value for each in read_graph(file).metadata_props}
     for key, name in (("halfeven.original", ORIGINAL), ("halfeven.proof", "parity.json")):

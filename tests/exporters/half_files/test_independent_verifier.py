@@ -191,6 +191,11 @@ def outside(half: Path) -> None:
     path.write_text(json.dumps(manifest | {"digest": digest_of(manifest["files"])}))
 
 
+def later(half: Path) -> None:
+    path = proof_folder(half) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+
+
 def nothing(half: Path) -> None:
     """A half and answers of FP32 that are 0 throughout."""
     weight(lambda array: 0 * array)(half)
@@ -233,6 +238,7 @@ TAMPERED = {
     "no manifest": lambda half: (proof_folder(half) / "manifest.json").unlink(),
     "a refused version": lambda half: again(half, status="refused"),
     "a half of another type": lambda half: again(half, half="bf16"),
+    "a later format": later,
     "no half": lambda half: again(half, half=None),
     "another original": swapped,
     "a weight": weight(one_element),
@@ -333,6 +339,16 @@ def test_answers_of_fp32_that_any_half_would_give_show_nothing() -> None:
     ):
         with pytest.raises(found["Refused"], match="proves nothing"):
             found["check_shown"](answers)
+
+
+def test_the_two_names_of_the_domain_of_onnx_are_one(tmp_path: Path) -> None:
+    module = runpy.run_path(str(VERIFIER))
+    node = onnx.helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx")
+    ends = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:])
+    path = tmp_path / "net.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("ai.onnx", 18)]), path)
+    assert module["Half"](path)({"x": np.array([-1, 2], np.float32)})["y"].tolist() == [0, 2]
 
 
 def test_an_operation_that_the_verifier_lacks_is_named(tmp_path: Path) -> None:
