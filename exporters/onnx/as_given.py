@@ -107,5 +107,5 @@ def _share(one: np.ndarray, other: np.ndarray) -> float:
     numbers, others = one.astype(np.float64), other.astype(np.float64)
     finite = np.isfinite(numbers) & np.isfinite(others)
     scale = float(np.abs(others[finite]).max(initial=0.0))
-    off = float(np.abs(numbers - others)[finite].max(initial=0.0))
+    off = float(np.abs(numbers[finite] - others[finite]).max(initial=0.0))
     return off / scale if scale else float(off > 0)

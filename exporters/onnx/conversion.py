@@ -201,7 +201,7 @@ def _difference(fixed: ForeignProgram, free: ForeignProgram, spec: ModelSpec, sa
     return answers_alone_differ(spec, samples, runtime_answers(original), SIZES, alone)
 
 
-_CONSTANTS_ALONE = 4  # the first ir_version in which an initialiser need not be an input as well
+CONSTANTS_ALONE = 4  # the first ir_version in which an initialiser need not be an input as well
 
 
 def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], path: Path) -> list[str]:
@@ -215,11 +215,11 @@ def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], pa
     constants = {tensor.name for tensor in graph.initializer}
     notes = []
     optional = [value.name for value in graph.input if value.name in constants]
-    if optional and model.ir_version >= _CONSTANTS_ALONE:
+    if optional and model.ir_version >= CONSTANTS_ALONE:
         notes.append(f"inputs that have a value in the file are constants: {', '.join(optional)}")
     _keep(graph.input, {value.name for value in graph.input} - constants)
     if constants:
-        model.ir_version = max(model.ir_version, _CONSTANTS_ALONE)
+        model.ir_version = max(model.ir_version, CONSTANTS_ALONE)
     wanted = {file_names.get(tensor.name, tensor.name): tensor for tensor in spec.outputs}
     given = [value.name for value in graph.output]
     if inner := _add_inner(model, wanted):

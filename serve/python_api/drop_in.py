@@ -29,6 +29,7 @@ from onnx.version_converter import convert_version
 
 from ...exporters.half_files.half_file import FP32
 from ...exporters.inputs.samples import read_tensors
+from ...exporters.onnx.conversion import CONSTANTS_ALONE
 from ...exporters.onnx.reading.bounded_file import external_files, read_graph, tensors
 from ...exporters.onnx.reading.graph import FLOAT, HALVES, opset_of, walk
 from ...exporters.onnx.reading.large_files import is_large, save
@@ -305,23 +306,28 @@ def _converted(
             wider = fp16(source, target, judging, keep=keep, dtype=dtype, level="O3", search=True)
             made = wider if wider.file else made
         if made.file is not None:
-            half = onnx.load(made.file)
-            _warn_of_missing(model, half)
-            return half
+            return _with_the_sizes_of(model, onnx.load(made.file))
         if made.verdict == FP32 and not ends:
             warnings.warn(f"halfeven.drop_in gives the model back in FP32: {made.reason}", stacklevel=3)
             return model
         raise ParityRefused(f"no half of the model is proven equal: {made.reason}")
 
 
-def _warn_of_missing(model: ModelProto, half: ModelProto) -> None:
-    """Warn of outputs that the half lacks: only tensors can be compared."""
-    given, left = (Counter(value.name for value in one.graph.output) for one in (model, half))
+def _with_the_sizes_of(model: ModelProto, half: ModelProto) -> ModelProto:
+    """The half with the batch that the model fixes: as a file of its own it has a free one. Warns of inputs and outputs
+    that it lacks."""
+    weights = {one.name for one in model.graph.initializer} if model.ir_version < CONSTANTS_ALONE else ()
+    ends = [[*one.graph.input, *one.graph.output] for one in (model, half)]
+    given, left = (Counter(value.name for value in each if value.name not in weights) for each in ends)
     if missing := given - left:
-        warnings.warn(
-            f"halfeven.drop_in leaves out {', '.join(missing)}: the half has each output that is a tensor, once",
-            stacklevel=4,
-        )
+        told = "the half has each output that is a tensor, once, and no input that has a value in the model"
+        warnings.warn(f"halfeven.drop_in leaves out {', '.join(missing)}: {told}", stacklevel=4)
+    fixed = {one.name: one.type.tensor_type.shape.dim for one in ends[0]}
+    for value in ends[1]:
+        for own, dim in zip(fixed[value.name], value.type.tensor_type.shape.dim, strict=False):
+            if own.HasField("dim_value") and not dim.HasField("dim_value"):
+                dim.CopyFrom(own)
+    return half
 
 
 def _float_ends(model: ModelProto, kept: _Kept) -> list[ValueInfoProto]:
@@ -376,7 +382,7 @@ def _accepted(
 ) -> bool:
     if validate is None and rtol is None and atol is None:
         return True  # the model need not run with all rows at once
-    # A half has no sequences; `_warn_of_missing` has named them. A model that is given back in FP32 has them.
+    # A half has no sequences; `_with_the_sizes_of` has named them. A model that is given back in FP32 has them.
     kinds = {value.name: value.type.WhichOneof("value") for value in half.graph.output}
     names = [name for name, kind in kinds.items() if kind in (None, "tensor_type")]
     sides = (runtime_answers(one, names)(_fed(one, inputs)) for one in (_read(model), half))

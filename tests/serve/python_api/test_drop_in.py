@@ -186,6 +186,21 @@ def test_the_callers_rule_compares_the_outputs_that_the_half_has(net: Path) -> N
     assert [value.name for value in kept.graph.output] == ["y", "s"]
 
 
+def test_the_half_has_the_models_sizes_and_an_input_that_it_lacks_is_named(net: Path) -> None:
+    model = onnx.load(net)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    first = model.graph.initializer[0]
+    model.graph.input.append(helper.make_tensor_value_info(first.name, first.data_type, list(first.dims)))
+    with pytest.warns(UserWarning, match=f"leaves out {first.name}:"):
+        made = drop_in.convert_float_to_float16(model, keep_io_types=True)
+    assert [value.name for value in made.graph.input] == ["x"]
+    sizes = [
+        value.type.tensor_type.shape.dim[0].dim_value for value in (*made.graph.input, *made.graph.output)
+    ]
+    assert sizes == [1, 1]
+
+
 def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) -> None:
     feed, target = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}, tmp_path / "half.onnx"
     cpu = ["CPUExecutionProvider"]
