@@ -93,7 +93,7 @@ def test_a_degraded_half_is_found(degrade: Callable[[nn.Sequential], None], metr
 
 
 def test_the_nearest_of_a_large_index_are_those_of_one_comparison() -> None:
-    """Of whole numbers many scores are equal, and exact."""
+    """The scores of whole numbers are exact, and many are equal."""
     index = np.random.randint(-4, 5, (BLOCK + 30, 4)).astype(np.float32)
     queries = np.random.randint(-4, 5, (ROWS + 2, 4)).astype(np.float32)
     scores = queries.astype(np.float64) @ index.astype(np.float64).T
