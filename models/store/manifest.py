@@ -77,7 +77,7 @@ def _fault_of(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _is_inside(name: str) -> bool:
-    """True for the name of a file below the manifest's folder, as `write_manifest` writes it: ``source/model.py``."""
+    """True for the name of a file below the manifest's folder, or of a folder in it, as `write_manifest` writes it."""
     path = PurePosixPath(name)
     plain = path.as_posix() == name != "." and "\0" not in name
     return plain and not path.is_absolute() and ".." not in path.parts
