@@ -90,7 +90,7 @@ def diff(
         name = model.stem if isinstance(model, Path) else model.name
         b: Any = v2_engine(theirs, name, 60.0, request_headers(()))
     else:
-        b = side_of(_model(theirs, store), samples, half=True, python=python and started_as(python))
+        b = side_of(_model(theirs, store), samples, half=True, python=started_as(python) if python else None)
     facts = differences(a, b, samples, dtype, out)
     return facts, _said(facts, "://" in theirs), 0 if facts["equal"] else 3
 
