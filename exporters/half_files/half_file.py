@@ -100,6 +100,7 @@ def write_half(
         facts = {**done.shown(), "verdict": verdict_of(done.version), "file": None, "proof": None}
         facts |= {"around": around.facts()} if around else {}
         if facts["verdict"] == EQUAL:
+            _check_limits(done.version)
             facts |= _written(done.version, source, target, around, notify)
     return facts
 
@@ -269,11 +270,16 @@ def check_proof(version: Version) -> None:
     manifest = version.folder / "manifest.json"
     if version.status != LIVE:
         raise ParityRefused(f"{manifest} says that the half is {version.status}: expected {LIVE}; {_AGAIN}")
-    dtype, limits = version.read("parity.json", lambda proof: _judged_by(proof["forms"]["onnx"]))
+    dtype = _check_limits(version)
     if dtype != version.manifest["half"]:
         raise ParityRefused(
             f"{manifest} says that the half is {version.manifest['half']}, and it was proven as {dtype}; {_AGAIN}"
         )
+
+
+def _check_limits(version: Version) -> str:
+    """The type in which a half was proven. Raises ParityRefused where the limits are so wide that nothing is proven."""
+    dtype, limits = version.read("parity.json", lambda proof: _judged_by(proof["forms"]["onnx"]))
     spec = version.spec().parity
     least = (
         spec.min_slice_sqnr_db if spec.min_sqnr_db is None else min(spec.min_slice_sqnr_db, spec.min_sqnr_db)
@@ -282,8 +288,9 @@ def check_proof(version: Version) -> None:
         if not (widest <= WIDEST_U and lowest >= LOWEST_DB):
             raise ParityRefused(
                 f"the proof allows errors of {widest:g}u and a signal to noise of {lowest:g} dB, which proves nothing: "
-                f"expected at most {WIDEST_U:g}u, and at least {LOWEST_DB:g} dB; {_AGAIN}"
+                f"expected at most {WIDEST_U:g}u, and at least {LOWEST_DB:g} dB ([parity] in model.toml); {_AGAIN}"
             )
+    return dtype
 
 
 def _judged_by(form: Mapping[str, Any]) -> tuple[str, list[tuple[float, float]]]:

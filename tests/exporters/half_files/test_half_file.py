@@ -86,6 +86,20 @@ def test_a_model_without_a_batch_axis_takes_a_scalar(tmp_path: Path) -> None:
     assert write_half(tmp_path / "scaled.onnx", tmp_path / "half.onnx", Options())["verdict"] == EQUAL
 
 
+def test_no_half_is_written_under_limits_that_verify_refuses(tmp_path: Path) -> None:
+    written(tmp_path / "net.onnx")
+    tensors = "".join(
+        f'[[{kind}]]\nname = "{name}"\ndatatype = "FP32"\nshape = [-1, {size}]\n'
+        for kind, name, size in (("inputs", "x", 16), ("outputs", "y", 4))
+    )
+    (tmp_path / "model.toml").write_text(
+        f'name = "net"\nsource = "net.onnx"\n{tensors}[parity]\nmin_slice_sqnr_db = 5.0\n'
+    )
+    with pytest.raises(ParityRefused, match="at least 10 dB"):
+        write_half(tmp_path, tmp_path / "half.onnx", Options())
+    assert not (tmp_path / "half.onnx").exists()
+
+
 def test_new_samples_that_leave_the_range_of_half_are_refused(tmp_path: Path) -> None:
     """ONNX Runtime holds the middle of this half in FP32 on a CPU, a device would not."""
     half, rows = tmp_path / "half.onnx", samples(tmp_path / "x.npz")
