@@ -1,6 +1,5 @@
 """``halfeven diff A B``: both run side by side, and the first tensor that differs, with its node as a reproduction."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting
+from ...models.errors import BadFolder, BadInput, BadSamples
 from ...models.files.durable import new_folder
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.store import Version
@@ -90,16 +89,6 @@ def differences(
             "samples that it has answers to"
         )
     return facts
-
-
-def check_out(out: Path) -> None:
-    """Say before the work, which may be long, that no new folder can be made there. Raises BadSetting."""
-    out = out.resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadSetting(f"--out {out} is not an empty folder: expected a new or an empty one")
-    above = next(one for one in (out, *out.parents) if one.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise BadSetting(f"--out {out}: {above} is not a folder that you may write to; give another --out")
 
 
 def _reproduced(a: "Side", found: "Compared", answers: Arrays, tensor: str, out: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...models.errors import BadSamples, EngineFailed
+from ...models.errors import BadInput, BadSamples, EngineFailed
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Version
 from ..gate.diagnosis import worst_sample
@@ -20,6 +20,7 @@ from ..gate.refusals import without_advice
 from ..gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
 from ..inputs.samples import Samples, read_tensors
 from ..on_device.reprove import reference_run_of
+from ..onnx.custom_nodes import fingerprints
 from ..onnx.output_names import as_in_spec
 from ..onnx.own_layout import batch_in_front
 from ..onnx.reading.bounded_file import read_model
@@ -30,6 +31,7 @@ from ..proof.prove import ReferenceRun, judged, take
 from ..proof.subject import CPU
 from ..question import Answers, Arrays
 from .file_rows import take_rows
+from .onnx_pair import HALF
 
 Judged = TypeVar("Judged", ParityReport, OutputVerdict, AdversarialVerdict)
 
@@ -127,6 +129,19 @@ def onnx_file(path: Path, spec: ModelSpec) -> OtherEngine:
 
     storage = half_storage(model, spec) if has_half(model) else None
     return OtherEngine("ONNX Runtime", str(path), as_in_spec(spec, answer), storage)
+
+
+def check_custom_nodes(path: Path, version: Version) -> None:
+    """Raises BadInput where the custom nodes of a file are not those of the proven half: nothing runs them here, so
+    that no answer would show another one."""
+    around = version.manifest.get("around")
+    half = version.path(HALF)
+    proven = fingerprints(read_model(half, half.parent)) if around else []
+    if fingerprints(read_model(path, path.parent)) != proven:
+        raise BadInput(
+            f"{path} has nodes that ONNX Runtime does not know, and they are not those of {version}: expected "
+            f"{', '.join(around['nodes']) if around else 'none'}, with the same attributes, constants and values"
+        )
 
 
 def answers_file(path: Path) -> OtherEngine:

@@ -37,8 +37,9 @@ _AROUND = """
 ## Nodes that were not run
 
 Note: {said}.
-So it cannot load `half.onnx` either: the lines above are for the files of other models. The nodes stand in `half.onnx`
-as they were, and read and give FP32; `original.onnx` is the model without them. Of engines, `prove` judges ONNX files.
+So it cannot load `half.onnx` either: the lines above are for the files of other models, and those that ask a server or
+take `answers.npz` are refused here. The nodes stand in `half.onnx` as they were, and read and give FP32;
+`original.onnx` is the model without them. Of engines, `prove` judges ONNX files.
 """
 
 

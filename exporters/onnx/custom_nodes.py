@@ -10,7 +10,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from typing import Any
 
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 from onnxruntime.capi import _pybind_state
 
 from ...models.errors import BadFolder, ExportFailed
@@ -72,6 +72,32 @@ def _known() -> frozenset[tuple[str, str]]:
 def called(node: NodeProto) -> str:
     operation = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     return f"{operation} '{node.name or node.output[0]}'"
+
+
+def fingerprints(model: ModelProto) -> list[bytes]:
+    """What each custom node is, without its name: operation, attributes, the values that it reads and gives, and the
+    constants among them."""
+    parts, found = parted(model), list[bytes]()
+    for node in parts.custom:
+        bare = NodeProto.FromString(node.SerializeToString())
+        held = [
+            (place, parts.constants[name]) for place, name in enumerate(node.input) if name in parts.constants
+        ]
+        for place, _ in held:
+            bare.input[place] = ""
+        bare.name, bare.doc_string = "", ""
+        attributes = sorted(each.SerializeToString(deterministic=True) for each in bare.attribute)
+        del bare.attribute[:]
+        constants = [b"%d:%s" % (place, _content(constant)) for place, constant in held]
+        found.append(b"|".join([bare.SerializeToString(deterministic=True), *attributes, *constants]))
+    return sorted(found)
+
+
+def _content(constant: NodeProto | TensorProto) -> bytes:
+    """The numbers of a constant, however they are stored."""
+    tensor = constant if isinstance(constant, TensorProto) else constant.attribute[0].t
+    array = numpy_helper.to_array(tensor)
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
 
 
 def cut(model: ModelProto, given: Mapping[str, ValueInfoProto]) -> None:

@@ -38,7 +38,10 @@ class LocalValues:
         if isinstance(node, ast.UnaryOp):
             return self.literal(node.operand, depth)
         if isinstance(node, ast.Constant):
-            return (node, float(node.value)) if type(node.value) in (int, float) else None  # type: ignore[arg-type]
+            try:
+                return (node, float(node.value)) if type(node.value) in (int, float) else None  # type: ignore[arg-type]
+            except OverflowError:  # an integer of hundreds of digits
+                return None
         found = self._bound.get(ast.unparse(node), []) if isinstance(node, ast.Name | ast.Attribute) else []
         return self.literal(found[0], depth - 1) if len(found) == 1 and depth else None
 

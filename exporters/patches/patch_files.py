@@ -1,11 +1,11 @@
 """The files of the patches that gained, and the sentences about all that were tried."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...models.errors import BadSetting
+from ...models.files.durable import check_new_folder
 from ..conversion.convert import Options
 from ..guessing.bare import folder_at
 from .tried_patches import ALL, MOST, PatchTrials, TriedPatch, check_patchable
@@ -15,12 +15,12 @@ def check_patches_asked(folder: Path, target: Path, options: Options) -> None:
     """Raises before a conversion: BadInput where the model has no Python code of its own, BadSetting where ``target``
     is no new or empty folder, so that patches of two conversions are never mixed."""
     check_patchable(folder_at(folder, options.samples, options.name))
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadSetting(f"--patches {target}: expected a folder that is new or empty")
+    check_new_folder("--patches", target)
 
 
-def write_patches(trials: PatchTrials, tried: Sequence[TriedPatch], target: Path) -> dict[str, Any]:
-    """Write the patches that count into ``target``. Gives the facts of all that were tried."""
+def write_patches(trials: PatchTrials, tried: Iterable[TriedPatch], target: Path) -> dict[str, Any]:
+    """Write each patch that counts into ``target`` as soon as it was ``tried``: the order may end before the next one.
+    Gives the facts of all that were tried."""
     rows = []
     for number, patch in enumerate(tried, 1):
         file = None

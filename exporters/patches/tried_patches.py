@@ -6,21 +6,21 @@ is proven equal to it, and fewer nodes are kept in FP32 than before. The operato
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from ...models.engines.load import load_original
 from ...models.engines.true_fp32 import use_true_fp32
-from ...models.errors import BadInput, HalfevenError, OrderEnded
+from ...models.errors import BadInput, HalfevenError, OutOfTime
 from ...models.folder.package import ModelFolder
 from ...models.python_text.python_script import BadScript, Script, read_script
-from ...models.store.store import Store, Version
+from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Conversion, Options, convert, signature_change
 from ..gate.refusals import without_advice
 from ..gate.verdict import ParityReport
-from ..guessing.bare import folder_at
+from ..guessing.bare import TOML, folder_at
 from ..inputs.drifted_inputs import folder_of
 from ..inputs.samples import stored_samples
 from ..on_device.reprove import reference_run_of
@@ -75,20 +75,21 @@ class PatchTrials:
         self.scripts = self._read()
         self.places = self._places()
 
-    def go(self) -> list[TriedPatch]:
-        """Every patch that was tried; the last is all that gained together, where several did."""
+    def go(self) -> Iterator[TriedPatch]:
+        """Every patch when it was tried; the last is all that gained together, where several did."""
         use_true_fp32()
         found = []
         for number, place in enumerate(self.places[:MOST], 1):
             self.notify(f"trying patch {number} of {min(len(self.places), MOST)}")
             found.append((place, self._tried([place])))
+            yield found[-1][1]
         gained = [place for place, patch in found if not patch.why]
         together = list[Place]()
         for path, change in gained:
             if not any(path == other and change.overlaps(one) for other, one in together):
                 together.append((path, change))
-        several = [self._all(together, found)] if len(together) > 1 else []
-        return [*(patch for _, patch in found), *several]
+        if len(together) > 1:
+            yield self._all(together, found)
 
     def _all(self, together: Sequence[Place], found: Sequence[tuple[Place, TriedPatch]]) -> TriedPatch:
         self.notify("trying all patches together")
@@ -135,7 +136,7 @@ class PatchTrials:
                 shutil.copytree(self._drifted, folder_of(store, self.folder.spec.name))
             try:
                 return self._measured(patch, convert(copy, store, self.options))
-            except OrderEnded:
+            except OutOfTime:
                 raise
             except HalfevenError as error:
                 return replace(patch, why=f"the patched folder is not converted: {error}")
@@ -143,13 +144,16 @@ class PatchTrials:
     def _measured(self, patch: TriedPatch, done: Conversion) -> TriedPatch:
         version, forms = done.version, done.facts["forms"]
         kept = len(version.json("precision.json")["kept"])
-        error_u = max((form.get("max_error_u") or 0.0 for form in forms.values()), default=0.0)
-        patch = replace(patch, kept=kept, error_u=error_u)
+        patch = replace(patch, kept=kept)
+        passed = {name for name, form in forms.items() if form["passed"]}
         if (
-            not all(forms[name]["passed"] for name in self.passed & forms.keys())
+            version.status != LIVE
+            or not passed
             or version.manifest["half"] is None
+            or not self.passed <= passed
         ):
             return replace(patch, why=f"its half is not proven: {version.manifest['reason']}")
+        patch = replace(patch, error_u=max(forms[name]["max_error_u"] for name in passed))
         if kept >= self.kept:
             return replace(patch, why=f"{kept} nodes are kept in FP32 with it, {self.kept} without")
         if _in_fp32(version) >= _in_fp32(self.version):
@@ -179,20 +183,20 @@ class PatchTrials:
 
     def _copied(self, place: Path, texts: Mapping[Path, str]) -> ModelFolder:
         """The folder with the patched files at ``place``; its weights and samples are read where they are."""
-        own, folder = self.folder.folder, self.folder
-        for path in files_of(own):
+        own = self.folder.folder
+        for path in filter(Path.is_file, files_of(own)):  # an editor's dangling link is no file
             target = place / path.relative_to(own)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if path == folder.samples or path in folder.weight_files:
-                target.symlink_to(path)  # large; and it is read at its own place
-            else:
+            if path.suffix == ".py" or path.name == TOML:
                 shutil.copyfile(path, target)
+            else:
+                target.symlink_to(path)  # it may be large, and is read at its own place
         for path, text in texts.items():
             (place / path).write_text(text, encoding="utf-8", newline="\n")
         roots = tuple(
-            place / root.relative_to(own) if root.is_relative_to(own) else root for root in folder.path
+            place / root.relative_to(own) if root.is_relative_to(own) else root for root in self.folder.path
         )
-        return replace(folder, folder=place, path=roots)
+        return replace(self.folder, folder=place, path=roots)
 
 
 def _in_fp32(version: Version) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import Conflict
+from ..errors import BadSetting, Conflict
 
 READABLE = 0o644
 _UNFINISHED = ".unfinished"  # the end of the name of a file that `replace_bytes` is still writing
@@ -125,6 +125,19 @@ def _locked_file(path: Path) -> tuple[int, str]:
         if Path(draft).exists():  # nobody removed it before it was locked
             return handle, draft
         os.close(handle)
+
+
+def check_new_folder(option: str, folder: Path) -> None:
+    """Say before the work, which may be long, that no new folder can be made there. Raises BadSetting, which names the
+    ``option``."""
+    folder = folder.resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadSetting(f"{option} {folder} is not an empty folder: expected a new or an empty one")
+    above = next(one for one in (folder, *folder.parents) if one.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise BadSetting(
+            f"{option} {folder}: {above} is not a folder that you may write to; give another {option}"
+        )
 
 
 @contextmanager

@@ -65,14 +65,17 @@ def diff(
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
     """Run two engines of one model on the same samples; name the first tensor that differs by more than rounding."""
-    from ...exporters.differing.diff import DTYPES, check_out, differences, side_of
+    from ...exporters.differing.diff import DTYPES, differences, side_of
     from ...exporters.differing.elsewhere import started_as
+    from ...models.files.durable import check_new_folder
     from ..access.client_key import request_headers
     from ..access.direct_requests import is_server_url
     from .v2_engine import v2_engine
 
     if visible is not None:
-        return _made_visible(_model(ours, store), visible)
+        return _made_visible(
+            _model(ours, store), visible, alone=not any((theirs, samples, dtype, python, out))
+        )
     if theirs is None or samples is None:
         lacking = "B" if theirs is None else "--samples FILE"
         raise BadSetting(
@@ -83,7 +86,7 @@ def diff(
     if "://" in theirs and not (is_server_url(theirs) and theirs.isascii()):
         raise BadSetting(f"B {theirs[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME")
     if out is not None:
-        check_out(out)
+        check_new_folder("--out", out)
     model = _model(ours, store)
     a = side_of(model, samples)
     if "://" in theirs:
@@ -95,7 +98,12 @@ def diff(
     return facts, _said(facts, "://" in theirs), 0 if facts["equal"] else 3
 
 
-def _made_visible(model: "Path | Version", target: Path) -> Ended:
+def _made_visible(model: "Path | Version", target: Path, alone: bool) -> Ended:
+    if not alone:
+        raise BadSetting(
+            "--visible writes a file and compares nothing: expected halfeven diff A --visible FILE alone, and another "
+            "command that compares"
+        )
     from ...exporters.differing.onnx_side import OnnxSide
     from ...exporters.differing.visible_file import write_visible
 

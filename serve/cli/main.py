@@ -140,8 +140,6 @@ def convert(
     if not folder.exists():
         folder_at(folder)  # says so before torch is imported
     from ...exporters.conversion.convert import Options, convert
-    from ...exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
-    from ...exporters.patches.tried_patches import PatchTrials
     from ...exporters.report.page import render_terminal
     from ...exporters.report.stored_page import stored_page
     from ...models.engines.device_choice import device_name
@@ -156,13 +154,17 @@ def convert(
         name=name,
     )
     if patches is not None:
+        from ...exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
+        from ...exporters.patches.tried_patches import PatchTrials
+
         check_patches_asked(folder, patches, options)
     with progress("converting") as show:
         done = convert(folder, opened := store_at(store, "the new version"), options, show)
-        gained = {}
+        gained, told = {}, []
         if patches is not None:
             trials = PatchTrials(folder, done, opened, options, show)
             gained = {"patches": write_patches(trials, trials.go(), patches)}
+            told = patch_sentences(gained["patches"])
     if report is not None:
         report.write_text(stored_page(done.version))
     if done.unchanged:
@@ -171,7 +173,7 @@ def convert(
     refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
     shown = Lines(
         render_terminal(done.shown()),
-        *map(Text, ["", *(patch_sentences(gained["patches"]) if gained else ())]),
+        *map(Text, ["", *told]),
         *map(Text, ending(done.version, opened, folder, store, report)),
     )
     return {**done.facts, **gained}, shown, 0 if passed else refused

@@ -9,7 +9,13 @@ from rich.console import Group
 from rich.text import Text
 
 from ...exporters.exported.folder import exported_version
-from ...exporters.exported.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
+from ...exporters.exported.other_engine import (
+    OtherEngine,
+    answers_file,
+    check_custom_nodes,
+    onnx_file,
+    prove_engine,
+)
 from ...exporters.inputs.samples import judging_samples
 from ...exporters.report.headline import not_run
 from ...exporters.report.page import number_text, render_terminal
@@ -43,6 +49,8 @@ def prove_against(
             f"{target} does not judge answers of the whole model{not_run(version.manifest)}; expected --against "
             "FILE.onnx"
         )
+    if against.endswith(".onnx"):
+        check_custom_nodes(Path(against), version)
     engine = _engine(against, version.spec(), timeout_s, headers)
     judging = judging_samples(version, samples)
     if callable(engine.asked):  # the rows of a file of answers are those that were given

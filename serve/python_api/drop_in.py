@@ -35,6 +35,7 @@ from ...exporters.onnx.reading.graph import FLOAT, HALVES, opset_of, walk
 from ...exporters.onnx.reading.large_files import is_large, save
 from ...exporters.onnx.reading.widening import cast_at_the_boundary
 from ...exporters.onnx.runtime import has_half, runtime_answers
+from ...exporters.report.headline import not_run
 from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting, Conflict, ParityRefused
 from .half_files import fp16
 
@@ -306,6 +307,8 @@ def _converted(
             wider = fp16(source, target, judging, keep=keep, dtype=dtype, level="O3", search=True)
             made = wider if wider.file else made
         if made.file is not None:
+            if said := not_run(made.facts):
+                warnings.warn(f"halfeven.drop_in{said}", stacklevel=3)
             return _with_the_sizes_of(model, onnx.load(made.file))
         if made.verdict == FP32 and not ends:
             warnings.warn(f"halfeven.drop_in gives the model back in FP32: {made.reason}", stacklevel=3)

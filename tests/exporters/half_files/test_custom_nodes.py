@@ -12,7 +12,8 @@ from halfeven.exporters.exported.file_rows import write_npz
 from halfeven.exporters.half_files.half_file import EQUAL, write_half
 from halfeven.exporters.onnx.runtime import loaded
 from halfeven.models.errors import BadFolder, BadSamples
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from halfeven.serve.python_api import drop_in
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from tests.command_line import run
 from tests.exporters.half_files.verifier import verified_here
@@ -117,10 +118,33 @@ def test_the_proof_says_what_was_not_run_in_every_command(tmp_path: Path) -> Non
     assert code == 0 and sentence in facts["halves"][0]["summary"], said
     assert run("check", "--lock", lock)[0] == 0
     assert run("prove", proof, "--against", half)[0] == 0
+    for change in (other_constant, one_more):
+        onnx.save(change(onnx.load(half)), tmp_path / "other.onnx")
+        code, _, said = run("prove", proof, "--against", tmp_path / "other.onnx")
+        assert code == 2 and "they are not those of" in said, said
     code, _, said = run("prove", proof, "--against", samples)
     assert code == 2 and "does not judge answers of the whole model" in said and sentence in said
     code, said = verified_here(half)
     assert code == 3 and "this verifier does not run trt.plugins.Wave 'q'" in said
+
+
+def other_constant(model: ModelProto) -> ModelProto:
+    [scale] = [node for node in model.graph.node if node.op_type == "Scale"]
+    [tensor] = [each for each in model.graph.initializer if each.name in scale.input]
+    tensor.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(tensor), tensor.name))
+    return model
+
+
+def one_more(model: ModelProto) -> ModelProto:
+    [wave] = [node for node in model.graph.node if node.op_type == "Wave"]
+    model.graph.node.insert(0, helper.make_node("Evil", ["x"], ["evil"], domain=DOMAIN))
+    wave.input.append("evil")
+    return model
+
+
+def test_a_drop_in_warns_of_the_nodes_that_were_not_run() -> None:
+    with pytest.warns(UserWarning, match="proven is all but trt.plugins.Wave 'y'"):
+        drop_in.convert_float_to_float16(net(NETS["at the end"]), keep_io_types=True)
 
 
 def test_recorded_answers_that_are_missing_are_named_with_their_shape(tmp_path: Path) -> None:

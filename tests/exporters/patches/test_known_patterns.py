@@ -53,6 +53,7 @@ def test_a_known_pattern_is_written_otherwise(kind: str, body: str, instead: str
     "body",
     [
         "return x / (n + 1e-3)",
+        f"return x + {10**321}",
         "return x.masked_fill(mask, float('-inf'))",
         "return x.masked_fill(mask, -1e4)",
         "return x / (x ** 3).sum(-1, keepdim=True).sqrt()",

@@ -81,7 +81,7 @@ def tried_of(folder: Path) -> Done:
     with unseen_samples(few=True):
         store = Store(place / "store")
         trials = PatchTrials(folder, convert(folder, store, OPTIONS), store, OPTIONS, lambda _: None)
-        found = trials.go()
+        found = list(trials.go())
     return Done(folder, place / "patches", trials, found, write_patches(trials, found, place / "patches"))
 
 
@@ -165,5 +165,7 @@ def test_a_model_without_python_code_of_its_own_is_refused_before_it_is_converte
 def test_patches_of_two_conversions_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "patches").mkdir()
     (tmp_path / "patches/all.patch").write_text("")
-    with pytest.raises(BadSetting, match=r"expected a folder that is new or empty"):
+    with pytest.raises(
+        BadSetting, match=r"--patches .* is not an empty folder: expected a new or an empty one"
+    ):
         check_patches_asked(write_folder(tmp_path / "net"), tmp_path / "patches", Options())

@@ -167,3 +167,14 @@ def test_what_cannot_be_made_visible_or_compared_is_refused(tmp_path: Path) -> N
     ):
         code, _, said = run("diff", *words)
         assert code == 2 and sentence in said, said
+
+
+def test_a_command_that_makes_tensors_visible_compares_nothing_and_says_so(tmp_path: Path) -> None:
+    a = net(tmp_path / "net.onnx")
+    for more in ((a, "--samples", tmp_path / "x.npz"), ("--dtype", "fp16")):
+        code, _, said = run("diff", a, *more, "--visible", tmp_path / "visible.onnx")
+        assert (
+            code == 2
+            and "writes a file and compares nothing" in said
+            and not (tmp_path / "visible.onnx").exists()
+        )
