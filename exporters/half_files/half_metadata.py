@@ -1,4 +1,4 @@
-"""What a half and the page beside it say of themselves: the verdict, and the digests of the proof."""
+"""The metadata of a half and the page beside it: the verdict, and the digests of the proof."""
 
 import hashlib
 import json
@@ -58,9 +58,8 @@ def describe(
     stated: Mapping[str, Any],
     around: AroundCustom | None,
 ) -> None:
-    """Give the half the shapes of ``source`` and its custom nodes, write the verdict, and the digests of the proof's
-    other files and of what the manifest states, into its own metadata, and call its file of weights, if it has one,
-    ``data``."""
+    """The half gets the shapes of ``source`` and its custom nodes, and metadata: the verdict, and the digests of the
+    proof's other files and of what the manifest states. Its file of weights, if it has one, is called ``data``."""
     model, spec = onnx.load(draft / HALF, load_external_data=False), version.spec()
     give_own_layout(model, spec)
     if source.suffix == ".onnx":

@@ -53,8 +53,8 @@ class AsGiven:
         return None
 
     def notes(self, rows: Iterable[Arrays]) -> list[str]:
-        """What to tell of a file with values in half, whose own answers to ``rows`` are not those of the original;
-        empty where they are alike, and where ONNX Runtime does not run the file as it is."""
+        """The note on a file with values in half, whose own answers to ``rows`` are not those of the original; none
+        where they are alike, and where ONNX Runtime does not run the file as it is."""
         share = 0.0
         try:
             for row in rows if self.in_half else ():

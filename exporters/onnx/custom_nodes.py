@@ -75,7 +75,7 @@ def called(node: NodeProto) -> str:
 
 
 def fingerprints(model: ModelProto) -> list[bytes]:
-    """What each custom node is, without its name: operation, attributes, the values that it reads and gives, and the
+    """The content of each custom node but its name: operation, attributes, the values that it reads and gives, and the
     constants among them."""
     parts, found = parted(model), list[bytes]()
     for node in parts.custom:

@@ -65,11 +65,10 @@ def diff(
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:
     """Run two engines of one model on the same samples; name the first tensor that differs by more than rounding."""
-    from ...exporters.differing.diff import DTYPES, differences, side_of
+    from ...exporters.differing.diff import differences, side_of
     from ...exporters.differing.elsewhere import started_as
     from ...models.files.durable import check_new_folder
     from ..access.client_key import request_headers
-    from ..access.direct_requests import is_server_url
     from .v2_engine import v2_engine
 
     if visible is not None:
@@ -81,10 +80,7 @@ def diff(
         raise BadSetting(
             f"{lacking} is missing: expected halfeven diff A B --samples FILE, or halfeven diff A --visible FILE"
         )
-    if dtype not in (None, *DTYPES):
-        raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
-    if "://" in theirs and not (is_server_url(theirs) and theirs.isascii()):
-        raise BadSetting(f"B {theirs[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME")
+    _check_named(theirs, dtype)
     if out is not None:
         check_new_folder("--out", out)
     model = _model(ours, store)
@@ -96,6 +92,16 @@ def diff(
         b = side_of(_model(theirs, store), samples, half=True, python=started_as(python) if python else None)
     facts = differences(a, b, samples, dtype, out)
     return facts, _said(facts, "://" in theirs), 0 if facts["equal"] else 3
+
+
+def _check_named(theirs: str, dtype: str | None) -> None:
+    from ...exporters.differing.diff import DTYPES
+    from ..access.direct_requests import is_server_url
+
+    if dtype not in (None, *DTYPES):
+        raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if "://" in theirs and not (is_server_url(theirs) and theirs.isascii()):
+        raise BadSetting(f"B {theirs[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME")
 
 
 def _made_visible(model: "Path | Version", target: Path, alone: bool) -> Ended:

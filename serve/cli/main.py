@@ -160,11 +160,11 @@ def convert(
         check_patches_asked(folder, patches, options)
     with progress("converting") as show:
         done = convert(folder, opened := store_at(store, "the new version"), options, show)
-        gained, told = {}, []
+        gained, said = {}, []
         if patches is not None:
             trials = PatchTrials(folder, done, opened, options, show)
             gained = {"patches": write_patches(trials, trials.go(), patches)}
-            told = patch_sentences(gained["patches"])
+            said = patch_sentences(gained["patches"])
     if report is not None:
         report.write_text(stored_page(done.version))
     if done.unchanged:
@@ -173,7 +173,7 @@ def convert(
     refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
     shown = Lines(
         render_terminal(done.shown()),
-        *map(Text, ["", *told]),
+        *map(Text, ["", *said]),
         *map(Text, ending(done.version, opened, folder, store, report)),
     )
     return {**done.facts, **gained}, shown, 0 if passed else refused

@@ -323,8 +323,8 @@ def _with_the_sizes_of(model: ModelProto, half: ModelProto) -> ModelProto:
     ends = [[*one.graph.input, *one.graph.output] for one in (model, half)]
     given, left = (Counter(value.name for value in each if value.name not in weights) for each in ends)
     if missing := given - left:
-        told = "the half has each output that is a tensor, once, and no input that has a value in the model"
-        warnings.warn(f"halfeven.drop_in leaves out {', '.join(missing)}: {told}", stacklevel=4)
+        why = "the half has each output that is a tensor, once, and no input that has a value in the model"
+        warnings.warn(f"halfeven.drop_in leaves out {', '.join(missing)}: {why}", stacklevel=4)
     fixed = {one.name: one.type.tensor_type.shape.dim for one in ends[0]}
     for value in ends[1]:
         for own, dim in zip(fixed[value.name], value.type.tensor_type.shape.dim, strict=False):

@@ -115,10 +115,10 @@ def test_a_note_says_how_far_the_file_is_from_its_original_that_does_not_round()
     rows = [{"x": random.standard_normal((1, 16)).astype(np.float32)} for _ in range(3)]
     body = "g (float[n,16] x) => (float[n,16] y) { h = Cast<to=%d>(x) b = Cast<to=1>(h) d = Sub(b, m) y = MatMul(d, w) }"
     exact = weights | {"m": np.zeros(16, np.float32)}
-    for kind, told in ((16, True), (1, False)):
+    for kind, rounds in ((16, True), (1, False)):
         model = parsed(body % kind, exact)
         notes = AsGiven(model, spec_of(model), lambda arrays: {"y": arrays["x"] @ weights["w"]}).notes(rows)
-        assert bool(notes) == told and all(
+        assert bool(notes) == rounds and all(
             "rounds values to half, and differs from that by 0." in n for n in notes
         )
 

@@ -108,7 +108,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(file: str, source: St
     manifest["digest"] = digest_of(manifest["files"])
     path.write_text(json.dumps(manifest))
     copy.follow()
-    assert "which is not below it" in copy.faults()[0] and copy.store.numbers("net") == []
+    assert "which is no file of its folder" in copy.faults()[0] and copy.store.numbers("net") == []
 
 
 def test_a_version_without_manifest_is_still_being_written(source: Store, copy: StoreCopy) -> None:
