@@ -154,14 +154,16 @@ def convert(
         name=name,
     )
     if patches is not None:
-        from ...exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
-        from ...exporters.patches.tried_patches import PatchTrials
+        from ...exporters.patches.patch_files import check_patches_asked
 
         check_patches_asked(folder, patches, options)
     with progress("converting") as show:
         done = convert(folder, opened := store_at(store, "the new version"), options, show)
         gained, said = {}, []
         if patches is not None:
+            from ...exporters.patches.patch_files import patch_sentences, write_patches
+            from ...exporters.patches.tried_patches import PatchTrials
+
             trials = PatchTrials(folder, done, opened, options, show)
             gained = {"patches": write_patches(trials, trials.go(), patches)}
             said = patch_sentences(gained["patches"])
