@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ...models.files.durable import check_new_folder
-from ..conversion.convert import Options
+from ...models.store.store import Store
+from ..conversion.convert import Conversion, Options
 from ..guessing.bare import folder_at
+from ..proof.maker import Notify
 from .tried_patches import ALL, MOST, PatchTrials, TriedPatch, check_patchable
 
 
@@ -16,6 +18,14 @@ def check_patches_asked(folder: Path, target: Path, options: Options) -> None:
     is no new or empty folder, so that patches of two conversions are never mixed."""
     check_patchable(folder_at(folder, options.samples, options.name))
     check_new_folder("--patches", target)
+
+
+def try_patches(
+    folder: Path, done: Conversion, store: Store, options: Options, target: Path, notify: Notify
+) -> dict[str, Any]:
+    """Try the patches of a folder that was converted, and write into ``target``; gives the facts of `write_patches`."""
+    trials = PatchTrials(folder, done, store, options, notify)
+    return write_patches(trials, trials.go(), target)
 
 
 def write_patches(trials: PatchTrials, tried: Iterable[TriedPatch], target: Path) -> dict[str, Any]:

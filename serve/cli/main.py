@@ -161,11 +161,9 @@ def convert(
         done = convert(folder, opened := store_at(store, "the new version"), options, show)
         gained, said = {}, []
         if patches is not None:
-            from ...exporters.patches.patch_files import patch_sentences, write_patches
-            from ...exporters.patches.tried_patches import PatchTrials
+            from ...exporters.patches.patch_files import patch_sentences, try_patches
 
-            trials = PatchTrials(folder, done, opened, options, show)
-            gained = {"patches": write_patches(trials, trials.go(), patches)}
+            gained = {"patches": try_patches(folder, done, opened, options, patches, show)}
             said = patch_sentences(gained["patches"])
     if report is not None:
         report.write_text(stored_page(done.version))
