@@ -64,9 +64,8 @@ def least_recall(version: Version, asked: float | None) -> float:
     return next(limit for limit in limits if limit is not None)
 
 
-@np.errstate(
-    invalid="ignore"
-)  # a query that is not finite has scores that are none, which `compare_nearest` counts
+# A query that is not finite has scores that are NaN, which `compare_nearest` counts.
+@np.errstate(invalid="ignore")
 def nearest(queries: np.ndarray, index: np.ndarray, k: int, metric: str = "cosine") -> Nearest:
     """``queries`` [queries, d], ``index`` [vectors, d], both floating; equal scores keep the order of the index."""
     queries = _unit(queries) if metric == "cosine" else queries.astype(np.float64)

@@ -97,10 +97,8 @@ def _surroundings(then: Facts, now: Facts) -> list[Change]:
             said = f"{key}: {before[key]} then, {after.get(key, 'none')} now"
             found.append(Change("environment", said, False))
     devices = [before["device"], after["device"]]
-    if "none" in (
-        before.get("torch"),
-        after.get("torch"),
-    ):  # only torch tells what oneDNN has for this processor
+    # Only torch names the kernels that oneDNN has for this processor.
+    if "none" in (before.get("torch"), after.get("torch")):
         devices = [device.partition(",")[0] for device in devices]
     if devices[0] != devices[1] or then["processor"] != now["processor"]:
         kinds = f"{then['processor']} ({before['device']}) then, {now['processor']} ({after['device']}) now"

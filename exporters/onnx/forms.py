@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def _planned_subject(
         as_given = AsGiven(given, spec, answers)
         if wrong := as_given.difference(row):
             raise NotPlanned(f"{path}: {wrong}")
-        rows = (arrays for _, arrays in islice(samples.batches(1 if spec.batched else 0), 8))
+        rows = (arrays for _, arrays in samples.batches(1 if spec.batched else 0))
         notes = [*notes, *as_given.notes(rows)]
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
     chooses = choosing(given.graph)
