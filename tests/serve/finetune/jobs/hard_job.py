@@ -49,11 +49,13 @@ def rows(count: int) -> dict[str, np.ndarray]:
 
 
 def begin(root: Path) -> None:
-    """Write a store in which ``net@1`` is active, and the rows to learn from."""
+    """Write a store in which ``net@1`` is active, the rows to learn from, and so many held-out ones that what a job
+    learns shows for every draw."""
     outputs = [tensor("y", "FP32", [-1, 3], kind="logits")]
     folder = write_folder(root / "net", NET, outputs=outputs, max_batch_size=8, samples=rows(64))
     assert convert(folder, Store(root / "store"), Options(forms=("torch",))).asked_passed
-    save_file(rows(178), root / "train.safetensors")
+    save_file(rows(160), root / "train.safetensors")
+    save_file(rows(128), root / "held_out.safetensors")
 
 
 def store_of(begun: Path, folder: Path) -> Store:
@@ -61,9 +63,14 @@ def store_of(begun: Path, folder: Path) -> Store:
 
 
 def create(client: openai.OpenAI, begun: Path, model: str = "net", **more: Any) -> Any:
-    uploaded = client.files.create(file=begun / "train.safetensors", purpose="fine-tune")
-    wanted = {"hyperparameters": {**HARD, **more}}
-    return client.fine_tuning.jobs.create(model=model, training_file=uploaded.id, seed=7, extra_body=wanted)
+    train, held_out = (
+        client.files.create(file=begun / f"{name}.safetensors", purpose="fine-tune").id
+        for name in ("train", "held_out")
+    )
+    return client.fine_tuning.jobs.create(
+        model=model, training_file=train, validation_file=held_out, seed=7,
+        extra_body={"hyperparameters": {**HARD, **more}},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def test_a_sweep_is_one_order_with_a_table_and_its_jobs_run_beside_each_other(
     with served_to_client(store_of(begun, tmp_path), "net") as (_, port, client):
         found = sweep(
             f"http://127.0.0.1:{port}", "net", begun / "train.safetensors", grid,
-            hyperparameters=common, notify=said.append, console=screen,
+            validation=begun / "held_out.safetensors", hyperparameters=common, notify=said.append, console=screen,
         )  # fmt: skip
         times = [client.fine_tuning.jobs.retrieve(one["job"]).to_dict() for one in found]
         served = {one["training_file"] for one in times}
