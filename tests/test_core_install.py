@@ -103,6 +103,7 @@ def reached(starts: tuple[str, ...]) -> tuple[set[Name], list[str]]:
     return seen, found
 
 
+@pytest.mark.slow
 def test_no_file_on_the_road_of_onnx_files_imports_torch_or_the_server() -> None:
     seen, found = reached(ROAD)
     assert found == []

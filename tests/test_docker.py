@@ -214,6 +214,7 @@ def test_the_index_of_the_cpu_build_reaches_the_dockerfile() -> None:
     assert ("ARG", "TORCH_CPU_INDEX=") in stages()["build-cpu"]
 
 
+@pytest.mark.slow
 def test_prometheus_sends_a_key_that_a_server_without_keys_ignores(tmp_path: Path) -> None:
     (job,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
     file = Path(job["authorization"]["credentials_file"])

@@ -148,6 +148,7 @@ def closing(output: str) -> str:
     return re.sub(r" in .*| *=+ *", "", output.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_pytest_says_the_same_with_workers_and_without(tmp_path: Path) -> None:
     alone, together = (run(tmp_path, SUITE, *options) for options in ((), ("--workers", "2")))
     assert (alone[0], closing(alone[1])) == (together[0], closing(together[1]))
@@ -159,6 +160,7 @@ def test_pytest_says_the_same_with_workers_and_without(tmp_path: Path) -> None:
         assert said in together[1], said
 
 
+@pytest.mark.slow
 def test_a_test_that_ends_its_process_has_failed_and_the_others_are_run(tmp_path: Path) -> None:
     status, output = run(tmp_path, DEATHS, "--workers", "2")
     assert (status, closing(output)) == (1, "2 failed, 12 passed"), output

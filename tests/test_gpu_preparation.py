@@ -39,11 +39,12 @@ if name == "interrupted":
     signal.pause()
 """
 RUN = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from tests.benchmarks.gpu import __main__ as gpu
 folder, limits, seconds = Path(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3])
 gpu.GRACE_S, gpu.LEAST_S = 1.0, 0.5
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 facts = gpu.Facts(folder, "run", time.time())
 command = [sys.executable, str(folder / "phase.py")]
 run = gpu.Run(facts, time.monotonic() + seconds, command, {**os.environ, "PYTHONPATH": str(gpu.ROOT)})

@@ -87,6 +87,7 @@ def rendered(helm: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     return {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
 
 
+@pytest.mark.slow
 @WITH_HELM
 def test_the_chart_s_own_values_give_the_objects_of_the_plain_files(helm: Path) -> None:
     found = rendered(helm, {})
@@ -97,6 +98,7 @@ def test_the_chart_s_own_values_give_the_objects_of_the_plain_files(helm: Path) 
     assert found == {one["kind"]: one for one in plain}
 
 
+@pytest.mark.slow
 @WITH_HELM
 @WITHOUT_PEERS
 @pytest.mark.parametrize("values", [{}, ON_GPUS, SET], ids=["as it is", "on GPUs", "with everything set"])
@@ -110,6 +112,7 @@ def test_every_object_is_one_of_its_kind_s_model(helm: Path, tmp_path: Path, val
     assert [fault for faults in found.values() for fault in faults] == []
 
 
+@pytest.mark.slow
 @WITH_HELM
 def test_a_pod_on_gpus_has_them_its_claim_and_its_place(helm: Path) -> None:
     found = rendered(helm, ON_GPUS)

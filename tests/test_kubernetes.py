@@ -26,6 +26,7 @@ def documents() -> list[dict[str, Any]]:
     return [document for file in FILES for document in yaml.safe_load_all(file.read_text())]
 
 
+@pytest.mark.slow
 @WITHOUT_PEERS
 def test_every_document_is_one_of_its_kind_s_model() -> None:
     found = faults_in(*FILES)
@@ -33,6 +34,7 @@ def test_every_document_is_one_of_its_kind_s_model() -> None:
     assert [fault for faults in found.values() for fault in faults] == []
 
 
+@pytest.mark.slow
 @WITHOUT_PEERS
 def test_a_misspelt_field_a_wrong_type_and_a_missing_field_are_found(tmp_path: Path) -> None:
     planted = {
@@ -113,6 +115,7 @@ def test_a_pod_has_the_time_to_drain_and_its_readiness_falls_sooner() -> None:
             assert ready["periodSeconds"] * ready["failureThreshold"] < drain_s
 
 
+@pytest.mark.slow
 def test_the_autoscaler_reads_a_metric_that_the_server_writes() -> None:
     (scaler,) = [one for one in documents() if one["kind"] == "HorizontalPodAutoscaler"]
     assert {one["pods"]["metric"]["name"] for one in scaler["spec"]["metrics"]} <= exposed()

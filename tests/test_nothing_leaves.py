@@ -54,6 +54,7 @@ def test_the_watch_sees_connections_names_and_files(watched: Watch) -> None:
     assert watched.written() == ["home/id"]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_switches_telemetry_off_whatever_the_environment_says(watched: Watch, door: str) -> None:
@@ -67,6 +68,7 @@ def test_every_door_switches_telemetry_off_whatever_the_environment_says(watched
     assert done.stdout.splitlines() == ["[]", "False True True"], done.stderr
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_program_that_uses_the_runtime_before_halfeven_sends_nothing_afterwards(watched: Watch) -> None:
     shown = "import onnxruntime, halfeven, os, pathlib\nlog = pathlib.Path(os.environ['LEAVING_LOG'])\n"

@@ -97,6 +97,7 @@ def forks() -> int:
     return sum(parent is not None for parent in preloaded._parents.values())
 
 
+@pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("more", [{"start_new_session": True, "cwd": "/"}, {"process_group": 0}], ids=str)
 def test_a_forked_child_is_as_a_fresh_one(
     more: dict[str, Any], prepared: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +113,7 @@ def test_a_forked_child_is_as_a_fresh_one(
     assert fresh["ours"] == [] and fresh["argv"][1:] == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(prepared: Path) -> None:
     (prepared / f"{NAME}.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
     child = started(prepared)
@@ -119,6 +121,7 @@ def test_an_exception_ends_it_as_it_ends_a_fresh_interpreter(prepared: Path) -> 
     assert child.returncode == 1 and said.decode().endswith("ValueError: no\n")
 
 
+@pytest.mark.slow(seconds=4)
 def test_it_is_killed_and_waited_for_as_any_child(prepared: Path) -> None:
     (prepared / f"{NAME}.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
     child = started(prepared, process_group=0)
@@ -129,6 +132,7 @@ def test_it_is_killed_and_waited_for_as_any_child(prepared: Path) -> None:
     child.communicate()
 
 
+@pytest.mark.slow
 def test_a_forked_server_forks_the_children_of_its_jobs_and_they_are_its_own(
     prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +145,7 @@ def test_a_forked_server_forks_the_children_of_its_jobs_and_they_are_its_own(
     assert (forked, fresh) == (f"True {own}", f"False {own}")
 
 
+@pytest.mark.slow
 def test_no_two_children_draw_the_same_random_numbers(prepared: Path) -> None:
     (prepared / f"{NAME}.py").write_text(
         "import torch, numpy\nprint(torch.rand(1).item(), numpy.random.rand())\n"
@@ -149,6 +154,7 @@ def test_no_two_children_draw_the_same_random_numbers(prepared: Path) -> None:
     assert len({number for numbers in drawn for number in numbers}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "ONEDNN_MAX_CPU_ISA"])
 def test_an_environment_that_says_something_else_to_the_start_is_another_kind(
     name: str, prepared: Path
@@ -160,6 +166,7 @@ def test_an_environment_that_says_something_else_to_the_start_is_another_kind(
     assert forks() == before
 
 
+@pytest.mark.slow
 def test_what_an_order_cannot_say_is_a_fresh_interpreter(prepared: Path) -> None:
     (prepared / f"{NAME}.py").write_text("import os\nprint(os.umask(0o77))\n")
     assert started(prepared, umask=0o70).communicate(b"", timeout=PATIENCE_S)[0] == b"%d\n" % 0o70
@@ -167,6 +174,7 @@ def test_what_an_order_cannot_say_is_a_fresh_interpreter(prepared: Path) -> None
         started(prepared, cwd=prepared / "missing")
 
 
+@pytest.mark.slow
 def test_the_process_that_forks_ends_with_the_one_that_asked(prepared: Path) -> None:
     (prepared / f"{NAME}.py").write_text("")
     started(prepared).communicate(b"", timeout=PATIENCE_S)

@@ -6,11 +6,14 @@ wrong.
 
 import json
 
+import pytest
+
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, answers_right
 
 GOOD = {"inputs": [COUNTING, ONES]}
 
 
+@pytest.mark.slow(seconds=28)
 def test_a_bystander_is_answered_right_between_bad_requests(serving: Serving) -> None:
     bad_bodies = (
         json.dumps(GOOD)[:-3],

@@ -96,6 +96,7 @@ def test_many_chunks(serving: Serving, chunks: int, status: int) -> None:
         assert status_of(wire) in (400, status)
 
 
+@pytest.mark.slow(seconds=8)
 def test_a_flood_of_chunks_leaves_memory_where_it_was(serving: Serving) -> None:
     def flood() -> None:
         for _ in range(2):

@@ -55,11 +55,13 @@ def test_the_example_passes(serving: Serving, client: Any) -> None:
     assert "PASS: model control" in done.stdout
 
 
+@pytest.mark.slow(seconds=5)
 def test_the_index_has_one_ready_line_per_model(client: Any) -> None:
     index = client.get_model_repository_index()
     assert {entry["name"]: entry["state"] for entry in index} == dict.fromkeys(SEVEN, "READY")
 
 
+@pytest.mark.slow
 def test_an_unloaded_model_is_not_ready_and_comes_back(client: Any, serving: Serving) -> None:
     gone(client, "simple")
     assert client.is_server_live()
@@ -71,6 +73,7 @@ def test_an_unloaded_model_is_not_ready_and_comes_back(client: Any, serving: Ser
         answers_right(caller)
 
 
+@pytest.mark.slow(seconds=7)
 def test_a_load_may_override_the_largest_batch_and_the_next_load_takes_it_back(client: Any) -> None:
     for rows in ("8", "16", "3"):
         client.load_model("simple", config=f'{{"max_batch_size":"{rows}"}}')

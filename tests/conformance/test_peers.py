@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conformance.conftest import Serving
 from tests.conformance.outside_clients import PEERS, WITHOUT_PEERS
 from tests.patience import PATIENCE_S
@@ -29,6 +31,7 @@ def read_by(client: str, address: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_kserve_s_rest_client(serving: Serving) -> None:
     found = read_by("kserve", f"http://{serving.address}")
     assert (found["live"], found["ready"], found["model"], found["unknown"]) == (True, True, True, False)
@@ -40,6 +43,7 @@ def test_kserve_s_rest_client(serving: Serving) -> None:
     assert status == 400 and "expected a list of tensors" in words, "our own words reach the caller"
 
 
+@pytest.mark.slow
 def test_kserve_s_grpc_client(serving: Serving) -> None:
     found = read_by("kserve_grpc", serving.grpc)
     assert (found["live"], found["ready"], found["model"], found["unknown"]) == (True, True, True, False)
@@ -51,6 +55,7 @@ def test_kserve_s_grpc_client(serving: Serving) -> None:
     assert status == "INVALID_ARGUMENT" and "expected 2 inputs" in words, "our own words reach the caller"
 
 
+@pytest.mark.slow
 def test_pytriton_s_clients(serving: Serving) -> None:
     found = read_by("pytriton", f"http://{serving.address}")
     assert found["config"] == ["simple", 8, ["INPUT0", "INPUT1"]]
@@ -62,6 +67,7 @@ def test_pytriton_s_clients(serving: Serving) -> None:
     assert "INPUT0" in found["error"]
 
 
+@pytest.mark.slow
 def test_mlserver_s_types_codecs_and_infer_client(serving: Serving) -> None:
     found = read_by("mlserver", f"http://{serving.address}")
     assert found["server"] == ["triton", True]

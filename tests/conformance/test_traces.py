@@ -58,6 +58,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_request_s_span_and_its_phases_arrive_at_a_collector(
     collector: Collector, hosted: Path, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def test_what_only_looks_wrong_keeps_nothing(name: str) -> None:
     assert converted(name).kept == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOPELESS)
 def test_where_all_would_have_to_stay_fp32_the_half_is_refused(name: str) -> None:
     done = converted(name)

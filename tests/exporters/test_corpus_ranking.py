@@ -107,6 +107,7 @@ def test_as_converted_a_head_ranks_new_candidates_as_fp32_does(name: str) -> Non
     assert count_swapped(iter(columns)) == 0
 
 
+@pytest.mark.slow
 @every_head
 def test_no_more_than_the_head_is_in_fp32(name: str) -> None:
     assert set(converted(name).kept) <= HEADS[name]
@@ -127,6 +128,7 @@ def test_all_half_a_head_that_does_not_saturate_passes() -> None:
     assert report.passed, report.summary()
 
 
+@pytest.mark.slow(seconds=4)
 @every_file
 def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[str], ConvertedFile]) -> None:
     foreign = file_of(name)

@@ -105,6 +105,7 @@ EACH = [
 every_case = pytest.mark.parametrize(("name", "level", "search"), slow_but(ALWAYS, EACH))
 
 
+@pytest.mark.slow
 @every_case
 def test_a_module_and_its_file_end_alike(name: str, level: str, search: bool, both: Both) -> None:
     """The same exit code and verdict, and neither is searched where the other is not."""
@@ -116,6 +117,7 @@ def test_a_module_and_its_file_end_alike(name: str, level: str, search: bool, bo
     assert (file.facts["search"] == "not asked") == (module.facts["search"] == "not asked")
 
 
+@pytest.mark.slow
 @every_case
 def test_where_the_graphs_agree_the_same_operations_stay_in_fp32(
     name: str, level: str, search: bool, both: Both
@@ -135,6 +137,7 @@ def test_their_reports_have_the_same_sections(name: str, level: str, search: boo
     assert (file.sections | judged) - {*OWN} == module.sections - {*OWN}
 
 
+@pytest.mark.slow
 def test_at_o3_without_a_search_both_are_refused_and_with_one_both_are_live(both: Both) -> None:
     for search, status in ((False, "refused"), (True, "live")):
         assert [one.status for one in both("gate", "O3", search)] == [status] * 2

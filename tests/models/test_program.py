@@ -20,6 +20,7 @@ def written(program: ExportedProgram) -> list[str]:
     return [f"{name}{node.format_node()} {'val' in node.meta}" for name, node in walk(program.graph_module)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["branch by length", "branch by value", "while loop", "scan", "zoo switch"])
 def test_an_engine_changes_nothing_of_the_program_that_it_runs(name: str) -> None:
     program = captured(name).program
@@ -45,6 +46,7 @@ def test_bodies_of_its_own_answer_as_the_programs_do(name: str) -> None:
     assert len(bodies) > 1 and not any(id(body) in theirs for body in bodies)
 
 
+@pytest.mark.slow
 def test_what_forward_computes_for_nobody_is_left_out_and_what_it_writes_is_not() -> None:
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         unread = torch.softmax(self.get_submodule("last")(x).tanh(), -1)

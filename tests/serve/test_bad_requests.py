@@ -200,6 +200,7 @@ def test_what_both_wires_can_say_is_refused_in_the_same_words_on_each(case: str,
     assert (refused.value.code().name, refused.value.details()) == ("INVALID_ARGUMENT", said)
 
 
+@pytest.mark.slow
 def test_a_million_inputs_are_refused_at_once() -> None:
     entry = b'{"name":"%d"}'
     body = b'{"inputs":[' + b",".join(entry % i for i in range(1_000_000)) + b"]}"

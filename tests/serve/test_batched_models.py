@@ -103,6 +103,7 @@ def test_a_module_with_its_state_on_axis_1_answers_a_batch_as_one_at_a_time(
     check_eight_rows_at_once(store, requests(8))
 
 
+@pytest.mark.slow
 def test_a_convolutional_file_made_for_one_row_answers_a_batch_as_one_at_a_time(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     converted = convert(convolutional_folder(tmp_path / "net"), store)

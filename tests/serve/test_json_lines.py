@@ -82,6 +82,7 @@ def test_a_server_writes_nothing_but_objects(tmp_path: Path) -> None:
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [["--port", "70000"], ["--port", "x"], ["--no-such-option"]], ids=" ".join)
 @pytest.mark.parametrize("asked", [["--log-format", "json"], ["--log-format=json"], []], ids=" ".join)
 def test_a_start_that_is_refused_says_so_in_objects(

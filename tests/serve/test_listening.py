@@ -74,6 +74,7 @@ def status_of(port: int, key: str | None = None) -> int:
         return error.code
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes addresses in its own byte order")
 def test_a_server_listens_on_loopback_alone_unless_it_is_asked_for_more(tmp_path: Path) -> None:
     with started(tmp_path / "store") as (process, port):

@@ -34,6 +34,7 @@ def original_answer(version_bytes: bytes, x: np.ndarray) -> np.ndarray:
     return hidden @ weights["2.weight"].T + weights["2.bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", sorted(STORES.glob("*.tar.xz")), ids=lambda path: path.name[:-7])
 def test_a_store_of_a_release_is_served_with_its_versions_promotions_and_jobs(
     archive: Path, tmp_path: Path, random: np.random.Generator

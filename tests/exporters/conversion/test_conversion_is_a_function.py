@@ -92,6 +92,7 @@ def test_a_large_model_has_more_threads_but_no_more_than_there_are_cores(
         assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_a_conversion_and_decides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_version_without_a_half_node_is_fp32_and_not_called_proven(
     assert "live, in FP32" in terminal and because in terminal and "passed" not in terminal
 
 
+@pytest.mark.slow
 def test_a_plan_that_passes_as_it_is_needed_no_search(tmp_path: Path) -> None:
     version = published(tmp_path)
     assert version.manifest["forms"]["torch"]["search"] == "not needed"

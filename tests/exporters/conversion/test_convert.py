@@ -71,6 +71,7 @@ def test_the_halves_that_missed_are_deleted_where_fp32_serves(tmp_path: Path) ->
     assert version.json("precision.json")["kept"] and not list(version.folder.glob("half*"))
 
 
+@pytest.mark.slow
 def test_data_that_a_model_reads_beside_its_code_is_part_of_the_folder(tmp_path: Path) -> None:
     source = """
 import numpy as np
@@ -94,6 +95,7 @@ def build():
     assert converted(folder, tmp_path / "store").unchanged
 
 
+@pytest.mark.slow
 def test_copies_of_a_sample_count_once_in_the_proof(tmp_path: Path) -> None:
     rows = np.random.default_rng().standard_normal((4, 4)).astype(np.float32)
     folder = write_folder(tmp_path / "net", LINEAR, samples={"x": np.repeat(rows, 32, axis=0)})

@@ -48,6 +48,7 @@ def samples(random: np.random.Generator, weights: np.ndarray, row: int) -> dict[
     return {"x": chosen}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [5, 6], ids=["a sample that chooses the plan", "a sample that judges"])
 @pytest.mark.parametrize("form", ["onnx", "torch", "live"])
 def test_no_half_is_proven_that_errs_beyond_the_limit_on_a_sample(

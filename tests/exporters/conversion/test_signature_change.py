@@ -56,6 +56,7 @@ def test_a_bare_file_gets_a_name_of_its_own(tmp_path: Path) -> None:
     assert code == 0 and (tmp_path / "store/models/second").is_dir(), said
 
 
+@pytest.mark.slow
 def test_another_file_under_an_old_name_is_told(tmp_path: Path) -> None:
     store = ("--store", tmp_path / "store")
     assert run("convert", file(tmp_path / "one.onnx", 16), "--name", "net", *store)[0] == 0

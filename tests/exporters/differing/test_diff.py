@@ -284,6 +284,7 @@ def test_a_number_that_is_none_hides_no_difference(tmp_path: Path) -> None:
     assert differences(a, engine(1.0, np.inf), x)["first"]["tensor"] == "z"
 
 
+@pytest.mark.slow
 def test_a_half_that_takes_half_and_a_file_that_is_not_batched_are_compared(tmp_path: Path) -> None:
     a, b, x = written(tmp_path)
     model = onnx.load(b)

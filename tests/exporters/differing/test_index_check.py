@@ -92,6 +92,7 @@ def test_a_degraded_half_is_found(degrade: Callable[[nn.Sequential], None], metr
     assert recall_of(embedder(1), half, metric) < 0.95
 
 
+@pytest.mark.slow
 def test_the_nearest_of_a_large_index_are_those_of_one_comparison() -> None:
     """The scores of whole numbers are exact, and many are equal."""
     index = np.random.randint(-4, 5, (BLOCK + 30, 4)).astype(np.float32)
@@ -104,6 +105,7 @@ def test_the_nearest_of_a_large_index_are_those_of_one_comparison() -> None:
         np.testing.assert_array_equal(found.scores, np.take_along_axis(scores, found.places, 1))
 
 
+@pytest.mark.slow
 def test_many_queries_take_no_more_memory_than_a_block_of_them() -> None:
     index, queries = (np.random.normal(size=(rows, 2)).astype(np.float32) for rows in (BLOCK, 6 * ROWS))
     tracemalloc.start()

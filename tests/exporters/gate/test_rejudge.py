@@ -94,6 +94,7 @@ def saved(report: ParityReport) -> dict[str, Any]:
     return json.loads(json.dumps(report.to_json(), allow_nan=False))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -155,6 +156,7 @@ def test_the_statistics_of_many_samples_stay_bounded():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), error=st.sampled_from([1e-4, 1e-3, 3e-3, 0.01]), limits=LIMITS)
 def test_the_override_that_is_named_is_the_one_that_accepts(seed, error, limits):

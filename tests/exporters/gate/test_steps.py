@@ -433,6 +433,7 @@ def test_numbers_from_a_step_that_tie_are_left_out_and_counted() -> None:
         assert not judge(spec, "fp16", [Trial(trial.samples, {"y": mine}, {"y": others})]).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "text", "half"),
     [

@@ -44,6 +44,7 @@ def saved(folder: Path, text: str) -> tuple[Path, onnx.ModelProto]:
     return path, model
 
 
+@pytest.mark.slow
 def test_a_graph_that_doubles_without_end_is_ended_by_the_memory_of_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ def test_the_runs_of_a_file_are_counted_together(tmp_path: Path) -> None:
             run(X)
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_end_is_ended_with_the_time_of_its_order(tmp_path: Path) -> None:
     path, model = saved(tmp_path, ENDLESS)
     with one_order() as order, file_runs(path, model, ["y"]) as run:

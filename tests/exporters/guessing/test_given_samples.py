@@ -134,6 +134,7 @@ def test_an_input_that_says_a_shape_is_given(tmp_path: Path) -> None:
     assert not spec.batched and [dim.to_json() for dim in spec.outputs[0].shape][:2] == [1, 3]
 
 
+@pytest.mark.slow
 def test_lengths_that_are_none_are_not_taken_for_lengths(tmp_path: Path) -> None:
     text = "g (float[n,t,8] x, int64[n] x_lens) => (float[n,t,8] y, int64[n] z) { y = Relu(x) z = Identity(x_lens) }"
     lens = np.array([3, 5, 7])

@@ -48,6 +48,7 @@ def test_what_a_recurrent_layer_takes_for_lengths_is_guessed_to_be_lengths(
     assert folder.spec.inputs == guess.spec.inputs
 
 
+@pytest.mark.slow
 def test_lengths_by_name_are_of_the_input_that_their_name_begins_with(tmp_path: Path) -> None:
     zeros = {"zero": np.array([0], np.float32), "one": np.array([1]), "axes": np.array([1, 2])}
     onnx.save(parsed(NAMED, zeros), tmp_path / "net.onnx")

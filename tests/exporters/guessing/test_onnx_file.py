@@ -34,6 +34,7 @@ def shapes(spec: ModelSpec) -> list[list[int | str]]:
     return [[dim.to_json() for dim in tensor.shape] for tensor in (*spec.inputs, *spec.outputs)]
 
 
+@pytest.mark.slow
 def test_a_bare_file_is_converted_with_what_was_guessed_said(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "net.onnx")
     (tmp_path / "notes.txt").write_text("what lies beside a bare file is not the model's")
@@ -48,6 +49,7 @@ def test_a_bare_file_is_converted_with_what_was_guessed_said(tmp_path: Path) -> 
     assert again["version"] == 1, said
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_colon_in_its_name_is_no_function_of_a_file(tmp_path: Path) -> None:
     (folder := tmp_path / "20:30").mkdir()
     onnx.save(mlp(), folder / "net.onnx")
@@ -97,6 +99,7 @@ def test_a_free_axis_written_as_minus_1_is_free(tmp_path: Path) -> None:
 HIDDEN = "g (float[n,8] x) => (float[n,8] y) { h = Neg(x) y = Relu(h) }"
 
 
+@pytest.mark.slow
 def test_an_output_that_was_added_by_its_name_alone_is_one_of_the_outputs(tmp_path: Path) -> None:
     model = parsed(HIDDEN)
     model.graph.output.extend([onnx.ValueInfoProto(name="h"), model.graph.output[0]])
@@ -105,6 +108,7 @@ def test_an_output_that_was_added_by_its_name_alone_is_one_of_the_outputs(tmp_pa
     assert code == 0 and facts["forms"]["onnx"]["nodes"] == 2, said
 
 
+@pytest.mark.slow
 def test_an_output_without_a_shape_has_the_axes_of_a_run(tmp_path: Path) -> None:
     """ONNX has no shape for an operator of another domain."""
     text = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = com.microsoft.Gelu(h) }"
@@ -116,6 +120,7 @@ def test_an_output_without_a_shape_has_the_axes_of_a_run(tmp_path: Path) -> None
     assert code == 0 and facts["forms"]["onnx"]["half_nodes"] > 0, said
 
 
+@pytest.mark.slow
 def test_an_output_with_a_wrong_size_in_the_file_has_the_size_that_it_runs_with(
     tmp_path: Path, random: np.random.Generator
 ) -> None:
@@ -146,6 +151,7 @@ def test_an_input_without_a_shape_is_refused_by_name(tmp_path: Path) -> None:
         guessed(tmp_path, model)
 
 
+@pytest.mark.slow
 def test_what_has_no_row_for_each_row_is_not_batched(tmp_path: Path) -> None:
     text = "g (float[n,8] x, float[2,k,8] s) => (float[n,8] y, float[2,k,8] t) { y = Relu(x) t = Tanh(s) }"
     spec = guessed(tmp_path, parsed(text))
@@ -168,6 +174,7 @@ LAYERS = """{
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signature", [NAMED, UNNAMED, OF_ONE])
 def test_a_recurrent_state_has_its_batch_on_axis_1(signature: str, tmp_path: Path) -> None:
     random = np.random.default_rng()
@@ -201,6 +208,7 @@ def test_a_first_axis_of_1_everywhere_is_the_batch(tmp_path: Path) -> None:
     assert spec.max_batch_size > 0 and shapes(spec) == [[-1, 8], [-1, 8]]
 
 
+@pytest.mark.slow
 def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> None:
     fixed = parsed(
         "g (float[n,t] x) => (float[n,4] y) { y = MatMul(x, w) }",
@@ -214,6 +222,7 @@ def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> No
     assert shapes(guessed(tmp_path, least)) == [[-1, "t=40.."], [-1, -1]]
 
 
+@pytest.mark.slow
 def test_a_size_that_is_none_of_the_usual_ones_is_asked_for(tmp_path: Path) -> None:
     weights = {"w": normal(np.random.default_rng(), 1575, 4)}
     model = parsed("g (float[n,t] x) => (float[n,4] y) { h = Relu(x) y = MatMul(h, w) }", weights)
@@ -281,6 +290,7 @@ def test_a_cache_of_four_heads_is_no_picture_and_may_be_short(tmp_path: Path) ->
     assert spec.batched and (past.minimum, past.fixed) == (1, False)
 
 
+@pytest.mark.slow
 def test_a_size_that_ends_the_process_of_onnx_runtime_is_one_that_does_not_run(tmp_path: Path) -> None:
     """A Scan over nothing divides by zero there."""
     frames = """g (float[n,t] x) => (float[n,u,10] y) {
@@ -292,6 +302,7 @@ def test_a_size_that_ends_the_process_of_onnx_runtime_is_one_that_does_not_run(t
     assert shapes(guessed(tmp_path, model)) == [[-1, "t=10.."], [-1, -1, 10]]
 
 
+@pytest.mark.slow
 def test_a_batch_is_as_large_as_its_largest_value_allows(tmp_path: Path) -> None:
     """256 MiB hold 16 rows of 16 MiB each; of rows that are a little larger they hold 8, as a power of two."""
     for columns, rows in ((1 << 18, 64), (1 << 22, 16), ((1 << 22) + 1, 8)):
@@ -311,6 +322,7 @@ def test_a_number_without_axes_is_an_input_like_any_other(tmp_path: Path) -> Non
     assert code == 0 and facts["forms"]["onnx"]["passed"], said
 
 
+@pytest.mark.slow
 def test_axes_that_must_be_equal_share_a_name(tmp_path: Path) -> None:
     text = "g (float[?,?] x, float[8,?] s) => (float[48,8] y) { t = Transpose<perm=[1,0]>(x) u = Transpose<perm=[1,0]>(s) v = MatMul(t, u) y = MatMul(w, v) }"
     model = parsed(text, {"w": normal(np.random.default_rng(), 48, 48)})

@@ -63,6 +63,7 @@ class Scaled(torch.nn.Module):
         return x * factor
 
 
+@pytest.mark.slow
 def test_an_exported_program_that_takes_a_number_is_refused_by_its_name(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(Scaled(), (torch.randn(3, 6), 3)), tmp_path / "net.pt2")
     code, _, said = run("init", tmp_path / "net.pt2", tmp_path / "folder")
@@ -80,6 +81,7 @@ def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) 
     converts(tmp_path / "brought", tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_a_link_to_a_file_of_another_name_is_taken_as_the_file_that_it_stands_for(tmp_path: Path) -> None:
     """A download cache keeps files so: snapshots/1/net.onnx is a link to blobs/DIGEST."""
     blob, link = tmp_path / "blobs/0a1b2c", tmp_path / "snapshots/1/net.onnx"
@@ -262,6 +264,7 @@ def test_a_module_that_counts_its_rows_gets_batches_of_one_that_convert(tmp_path
     converts(tmp_path, tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_targets_among_example_inputs_are_no_inputs_of_the_module(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LINEAR)
     x = np.random.default_rng().standard_normal((6, 4)).astype(np.float32)
@@ -273,6 +276,7 @@ def test_targets_among_example_inputs_are_no_inputs_of_the_module(tmp_path: Path
     assert load_file(tmp_path / "samples.safetensors").keys() == given.keys()
 
 
+@pytest.mark.slow
 def test_a_module_that_gives_complex_numbers_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(COMPLEX)
     np.savez(tmp_path / "inputs.npz", x=np.zeros((2, 4), np.float32))

@@ -70,6 +70,7 @@ def same_order(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "parameters": sorted(tree.get("parameters", []), key=lambda entry: entry["key"])}
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(config=configurations(), as_utf8=st.booleans(), one_line=st.booleans(), braces=st.booleans())
 def test_what_protobuf_writes_is_read_as_it_was(

@@ -149,6 +149,7 @@ def test_weights_without_inputs_ask_for_them(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow(seconds=6)
 def test_a_pickled_module_is_refused_with_the_way_out_and_never_run(tmp_path: Path) -> None:
     for name, thing in (("module", nn.Linear(4, 3)), ("code", {"w": Runs(tmp_path / "ran")})):
         files = {"net.py": MODEL_FILE, "net.pt": saved(thing)}

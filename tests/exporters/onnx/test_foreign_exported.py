@@ -11,6 +11,7 @@ from tests.exporters.onnx.onnx_files import convert, errors_u
 from tests.slow import slow_part_but
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("name", "level"),
     slow_part_but(4, {("encoder", "O1")}, [(name, level) for name in NETS for level in ("O1", "O2", "O3")]),
@@ -28,6 +29,7 @@ def test_what_torch_exports_converts_and_is_equal(name: str, level: str, tmp_pat
     assert max(errors.values()) <= 4.0, (errors, foreign.kept)
 
 
+@pytest.mark.slow
 def test_the_files_list_initialisers_in_value_info_and_that_does_no_harm() -> None:
     model = exported("encoder")
     known = {tensor.name for tensor in model.graph.initializer}

@@ -48,6 +48,7 @@ def x(rows: int = 16) -> dict[str, np.ndarray]:
     return {"x": normal(np.random.default_rng(), rows, 8)}
 
 
+@pytest.mark.slow
 def test_a_gain_that_nobody_misses_is_in_fp32_by_rule_at_o1_and_in_half_at_o3(tmp_path: Path) -> None:
     ruled, searched = (made(tmp_path / level, GAIN, x(256), level, tiny=f32(1e-9)) for level in ("O1", "O3"))
     assert ruled.half is not None and searched.half is not None and ruled.kept == searched.kept == ()
@@ -56,6 +57,7 @@ def test_a_gain_that_nobody_misses_is_in_fp32_by_rule_at_o1_and_in_half_at_o3(tm
     assert errors_u(searched, x())["y"] <= 4.0
 
 
+@pytest.mark.slow
 def test_what_guards_a_division_becomes_halfs_least_number_and_guards(tmp_path: Path) -> None:
     foreign = made(tmp_path, RATIO, x(), tiny=f32(1e-8))
     assert "Add" not in {kept.op for kept in foreign.kept} and foreign.written.half_graph is not None

@@ -63,6 +63,7 @@ def test_a_floor_stands_only_where_scores_are_added(text: str, floors: int) -> N
     assert LOW in numbers and numbers.count(HIGH) == floors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O3"])
 @pytest.mark.parametrize("text", [CHOSEN, ADDED, GIVEN])
 def test_nothing_is_kept_and_the_half_is_right(text: str, level: str, tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def converted(name: str, path: Path, level: str = "O1") -> tuple[ConvertedFile, 
     return convert(path, trap.model(), trap.inputs(random, 16), level), trap.inputs(random, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLAT)
 def test_the_oracle_answers_bit_for_bit_as_the_graph_with_cast_pairs(name: str, tmp_path: Path) -> None:
     foreign, fresh = converted(name, tmp_path, "O3")
@@ -198,6 +199,7 @@ def test_the_ledger_says_what_half_would_cost() -> None:
     assert "would become infinite" in ledger.entry("big").evidence
 
 
+@pytest.mark.slow
 def test_a_half_run_by_onnx_runtime_gives_the_specs_datatypes(tmp_path: Path) -> None:
     foreign, fresh = converted("an output that is read inside", tmp_path)
     answers = foreign.half_answers()(fresh)

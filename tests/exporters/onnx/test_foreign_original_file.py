@@ -32,6 +32,7 @@ def original(tmp_path: Path, model: ModelProto) -> tuple[dict[str, Any], str]:
     return facts, facts["reason"]
 
 
+@pytest.mark.slow
 def test_operators_of_ai_onnx_ml_are_served_in_fp32_with_their_probabilities_as_a_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +54,7 @@ def test_operators_of_ai_onnx_ml_are_served_in_fp32_with_their_probabilities_as_
     assert [(t.name, t.datatype, t.wire_shape) for t in spec.outputs] == [("probabilities", "FP32", [-1, 3])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", ["c = Cast<to=1>(z) h = MatMul(c, w1)", "h = MatMul(z, w1)"])
 def test_a_net_beside_an_operator_of_ai_onnx_ml_is_half(between: str, tmp_path: Path) -> None:
     """scikit-learn's converter writes a multilayer perceptron behind a scaler so. Without the Cast no rule of ONNX says
@@ -105,6 +107,7 @@ def test_a_file_without_a_node_that_may_be_half_is_served_in_fp32(tmp_path: Path
     original(tmp_path / "integers", parsed(text))
 
 
+@pytest.mark.slow
 def test_a_half_that_saves_next_to_nothing_is_not_a_half(tmp_path: Path) -> None:
     """One small product between casts, in a file whose weights are in an operator that stays in FP32."""
     random = np.random.default_rng()
@@ -158,6 +161,7 @@ def test_a_file_that_no_runtime_runs_is_refused(tmp_path: Path) -> None:
     assert code == 2 and "Unheard" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["DequantizeLinear(q, s)", "Cast<to=1>(q)"])
 @pytest.mark.parametrize(
     "kind", ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E4M3FNUZ", "INT4", "UINT4", "INT2", "UINT2"]

@@ -73,6 +73,7 @@ def test_movements_go_where_the_fewest_bytes_are_cast(body: str, casts: int, tmp
     assert foreign.written.casts == casts and foreign.kept == ()
 
 
+@pytest.mark.slow
 def test_what_the_file_casts_already_is_not_cast_again(tmp_path: Path) -> None:
     foreign = convert(
         tmp_path,
@@ -107,6 +108,7 @@ def test_what_reaches_an_fp32_reader_unrounded_stays_unrounded(tmp_path: Path, m
     assert np.array_equal(placed.oracle_answers()(inputs)["y"], plain.oracle_answers()(inputs)["y"])
 
 
+@pytest.mark.slow
 def test_what_is_read_as_it_comes_does_not_move(tmp_path: Path) -> None:
     """An integer that is cut off an FP32 value is not cut off its rounding."""
     text = (

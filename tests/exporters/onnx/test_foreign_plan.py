@@ -55,6 +55,7 @@ def computed(foreign: ConvertedFile) -> dict[str, int]:
     return {node.name: types[node.output[0]] for node in foreign.written.half_graph.model.graph.node}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "half"),
     [
@@ -73,6 +74,7 @@ def test_each_level_halves_what_it_says(level: str, half: set[str], tmp_path: Pa
     assert max(errors_u(foreign, ids(9)).values()) <= 4.0
 
 
+@pytest.mark.slow
 def test_a_lookup_is_half_where_embeddings_are(tmp_path: Path) -> None:
     kept = convert(tmp_path / "a", encoder(), ids())
     half = convert(tmp_path / "b", encoder(), ids(), embeddings="half")
@@ -110,6 +112,7 @@ def test_keep_patterns_name_nodes_and_ops(pattern: str, tmp_path: Path) -> None:
     assert computed(foreign)["relu"] == FLOAT
 
 
+@pytest.mark.slow
 def test_a_keep_pattern_reaches_into_the_body_of_the_node_it_names(tmp_path: Path) -> None:
     trap = FOREIGN["an If that captures"]
     foreign = convert(
@@ -163,6 +166,7 @@ def test_a_state_that_is_fp32_anywhere_is_fp32_throughout(tmp_path: Path) -> Non
     assert [v.type.tensor_type.elem_type for v in (*body.input[2:], *body.output[1:])] == [FLOAT, FLOAT]
 
 
+@pytest.mark.slow
 def test_the_scales_of_a_resize_stay_fp32_and_its_data_may_be_half(tmp_path: Path) -> None:
     trap = FOREIGN["a Resize with scales"]
     foreign = convert(tmp_path, trap.model(), trap.inputs(np.random.default_rng(), 16), "O3")
@@ -172,6 +176,7 @@ def test_the_scales_of_a_resize_stay_fp32_and_its_data_may_be_half(tmp_path: Pat
     assert resize.input[1] == "" and element_types(foreign.half)[resize.input[2]] == FLOAT
 
 
+@pytest.mark.slow
 def test_what_is_computed_from_constants_stays_exact_and_makes_nobody_fp32(tmp_path: Path) -> None:
     trap = FOREIGN["sines of positions to 4095"]
     foreign = convert(tmp_path, trap.model(), trap.inputs(np.random.default_rng(), 16), "O3")
@@ -181,6 +186,7 @@ def test_what_is_computed_from_constants_stays_exact_and_makes_nobody_fp32(tmp_p
     assert foreign.kept == ()
 
 
+@pytest.mark.slow
 def test_a_masks_sentinel_is_rewritten_and_the_row_masked_whole_stays_even(tmp_path: Path) -> None:
     trap = FOREIGN["masks with fully masked rows"]
     foreign = convert(tmp_path, trap.model(), trap.inputs(np.random.default_rng(), 16), "O3")
@@ -194,6 +200,7 @@ def test_a_masks_sentinel_is_rewritten_and_the_row_masked_whole_stays_even(tmp_p
     )
 
 
+@pytest.mark.slow
 def test_every_node_that_the_search_keeps_has_its_certificate(tmp_path: Path) -> None:
     trap = FOREIGN["a norm whose squares overflow"]
     # Fixed: of other samples the search keeps another node, whose profile names no overflow.
@@ -216,6 +223,7 @@ def test_a_files_own_islands_and_halves_survive(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_half_file_keeps_half_on_the_wire_and_has_an_fp32_original(tmp_path: Path) -> None:
     trap = FOREIGN["a file that is half throughout"]
     foreign = convert(tmp_path, trap.model(), trap.inputs(np.random.default_rng(), 16))
@@ -238,6 +246,7 @@ def test_bf16_is_fp32_where_this_runtime_has_no_kernels_and_says_so(tmp_path: Pa
         assert max(errors_u(foreign, trap.inputs(np.random.default_rng(), 5)).values()) <= 4.0
 
 
+@pytest.mark.slow
 def test_a_conversion_is_the_same_every_time(tmp_path: Path) -> None:
     trap = FOREIGN["a norm whose squares overflow"]
     samples = trap.inputs(np.random.default_rng(), 16)
@@ -247,6 +256,7 @@ def test_a_conversion_is_the_same_every_time(tmp_path: Path) -> None:
     assert one.kept == two.kept
 
 
+@pytest.mark.slow
 def test_the_planning_of_a_half_leaves_the_original_as_it_was(tmp_path: Path) -> None:
     trap = FOREIGN["an output that is read inside"]
     model = trap.model()

@@ -196,6 +196,7 @@ def test_a_graph_for_one_row_is_served_one_row_at_a_time(tmp_path: Path) -> None
         held(tmp_path, two, lambda _: free)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -44,6 +44,7 @@ def converted(path: Path, store: Path, *words: object) -> tuple[dict[str, Any], 
     return facts, Store(store).version(facts["model"], facts["version"])
 
 
+@pytest.mark.slow
 def test_a_folder_with_an_onnx_file_becomes_a_version_of_onnx_files_alone(tmp_path: Path) -> None:
     facts, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
     assert facts["status"] == "live" and set(facts["forms"]) == {"onnx"}
@@ -64,6 +65,7 @@ def test_a_folder_with_an_onnx_file_becomes_a_version_of_onnx_files_alone(tmp_pa
     assert set(element_types(half).values()) == {TensorProto.FLOAT16} and len(nodes_of(half, "Cast")) == 2
 
 
+@pytest.mark.slow
 def test_boxes_that_are_chosen_by_near_ties_are_served_in_fp32(tmp_path: Path) -> None:
     """Some of 256 scores always change places in half, and no setting accepts other integers."""
     text = (
@@ -107,6 +109,7 @@ def test_a_half_of_which_no_sample_says_anything_is_not_made(tmp_path: Path) -> 
     assert again["forms"]["onnx"]["half_nodes"] > 0 and "proves nothing" not in again["reason"]
 
 
+@pytest.mark.slow
 def test_a_half_that_proves_nothing_once_it_was_made_is_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_half_that_proves_nothing_once_it_was_made_is_taken_away(
     assert not (version.folder / "half.onnx").exists()
 
 
+@pytest.mark.slow
 def test_the_stored_version_is_proven_again_from_what_is_stored(tmp_path: Path) -> None:
     _, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
     cpu = torch.device("cpu")
@@ -134,6 +138,7 @@ def test_the_stored_version_is_proven_again_from_what_is_stored(tmp_path: Path) 
     assert code == 0 and facts["forms"]["onnx"]["passed"], said
 
 
+@pytest.mark.slow
 def test_a_stored_half_that_overflows_in_half_storage_does_not_pass_again(tmp_path: Path) -> None:
     """ONNX Runtime's CPU computes chains of half in FP32: only half storage sees it."""
     _, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
@@ -173,6 +178,7 @@ def test_a_torch_form_of_a_file_is_refused_by_name(form: str, tmp_path: Path) ->
     assert not facts.get("version") and Store(tmp_path / "store").names() == []
 
 
+@pytest.mark.slow
 def test_a_changed_file_makes_a_new_version_and_an_unchanged_one_does_not(tmp_path: Path) -> None:
     folder, store = folder_with(tmp_path / "mlp", mlp()), tmp_path / "store"
     assert converted(folder, store)[1].number == 1
@@ -188,6 +194,7 @@ def external(model: ModelProto, location: str) -> ModelProto:
     return model
 
 
+@pytest.mark.slow
 def test_a_changed_file_of_external_data_makes_a_new_version(tmp_path: Path) -> None:
     folder, store = folder_with(tmp_path / "mlp", mlp()), tmp_path / "store"
     for number, seed in ((1, 7), (2, 8)):
@@ -235,6 +242,7 @@ def test_classes_that_tie_in_half_are_no_reason_to_refuse(tmp_path: Path) -> Non
     assert facts["forms"]["onnx"]["passed"] and facts["forms"]["onnx"]["kept"] == []
 
 
+@pytest.mark.slow
 def test_a_file_whose_rows_together_have_another_width_takes_one_row_at_a_time(tmp_path: Path) -> None:
     """The rows that are compared first are alike; a later one, alone, takes the other branch."""
     random = np.random.default_rng(3)

@@ -32,6 +32,7 @@ def optimised(norm: str, opset: int, random: np.random.Generator, half: bool = F
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "opset", "half"),
     [
@@ -52,6 +53,7 @@ def test_a_normalisation_that_onnx_does_not_have_there_keeps_nothing_from_being_
     assert form["half_nodes"] >= 2 and not form["kept"], facts["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "scales"), [(18, 2), (20, 2), (21, 8), (23, 8)])
 def test_a_group_norm_without_a_rule_of_inference_keeps_nothing_from_being_half(
     opset: int, scales: int, tmp_path: Path, random: np.random.Generator
@@ -73,6 +75,7 @@ def test_a_group_norm_without_a_rule_of_inference_keeps_nothing_from_being_half(
     np.testing.assert_allclose(came, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_norm_over_default_axes_keeps_nothing_from_being_half(
     tmp_path: Path, random: np.random.Generator
 ) -> None:

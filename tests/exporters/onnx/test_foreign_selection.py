@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from halfeven.exporters.onnx.runtime import runtime_answers
 from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.store.store import Store
@@ -47,6 +48,7 @@ def test_some_outputs_under_new_names_and_reordered_inputs(tmp_path: Path) -> No
         assert np.allclose(answer, expected, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_a_value_inside_of_the_graph_may_be_an_output(tmp_path: Path) -> None:
     inputs = [tensor("a", "FP32", [-1, 8]), tensor("b", "FP32", [-1, 8])]
     outputs = [tensor("gap", "FP32", [-1, 8], file_name="s"), tensor("y", "FP32", [-1, 4])]

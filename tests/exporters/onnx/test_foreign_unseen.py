@@ -17,6 +17,7 @@ from tests.exporters.onnx.onnx_files import ConvertedFile, convert, convert_file
 FRESH = 32  # as many as a folder without samples is judged and planned on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["log energy", "causal", "clamp at 1e-8", "sigmoid tail"])
 def test_a_plan_from_the_file_holds_on_inputs_that_nobody_has_seen(name: str, tmp_path: Path) -> None:
     """The first fails on perturbed samples: two squares that one sample in a hundred makes too loud.

@@ -39,6 +39,7 @@ def layer(random: np.random.Generator, text: str = LAYER) -> ModelProto:
     )
 
 
+@pytest.mark.slow
 def test_every_fused_operator_that_takes_a_half_computes_in_half(
     tmp_path: Path, random: np.random.Generator
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_file_of_fused_operators_is_served_in_half(tmp_path: Path, random: np.
     assert code == 0 and facts["forms"]["onnx"]["half_nodes"] >= 10, said
 
 
+@pytest.mark.slow
 def test_a_fused_operator_of_which_nothing_is_known_stays_in_fp32(
     tmp_path: Path, random: np.random.Generator
 ) -> None:

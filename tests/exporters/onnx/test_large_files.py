@@ -53,6 +53,7 @@ def test_a_large_model_that_is_not_valid_is_found_so(tmp_path: Path) -> None:
         large_files.check(model)
 
 
+@pytest.mark.slow
 def test_a_large_file_is_converted_proven_again_and_answers_as_it_did(tmp_path: Path) -> None:
     model = perceptron()
     folder = tmp_path / "given"

@@ -32,6 +32,7 @@ def table(rows: int) -> dict[str, np.ndarray]:
     return {"table": normal(np.random.default_rng(), rows, 8)}
 
 
+@pytest.mark.slow
 def test_a_length_that_the_file_has_no_places_for_is_not_asked(tmp_path: Path) -> None:
     """Twice the usual length is asked where a size is free."""
     random = np.random.default_rng()
@@ -40,6 +41,7 @@ def test_a_length_that_the_file_has_no_places_for_is_not_asked(tmp_path: Path) -
     assert code == 0 and facts["forms"]["onnx"]["half_nodes"] > 0, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "weights", "found"),
     [

@@ -78,6 +78,7 @@ def errors(found: Counterexamples) -> list[float]:
     return [float(one.inputs["error"][0, 0]) for one in found.found]
 
 
+@pytest.mark.slow
 def test_fewer_rows_are_enough_for_a_half_that_errs_little() -> None:
     """Fewer decide nothing, so none is asked; and none after the first set that errs more, which is known to be
     complete once the next set begins."""
@@ -98,6 +99,7 @@ def test_fewer_rows_are_enough_for_a_half_that_errs_little() -> None:
         assert not found.search(half) and found.tried == rows and len(found.unseen) == rows
 
 
+@pytest.mark.slow
 def test_an_output_that_does_not_err_in_most_rows_is_asked_all_of_them() -> None:
     for exact_rows, enough in [(CALM_ROWS // 2 - 1, True), (CALM_ROWS // 2 + 1, False), (CALM_ROWS, False)]:
         found = unseen(*[One(0.0)] * exact_rows, *[One(0.1)] * (CALM_ROWS - exact_rows))

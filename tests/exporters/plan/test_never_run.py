@@ -70,6 +70,7 @@ def drawn(reached: bool) -> np.ndarray:
     return numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_nodes_of_a_file_that_no_sample_runs_stay_in_fp32(name: str, tmp_path: Path) -> None:
     assert {one.op for one in kept_in_file(tmp_path, name, drawn(reached=False))} == IDLE_IN_FILES[name]
@@ -79,6 +80,7 @@ def test_the_nodes_of_a_file_that_no_sample_runs_stay_in_fp32(name: str, tmp_pat
 NETS: Mapping[str, Callable[[], nn.Module]] = {"branch": Branch, "rows": Rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_the_nodes_of_a_program_that_no_sample_runs_stay_in_fp32(name: str) -> None:
     idle = kept_in_program(NETS[name], drawn(reached=False))

@@ -121,6 +121,7 @@ def test_a_healthy_model_keeps_nothing() -> None:
     assert kept(made) == [] and made.search == "not needed"
 
 
+@pytest.mark.slow
 def test_the_one_node_that_overflows_is_kept_with_reason_and_evidence() -> None:
     made = settled(Gate())
     (one,) = made.plan.kept
@@ -139,6 +140,7 @@ def test_without_its_kept_node_the_half_would_fail(level: str) -> None:
     assert not rehearsal.score([], graph.spec.parity).passed
 
 
+@pytest.mark.slow
 def test_o3_means_what_was_asked_unless_a_search_is() -> None:
     made = settled(Gate(), Precision("O3"))
     assert made.plan.names == [] and made.search == "not asked"
@@ -150,6 +152,7 @@ def test_o0_plans_nothing() -> None:
     assert kept(made) == [] and made.search == "not asked" and not made.graph.has_half()
 
 
+@pytest.mark.slow
 def test_an_exact_repair_is_tried_before_a_node_is_kept() -> None:
     made = settled(Squares())
     assert made.plan.graph.repairs and kept(made) == []
@@ -174,6 +177,7 @@ def test_asked_again_it_only_says_so_where_the_plan_is_another() -> None:
     assert made.settle(SHARES[1], lambda _: None) is False
 
 
+@pytest.mark.slow
 def test_after_a_near_miss_more_nodes_stay_in_fp32_and_in_the_end_all_of_them() -> None:
     made = settled(Gate())
     before = set(made.plan.names)
@@ -227,6 +231,7 @@ def test_a_plan_is_tried_on_perturbed_samples() -> None:
     assert 0.4 < gap < 0.6, "half of what samples spread over, which is about 1"
 
 
+@pytest.mark.slow
 def test_a_small_model_is_tried_on_thousands_of_unseen_samples_in_few_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -311,6 +316,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone(
     asked: list[tuple[int, float]],
 ) -> None:
@@ -328,6 +334,7 @@ def test_after_a_proof_that_failed_the_lists_alone_are_held_to_stricter_limits_t
     assert asked == [(0, SEARCHED)]
 
 
+@pytest.mark.slow
 def test_after_a_proof_that_failed_what_a_search_found_is_not_searched_for_again_at_the_same_limits(
     asked: list[tuple[int, float]],
 ) -> None:
@@ -360,6 +367,7 @@ def test_ids_are_asked_as_they_continue_in_another_sample_and_a_lone_sample_is_a
     assert sum(len(one.samples) for one in lone) == 1
 
 
+@pytest.mark.slow
 def test_a_plan_that_the_proof_refused_leaves_room_for_larger_samples() -> None:
     """Samples that judge may be larger than those that choose a plan: four times 1.3 leaves half's range.
 

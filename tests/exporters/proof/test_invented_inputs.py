@@ -107,6 +107,7 @@ def onnx_width(text: str, weights: Mapping[str, np.ndarray], x: np.ndarray) -> i
     return np.asarray(session.run(None, {"x": x})[0]).shape[1]
 
 
+@pytest.mark.slow
 @pytest.mark.few_unseen
 @pytest.mark.parametrize("number", range(NETS))
 def test_a_file_that_runs_with_the_user_s_samples_is_converted(number: int, tmp_path: Path) -> None:
@@ -123,6 +124,7 @@ def test_a_file_that_runs_with_the_user_s_samples_is_converted(number: int, tmp_
     assert code in (0, 3) and "Traceback" not in said, (road, names, level, said)
 
 
+@pytest.mark.slow
 def test_an_input_of_ours_that_the_original_takes_only_as_it_is_served_is_not_held_against_a_half(
     tmp_path: Path,
 ) -> None:
@@ -134,6 +136,7 @@ def test_an_input_of_ours_that_the_original_takes_only_as_it_is_served_is_not_he
     assert not any("does not run" in kept["evidence"] for kept in facts["forms"]["onnx"]["kept"])
 
 
+@pytest.mark.slow
 def test_a_length_that_is_the_same_in_all_samples_is_proven_again_as_it_was(tmp_path: Path) -> None:
     """A perturbed sample makes another length, and ONNX Runtime raises an error of a kind of its own."""
     text = "g (float[n,8] x) => (float[n,3] y) { i = Slice(x, c0, c1, ax) m = ReduceMax<keepdims=0>(i) r = Round(m) k = Cast<to=7>(r) n = Range(zero, k, one) t = Cast<to=1>(n) v = Mul(t, four) s = ReduceSum<keepdims=0>(v) a = MatMul(x, w) b = Relu(a) h = MatMul(b, out) y = Add(h, s) }"

@@ -72,6 +72,7 @@ def test_a_node_that_draws_numbers_is_named(node: str, op: str, tmp_path: Path) 
     assert "max_batch_size: not batched" not in notes or f"({op})" in notes
 
 
+@pytest.mark.slow
 def test_quantizers_between_layers_are_named(tmp_path: Path) -> None:
     text = "g (float[n,3,16,16] x) => (float[n,5] y) { c = Conv<pads=[1,1,1,1]>(x, k) r = Relu(c) q = QuantizeLinear(r, s, z) e = DequantizeLinear(q, s, z) d = Conv<pads=[1,1,1,1]>(e, k2) r2 = Relu(d) q2 = QuantizeLinear(r2, s, z) e2 = DequantizeLinear(q2, s, z) m = GlobalAveragePool(e2) f = Flatten(m) y = MatMul(f, w) }"
     random = np.random.default_rng()
@@ -86,6 +87,7 @@ def test_quantizers_between_layers_are_named(tmp_path: Path) -> None:
     assert not why or "(QuantizeLinear)" in why, "a half that passes all the same is proven"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("accepted", [False, True])
 def test_an_output_above_64u_of_fp32_s_own_noise_is_not_promised_unless_the_folder_accepts_it(
@@ -114,6 +116,7 @@ def test_an_output_above_64u_of_fp32_s_own_noise_is_not_promised_unless_the_fold
         )
 
 
+@pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("masked", [-1e9, -3e38])
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_score_that_a_mask_makes_vanish_in_fp32_is_no_noise(

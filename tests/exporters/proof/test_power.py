@@ -81,6 +81,7 @@ def published(subject: Subject, path: Path) -> Version:
     return road.travel(subject, ProgramForms(subject), Store(path), lambda _: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", blind_nets())
 def test_saturated_or_constant_answers_show_nothing(name: str, tmp_path: Path) -> None:
     """The net is asked as a program and as an ONNX file."""
@@ -127,6 +128,7 @@ class Branch(nn.Module):
         return self.stream(x) + branch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "bias", "why"),
     [
@@ -148,6 +150,7 @@ def test_a_constant_makes_a_branch_harmless_and_a_gate_or_a_unit_that_is_off_hid
         assert other not in {cause for cause, _ in found.values()}, power.to_json()
 
 
+@pytest.mark.slow
 def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +176,7 @@ def test_a_captcha_reader_is_not_shown_and_would_pass_without_the_check(
     assert unchecked.manifest["half"] == "fp16" and unchecked.manifest["reason"].startswith("proven equal")
 
 
+@pytest.mark.slow
 def test_a_file_is_asked_as_a_program_is(tmp_path: Path) -> None:
     seeing = subject_of(net(sees, last=linear(32, 8, bias=True)), usual(32))
     assert power_of(*as_file(seeing, tmp_path)).is_shown and power_of(seeing).is_shown
@@ -197,7 +201,7 @@ def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest
     }[end]
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        return made(torch.tanh(100 * self.last(x)), x)
+        return made(torch.tanh(10_000 * self.last(x)), x)
 
     if end == "unseen":
         monkeypatch.setattr(ParityReport, "passed", True)
@@ -210,6 +214,7 @@ def test_a_missed_fault_carries_its_measured_cause(end: str, monkeypatch: pytest
     assert end == "unseen" or 8 < found.seen_at_u <= 2048, summary
 
 
+@pytest.mark.slow
 def test_a_fault_that_all_keys_share_is_not_the_only_one_that_is_planted() -> None:
     """A softmax takes out what all keys of a head have in common, so signs by head or by channel show nothing there."""
 
@@ -278,6 +283,7 @@ BLIND_HEADS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLIND_HEADS)
 def test_an_output_that_shows_nothing_beside_a_live_one_is_named(name: str, tmp_path: Path) -> None:
     """The power is that of each output: faults in layers that lead to a blind one alone are not shown by the others."""
@@ -325,6 +331,7 @@ def test_a_part_of_an_output_that_shows_nothing_is_named(name: str, tmp_path: Pa
         assert part.startswith("y0 (from ") and f"'{part}'" in why_not_shown(power), power.to_json()
 
 
+@pytest.mark.slow
 def test_outputs_that_show_faults_are_shown_also_where_one_of_them_never_changes(tmp_path: Path) -> None:
     """No sample could show more of an output that is computed from weights alone, and none of one that hands on."""
 
@@ -360,6 +367,7 @@ def flagged(rows: int, flag: float = 9.0) -> Tensor:
     return torch.cat([torch.full((rows, 1), flag), torch.randn(rows, 63)], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_trunk", [False, True])
 @pytest.mark.parametrize("form", ["torch", "onnx"])
 def test_all_that_a_blind_output_is_computed_from_stays_in_fp32(
@@ -382,6 +390,7 @@ def test_all_that_a_blind_output_is_computed_from_stays_in_fp32(
     assert not np.array_equal(half["y0"], whole["y0"])
 
 
+@pytest.mark.slow
 def test_fp32_serves_where_all_leads_to_a_blind_output_and_the_version_says_which(tmp_path: Path) -> None:
     def forward(self: Any, x: Tensor) -> Any:
         seen = self.last(torch.tanh(self.first(x)))

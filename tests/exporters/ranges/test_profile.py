@@ -84,6 +84,7 @@ def test_a_view_has_its_source_s_numbers_and_a_part_has_its_own() -> None:
     assert nodes["log"].range.largest == pytest.approx(7.0) and nodes["add"].range.largest < 1e-3
 
 
+@pytest.mark.slow
 def test_nodes_in_control_flow_bodies_are_measured_under_their_qualified_names() -> None:
     def forward(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x * 1e5, lambda x: torch.sqrt(x.abs() + 1e-9), (x,))
@@ -234,6 +235,7 @@ def test_a_term_that_is_lost_beside_the_other_is_named() -> None:
     assert any("absorption" in entry.reason for entry in suspicion(held))
 
 
+@pytest.mark.slow
 def test_every_trap_of_range_in_the_corpus_is_suspected() -> None:
     """The search begins with the suspected nodes: no trap whose numbers leave half's range goes unmentioned."""
     silent = []

@@ -159,6 +159,7 @@ def test_what_a_scale_would_not_mend_is_not_proposed(forward: Callable[..., Tens
     assert proposed(captured(forward))[1] == []
 
 
+@pytest.mark.slow
 def test_what_fits_half_is_not_repaired() -> None:
     for forward, _, _ in REPAIRED.values():
         made = captured(forward, 1.0)

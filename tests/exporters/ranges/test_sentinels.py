@@ -241,6 +241,7 @@ def test_a_mask_made_in_half_and_added_in_half_leaves_an_empty_row_uniform() -> 
     torch.testing.assert_close(answer, made.run(x, mask)[0], atol=4e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_inserted_nodes_know_where_they_come_from() -> None:
     for forward in (add, fused):
         made = captured(forward)
@@ -364,6 +365,7 @@ def test_a_mask_of_fractions_is_not_taken_for_one_of_zeros_and_ones() -> None:
     assert result.repairs == () and -1e9 in [arg for node in module.graph.nodes for arg in node.args]
 
 
+@pytest.mark.slow
 def test_bfloat16_has_minus_1e9_but_not_the_least_float() -> None:
     assert rewritten(captured(choose), "bf16")[1] == Rewritten((), ())
     made = captured(fill)

@@ -28,6 +28,7 @@ def published(dtype: str, folder: Path) -> Version:
     return travel(subject, ProgramForms(subject), Store(folder), lambda _: None)
 
 
+@pytest.mark.slow
 def test_the_floor_is_asked_once_for_all_forms_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     floors, asked = list[ParityReport](), planned_forms.floor_report
 

@@ -78,6 +78,7 @@ def test_a_plan_asks_its_device_and_the_proof_holds_there_alone(
     assert holds_here(here, CPU) and not holds_here(here, gpu.device)
 
 
+@pytest.mark.slow
 def test_the_proof_runs_on_the_device(gpu: SimulatedGpu, tmp_path: Path) -> None:
     net = original(nn.Linear(4, 4), {"input": torch.randn(8, 4)})
     before = gpu.queues.done

@@ -104,6 +104,7 @@ def test_equal_free_sizes_look_equal_and_others_do_not(tmp_path: Path) -> None:
     assert places is not None and places.shape[0] != x.shape[0] and places.dtype == torch.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [control_flow.Branches, control_flow.Loop])
 def test_control_flow_is_left_to_torch(kind: type[nn.Module], tmp_path: Path) -> None:
     captured = original(kind(), {"x": torch.randn(8, 4)})

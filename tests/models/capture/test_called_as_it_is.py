@@ -90,6 +90,7 @@ def test_a_forward_that_writes_into_its_input_is_captured_and_leaves_the_callers
     assert facts["max_batch_size"] == 8
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_the_module_that_was_compiled() -> None:
     module = nn.Linear(4, 3)
     assert sources.without_compiler(torch.compile(module)) is module

@@ -255,6 +255,7 @@ def test_the_program_is_the_module_at_every_batch_size(rows: int, captures: Capt
     check_against(captures.module("plain"), captured, (rows, 4))
 
 
+@pytest.mark.slow
 def test_no_byte_code_is_written_beside_the_operators_code(captures: Captures) -> None:
     """The folder may be the source of a version, and a version never changes."""
     captures.captured("plain")
@@ -287,6 +288,7 @@ def test_a_folder_finds_its_own_files_whatever_they_are_called(captures: Capture
     np.testing.assert_allclose(answers(captured, x)[0][0], plain * 2.0 + 0.5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_code_that_raises_is_told_with_file_and_line(captures: Captures) -> None:
     message = captures.failed("raises")
     file = captures.root / "raises/model.py"
@@ -345,6 +347,7 @@ def test_weights_that_do_not_fit_are_told_by_name(captures: Captures) -> None:
     assert "linear.bias" in message and "odd" in message
 
 
+@pytest.mark.slow
 def test_the_programs_weights_are_those_of_the_file(captures: Captures) -> None:
     state = captures.captured("in-order").program.state_dict
     assert {name: t.tolist() for name, t in state.items()} == {name: t.tolist() for name, t in STATE.items()}

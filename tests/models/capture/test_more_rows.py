@@ -65,6 +65,7 @@ def plain(*shape: int, out: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "shape"),
     [(Convolutional, (3, 8, 8)), pytest.param(Attention, (3, 6, 4), marks=pytest.mark.slow)],

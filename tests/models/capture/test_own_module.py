@@ -88,6 +88,7 @@ NETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("name", NETS)
 def test_the_program_answers_as_the_module_in_evaluation(name: str, tmp_path: Path) -> None:

@@ -234,6 +234,7 @@ def test_control_flow_is_captured_saved_loaded_and_run(
     answers_as_the_module(through_an_archive(came, tmp_path / "program.pt2"), net, *FLOWS[flow][1])
 
 
+@pytest.mark.slow
 def test_nothing_in_a_body_pins_a_dtype_and_dropout_there_is_left_out_of_what_runs() -> None:
     drop = nn.Dropout(0.5).eval()
 
@@ -258,6 +259,7 @@ class OtherLayouts(TorchDispatchMode):
         return result.permute(axes).contiguous().permute(axes)
 
 
+@pytest.mark.slow
 def test_no_node_needs_the_memory_layout_that_the_capturing_devices_kernels_gave() -> None:
     class Viewing(nn.Module):
         def __init__(self) -> None:
@@ -282,6 +284,7 @@ def test_no_node_needs_the_memory_layout_that_the_capturing_devices_kernels_gave
     assert "aten.view.default" not in {str(node.target) for _, node in walk(branches.program.graph_module)}
 
 
+@pytest.mark.slow
 def test_an_island_reaches_into_control_flow_and_out_of_it(tmp_path: Path) -> None:
     def forward(net: Net, x: Tensor) -> Tensor:
         def inside(y: Tensor) -> Tensor:
@@ -299,6 +302,7 @@ def test_an_island_reaches_into_control_flow_and_out_of_it(tmp_path: Path) -> No
     answers_as_the_module(came, net)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CUDA is not available")  # torch's compiler builds the region itself
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_region_that_asks_for_half_inside_control_flow_leaves_no_cast_either(device: str) -> None:
@@ -329,6 +333,7 @@ def test_any_other_construct_with_a_body_is_refused_with_its_name_and_line() -> 
     assert 'form = "live"' in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", FLOWS)
 def test_a_body_is_held_against_the_same_lists_as_the_main_graph(
     flow: str, flows: dict[str, tuple[Net, Original]], tmp_path: Path

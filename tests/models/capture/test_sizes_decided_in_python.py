@@ -51,6 +51,7 @@ def captured(path: Path, module: nn.Module, source: str) -> Captured:
     return capture(read_folder(folder), samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["module", "program"])
 @pytest.mark.parametrize("name", [*FREE, *FIXED])
 def test_a_size_is_free_where_the_program_answers_as_what_it_was_made_from(

@@ -192,6 +192,7 @@ def test_a_checkpoint_without_a_weight_that_is_needed_is_refused_by_its_name(tmp
         capture(read_folder(tmp_path / "bert"), words(8, 7))
 
 
+@pytest.mark.slow
 def test_without_the_transformers_library_the_extra_to_install_is_named(tmp_path: Path) -> None:
     files = {
         "config.json": "{}",

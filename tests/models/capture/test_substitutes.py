@@ -83,6 +83,7 @@ class Normed(nn.Module):
         return self.norm(x)
 
 
+@pytest.mark.slow
 def test_a_batch_norm_that_was_taken_apart_gets_its_checks_back(tmp_path: Path) -> None:
     module, x = Normed().eval(), torch.randn(5, 4)
     program: ExportedProgram = torch.export.export(module, (x,)).run_decompositions()

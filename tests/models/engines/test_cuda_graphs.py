@@ -130,6 +130,7 @@ def test_what_a_device_cannot_record_is_computed_and_harms_no_batch(net: Origina
     assert gpu.memory.in_pools == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_memory_back(
     net: Original, gpu: SimulatedGpu
 ) -> None:
@@ -149,6 +150,7 @@ def test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_me
     assert gpu.memory.in_pools == 0
 
 
+@pytest.mark.slow
 def test_a_recording_takes_no_cached_memory_of_others_unless_there_is_no_other(
     net: Original, gpu: SimulatedGpu
 ) -> None:
@@ -176,6 +178,7 @@ def test_without_a_stream_of_its_own_nothing_is_recorded(net: Original) -> None:
         assert streams.take() is lent[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ADDS)
 def test_a_program_that_adds_in_any_order_is_recorded_and_said_by_name(operation: str) -> None:
     net, parts = original(Added(ADDS[operation]), {"x": torch.rand(8, 24)}), rows(4)

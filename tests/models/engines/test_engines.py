@@ -68,6 +68,7 @@ def engine(request: pytest.FixtureRequest, net: Original, onnx_file: Path) -> En
     return TorchEngine(net.program, "fp32", CPU)
 
 
+@pytest.mark.slow
 def test_onnx_runtime_without_a_number_of_threads_is_given_that_of_the_usable_cores(
     onnx_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -495,6 +495,7 @@ def test_the_stored_weights_are_the_ones_that_run_and_must_fit(tmp_path: Path) -
         live_module(wanted, weights, spec)
 
 
+@pytest.mark.slow
 def test_a_transformers_folder_is_built_from_local_files(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

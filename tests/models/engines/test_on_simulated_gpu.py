@@ -49,6 +49,7 @@ def problems(net: Original, seed: int) -> list[str]:
             return [f"{type(error).__name__}: {error}"]
 
 
+@pytest.mark.slow
 def test_in_whatever_order_streams_work_answers_are_right_and_the_host_waits_for_nothing_else(
     net: Original,
 ) -> None:
@@ -109,6 +110,7 @@ def short_of_memory(net: Original, seed: int) -> list[str]:
     return shown
 
 
+@pytest.mark.slow
 def test_a_launch_without_memory_disturbs_no_other_batch_at_whichever_allocation(
     net: Original, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_sticky_error_reaches_the_caller_and_no_wrong_answer_does(net: Origina
             there.run(rows(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     slow_but(

@@ -115,6 +115,7 @@ def test_a_half_that_the_device_has_no_kernel_for_is_named_by_the_selftest_too_a
     assert (status, off) == ("failed", [ONNX_HALF]) and "GridSample 'warped' with half tensors" in evidence
 
 
+@pytest.mark.slow
 def test_a_run_is_in_our_stream_alone_and_the_host_waits_for_nothing(libraries: Path, tmp_path: Path) -> None:
     net = file(
         tmp_path / "net.onnx",

@@ -29,6 +29,7 @@ def wrong(one: Original, sizes: tuple[int, ...], in_flight: int, seed: int) -> i
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", slow_but({3, 4}, DEPTHS))
 def test_recorded_batches_on_their_way_together_are_right(depth: int) -> None:
     found = []

@@ -79,6 +79,7 @@ def test_where_the_inputs_are_in_range_nothing_is_left_to_prove(name: str) -> No
     assert unproven_sites(net.module, net.spec) and unproven_sites(net.module, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_has_the_range_of_its_own_table(name: str) -> None:
     net = named(name)
@@ -137,6 +138,7 @@ def test_indices_along_a_free_dimension_are_left_to_the_guard() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_positions_along_a_bounded_axis_are_proven_and_along_a_free_one_guarded() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:

@@ -81,6 +81,7 @@ def test_a_restricted_onednn_is_another_processor(monkeypatch: pytest.MonkeyPatc
     assert str(hardware.__wrapped__()).endswith(", oneDNN up to AVX2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [None, "avx2", "AVX2", "default"])
 def test_the_instructions_are_those_that_torch_uses(asked: str | None) -> None:
     """Found without torch: the proof of an ONNX file is the same where torch is not installed."""
@@ -103,6 +104,7 @@ def test_a_system_that_does_not_describe_its_processor_has_an_unknown_one(
     assert hardware.__wrapped__().name == "unknown processor"
 
 
+@pytest.mark.slow
 def test_no_other_file_of_the_product_asks_about_the_processor() -> None:
     found = []
     for room in ("models", "exporters", "serve"):

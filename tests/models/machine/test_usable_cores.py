@@ -152,6 +152,7 @@ def test_libraries_are_told_of_a_quota_and_the_users_own_number_stays(
     assert environment.get("OMP_NUM_THREADS") == after
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_libraries_of_a_quota_before_they_start_their_threads() -> None:
     """The process has the quota of half a core in the place of its own."""
     program = """
@@ -219,12 +220,14 @@ def calls(*names: str) -> Iterator[tuple[str, ast.Call, set[str | None]]]:
             yield where, node, {keyword.arg for keyword in node.keywords}
 
 
+@pytest.mark.slow
 def test_no_other_file_of_the_product_counts_cores() -> None:
     named = (ast.Attribute, ast.Name, ast.alias, ast.Constant)
     found = {file for file, node in product() if isinstance(node, named) and name_of(node) in COUNTS_CORES}
     assert found == {THE_ONE}, "take the number from models/machine/usable_cores.py"
 
 
+@pytest.mark.slow(seconds=4)
 def test_no_pool_takes_its_size_from_the_machine() -> None:
     """Pools without a number take one thread or process for each core, whatever the quota is."""
     pools = list(calls("ThreadPoolExecutor", "ProcessPoolExecutor", "Pool", "ThreadPool"))
@@ -232,6 +235,7 @@ def test_no_pool_takes_its_size_from_the_machine() -> None:
     assert [where for where, call, named in pools if not call.args and "max_workers" not in named] == []
 
 
+@pytest.mark.slow(seconds=10)
 def test_every_session_of_onnx_runtime_is_given_its_number_of_threads() -> None:
     """ONNX Runtime's own number, 0, stands for the cores of the machine: it sees no quota."""
     files = {where.partition(":")[0] for where, _, _ in calls("SessionOptions")}

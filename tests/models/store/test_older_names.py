@@ -1,8 +1,10 @@
 """The names that format 1 had: files and keys are found under both, and no tensor's name is taken for a key."""
 
+import pytest
 from halfeven.models.store.manifest import in_present_words, name_in
 
 
+@pytest.mark.slow
 def test_a_file_is_found_under_the_name_that_the_version_has() -> None:
     for file in ("original.pt2", "original.onnx", "original.onnx.data"):
         older = file.replace("original", "whole")

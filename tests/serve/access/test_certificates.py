@@ -46,6 +46,7 @@ def shown(port: int, context: ssl.SSLContext, name: str) -> bytes:
     return certificate
 
 
+@pytest.mark.slow
 def test_every_route_answers_over_tls_and_nothing_over_plain_http(pair: Pair) -> None:
     infer = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
     with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=PATIENCE_S) as client:

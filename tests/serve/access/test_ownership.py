@@ -189,6 +189,7 @@ def caller(address: str, key: str) -> Iterator[Any]:
     yield ask
 
 
+@pytest.mark.slow(seconds=7)
 def test_no_route_tells_or_changes_anything_of_another_key(watched: tuple[Watched, str, str]) -> None:
     server, address, _ = watched
     mine, other = server.mine, server.theirs
@@ -222,6 +223,7 @@ def _trainable(store: Store) -> str:
         return f"{MINE}@{draft.publish('live', {'model': MINE}).number}"
 
 
+@pytest.mark.slow
 def test_another_key_s_job_and_file_are_not_found_and_its_model_is_forbidden(
     watched: tuple[Watched, str, str],
 ) -> None:
@@ -247,6 +249,7 @@ def test_another_key_s_job_and_file_are_not_found_and_its_model_is_forbidden(
         assert mine.job in jobs and server.older not in jobs
 
 
+@pytest.mark.slow
 def test_the_same_idempotency_key_and_the_same_bytes_do_not_meet(watched: tuple[Watched, str, str]) -> None:
     server, address, _ = watched
     mine, other = server.mine, server.theirs
@@ -297,6 +300,7 @@ def test_a_key_that_is_made_under_the_name_of_a_revoked_one_sees_nothing_of_it(
         assert ask("GET", f"/v1/fine_tuning/jobs/{server.theirs.job}")[0] == 404
 
 
+@pytest.mark.slow
 def test_an_operator_s_key_sees_all_and_readiness_names_to_each_its_own(
     watched: tuple[Watched, str, str],
 ) -> None:
@@ -319,6 +323,7 @@ def test_an_operator_s_key_sees_all_and_readiness_names_to_each_its_own(
         assert server.older in ask("GET", "/v1/fine_tuning/jobs")[1]
 
 
+@pytest.mark.slow
 def test_no_call_of_grpc_tells_or_changes_anything_of_another_key(watched: tuple[Watched, str, str]) -> None:
     server, _, address = watched
     mine, other = server.mine, server.theirs

@@ -206,6 +206,7 @@ def test_a_model_without_a_batch_cannot_be_cut_and_says_so() -> None:
 # Poison, and an engine that is broken
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.integers(1, 4), min_size=1, max_size=20), data=st.data())
 def test_only_the_guilty_fail_whoever_they_are(rows: list[int], data: st.DataObject) -> None:

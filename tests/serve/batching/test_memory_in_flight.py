@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from halfeven.models.engines.torch_engine import TorchEngine, run_in_every_slot
 from halfeven.serve.batching.ceiling import Ceiling
@@ -154,6 +155,7 @@ def test_the_real_engine_on_a_device_with_memory_for_one_and_a_half_batches() ->
         assert not ceiling.known and runner._beside.known
 
 
+@pytest.mark.slow
 def test_warm_up_keeps_a_bucket_that_fits_alone_and_measures_with_a_batch_in_every_slot() -> None:
     def batch_of(rows: int) -> list[list[np.ndarray]]:
         return [[np.ones((rows, 4), np.float32)]]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from halfeven.models.errors import EngineFailed, NotReady, Overloaded, TimedOut
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
@@ -163,6 +164,7 @@ async def _play(steps: list[tuple[Any, ...]], limit: int, queue: int, kind: type
         play.judge()
 
 
+@pytest.mark.slow
 @given(
     steps=STEPS,
     limit=st.integers(4, 9),

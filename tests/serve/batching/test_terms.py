@@ -111,6 +111,7 @@ async def test_a_request_that_cannot_be_served_in_its_time_is_refused_at_once() 
         assert batcher.all_counters()[0].rejected == 1
 
 
+@pytest.mark.slow
 @async_test
 async def test_a_timed_out_caller_who_has_gone_leaves_no_complaint_behind() -> None:
     loop, complaints = asyncio.get_running_loop(), []

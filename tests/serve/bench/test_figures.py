@@ -104,6 +104,7 @@ def test_a_server_without_headers_or_counters_is_not_credited_with_any() -> None
     assert found["answered_by"] == [{"version": "", "precision": "", "count": 1}]
 
 
+@pytest.mark.slow
 def test_with_very_many_answers_every_second_timing_is_kept_from_beginning_to_end() -> None:
     record = window()
     count = 2 * MOST_TIMINGS

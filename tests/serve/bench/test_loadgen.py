@@ -107,6 +107,7 @@ async def test_the_warm_up_is_the_same_load_and_does_not_count() -> None:
     assert 0 < described(record)["ok"] < server.requests
 
 
+@pytest.mark.slow
 @async_test
 async def test_arrivals_are_poisson_at_the_rate_that_was_asked_for() -> None:
     async with running() as (server, target):
@@ -127,6 +128,7 @@ async def stalled(load: Callable[[Target, Record], Load]) -> dict[str, Any]:
         return described(record)
 
 
+@pytest.mark.slow
 @async_test
 async def test_a_stall_is_felt_by_everybody_who_was_due_in_it_though_he_could_not_be_sent() -> None:
     found = await stalled(lambda target, record: OpenLoop(target, record, 20.0, 200.0, record.begin, most=1))
@@ -137,6 +139,7 @@ async def test_a_stall_is_felt_by_everybody_who_was_due_in_it_though_he_could_no
     assert found["ok"] == found["sent"]
 
 
+@pytest.mark.slow
 @async_test
 async def test_what_the_generator_itself_was_late_with_counts_and_is_told() -> None:
     async with running() as (_, target):
@@ -160,6 +163,7 @@ async def test_a_connection_that_ends_while_nothing_is_asked_costs_nobody_anythi
     assert record.failures == {"connection lost": 1}
 
 
+@pytest.mark.slow
 @async_test
 async def test_a_closed_loop_feels_a_stall_once_per_caller() -> None:
     found = await stalled(lambda target, record: ClosedLoop(target, record, 20.0, 1))

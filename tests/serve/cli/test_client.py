@@ -92,6 +92,7 @@ def test_a_picture_is_sent_as_it_is_and_a_painted_one_comes_back(
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(data))), 255 - pixels)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_sent_or_written_is_said(
     url: str, picture: tuple[Path, np.ndarray], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from halfeven.models import errors
 from halfeven.serve.cli.main import app
 from halfeven.serve.http.error_mapping import EXIT_CODES, exit_code_of
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from tests.reference.pages import ROOT, commands
 
 
+@pytest.mark.slow
 def test_every_command_and_option_is_explained_and_every_flag_goes_without_a_type() -> None:
     for name, (panel, command) in commands().items():
         assert panel and command.help, name

@@ -40,6 +40,7 @@ def selftest_row(store: Path) -> dict[str, str]:
     return next(check for check in examine(store)["checks"] if check["what"] == "selftest cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("captured_before")
 def test_what_fails_is_3_named_in_json_and_by_the_doctor_and_cleared_by_a_selftest_that_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -63,6 +63,7 @@ def test_a_key_is_made_for_infer_where_no_scope_is_named(tmp_path: Path) -> None
     assert run("add", "x", "--scope", "root", "--key-file", tmp_path / "keys").exit_code == 2
 
 
+@pytest.mark.slow
 def test_the_client_commands_send_the_key_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_client_commands_send_the_key_of_the_environment(
         assert stage["concurrency"] == 1 and set(stage["statuses"]) == {"200"}, stage
 
 
+@pytest.mark.slow
 def test_the_command_line_and_what_only_looks_at_a_store_import_nothing_heavy(tmp_path: Path) -> None:
     with Store(tmp_path).draft("net") as draft:
         draft.publish(REFUSED, {"forms": {}, "half": None, "reason": "", "notes": []})

@@ -59,6 +59,7 @@ def build():
 """
 
 
+@pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -138,6 +139,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return where / "store", facts
 
 
+@pytest.mark.slow
 def test_the_facts_of_a_conversion_are_those_of_the_contract(converted: tuple[Path, dict[str, Any]]) -> None:
     store, facts = converted
     assert facts["model"] == "net"
@@ -165,6 +167,7 @@ def test_the_facts_of_a_conversion_are_those_of_the_contract(converted: tuple[Pa
     assert "source/model.py" in manifest["files"]
 
 
+@pytest.mark.slow(seconds=5)
 def test_parity_judges_a_version_of_the_store_again_with_other_samples(
     converted: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -272,6 +275,7 @@ def test_serve_does_not_listen_beyond_this_machine_unless_told_to() -> None:
     assert run("serve", "--device", "tpu")[0] == 2
 
 
+@pytest.mark.slow
 def test_the_doctor_says_what_this_machine_has() -> None:
     code, facts, _ = run("doctor")
     assert code == 0

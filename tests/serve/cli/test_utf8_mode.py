@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_command_runs_in_a_locale_that_has_ascii_alone() -> None:
     """The help of the command has an ellipsis, and the files of halfeven are read and written in UTF-8."""
     ascii_alone = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

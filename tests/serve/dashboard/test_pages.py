@@ -31,6 +31,7 @@ def served(versions: Versions, store: Store) -> Iterator[tuple[str, Roster]]:
         yield running
 
 
+@pytest.mark.slow
 def test_home_has_a_card_for_each_model_and_says_how_the_server_is(served: tuple[str, Roster]) -> None:
     page = Tags(browse(served[0], "/").text)
     said = page.text
@@ -96,6 +97,7 @@ def test_pages_may_run_our_script_and_send_forms_here_and_nothing_else_may(
         assert browse(address, path).headers.get_all("content-security-policy") == [POLICY], path
 
 
+@pytest.mark.slow
 def test_the_forms_give_the_orders_and_lead_back_to_the_page(served: tuple[str, Roster]) -> None:
     address, roster = served
     net = roster.served("net")
@@ -188,6 +190,7 @@ def test_a_request_is_tried_on_the_page_and_a_refusal_is_told_there(served: tupl
     assert browse(address, "/models/nobody/try", body, **{"content-type": kind}).status == 404
 
 
+@pytest.mark.slow
 def test_each_key_is_shown_its_models_and_offered_what_it_may_do(versions: Versions, store: Store) -> None:
     store.promote(publish(store, of=spec(name="otter")))
     file = KeyFile(store.root / "keys.json")
@@ -214,6 +217,7 @@ def test_each_key_is_shown_its_models_and_offered_what_it_may_do(versions: Versi
         assert browse(address, "/events?model=otter", key=manages).status == 403
 
 
+@pytest.mark.slow
 def test_a_browser_gets_errors_as_pages_and_programs_get_json(served: tuple[str, Roster]) -> None:
     address = served[0]
     for path, status in (
@@ -255,6 +259,7 @@ def test_a_browser_without_a_key_is_told_where_the_key_goes(versions: Versions, 
     )
 
 
+@pytest.mark.slow
 def test_what_is_stored_or_sent_is_text_on_every_page_and_never_markup(served: tuple[str, Roster]) -> None:
     address, roster = served
     record(roster.store, "net", "made_up", HOSTILE)
@@ -272,6 +277,7 @@ def test_what_is_stored_or_sent_is_text_on_every_page_and_never_markup(served: t
     assert sum(HOSTILE in Tags(page).text for page in pages) >= 4
 
 
+@pytest.mark.slow
 def test_live_figures_come_from_the_counters_of_the_versions_that_answer(served: tuple[str, Roster]) -> None:
     address, roster = served
     for _ in range(7):
@@ -285,6 +291,7 @@ def test_live_figures_come_from_the_counters_of_the_versions_that_answer(served:
     assert 'class="p99"' in browse(address, "/").text
 
 
+@pytest.mark.slow
 def test_fifty_models_are_less_than_300_kb_and_read_no_version_of_the_store(
     versions: Versions, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -411,6 +411,7 @@ def test_a_program_that_the_code_runs_does_not_read_the_messages(folder: Path) -
         process.close()
 
 
+@pytest.mark.slow
 def test_what_began_in_an_earlier_process_is_to_be_sent_again_and_what_is_answered_is_taken(
     folder: Path,
 ) -> None:

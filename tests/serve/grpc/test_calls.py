@@ -315,6 +315,7 @@ def test_messages_count_in_the_memory_of_all_requests_until_they_are_answered(st
 MANY = b"\x2a\x00" * 30_000 + b"\x3a\x00" * 30_000, b"\x32\x00" * 60_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", MANY, ids=["inputs", "outputs"])
 def test_very_many_tensors_are_refused_before_they_are_read(
     both: Both, monkeypatch: pytest.MonkeyPatch, fields: bytes
@@ -327,6 +328,7 @@ def test_very_many_tensors_are_refused_before_they_are_read(
     assert status == "INVALID_ARGUMENT" and "for model 'double'" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
 def test_more_parts_than_a_body_may_have_pieces_are_refused_before_protobuf_reads_them(
     both: Both, name: str
@@ -456,6 +458,7 @@ def unread_stream(wide: Any, budget: MemoryBudget) -> Any:
     return answers
 
 
+@pytest.mark.slow
 def test_answers_that_a_stream_s_caller_does_not_read_count_in_the_memory_of_all_requests(
     wide: Any, budget: MemoryBudget
 ) -> None:
@@ -467,6 +470,7 @@ def test_answers_that_a_stream_s_caller_does_not_read_count_in_the_memory_of_all
     until(lambda: budget.used == 0)
 
 
+@pytest.mark.slow
 def test_a_stream_whose_answers_are_not_read_ends(
     wide: Any, budget: MemoryBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

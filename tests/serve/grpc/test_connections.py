@@ -60,6 +60,7 @@ def test_a_connection_is_told_how_many_calls_it_may_hold(start: Start) -> None:
     assert (_MOST_STREAMS, DEFAULTS.streams_per_connection) in pairs
 
 
+@pytest.mark.slow
 def test_calls_that_are_reset_by_the_thousands_touch_no_other_caller(start: Start) -> None:
     both, faults, ended = start(), list[str](), threading.Event()
     answered = threading.Semaphore(0)

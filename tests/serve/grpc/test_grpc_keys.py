@@ -92,6 +92,7 @@ NAMES = [*CALLS, *NOT_OFFERED]
 REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
+@pytest.mark.slow
 def test_no_call_but_the_probes_answers_without_a_key_of_this_server(keyed: Keyed, channel: Any) -> None:
     paths = [PATH + name for name in NAMES]
     paths += [PATH + "Nothing", "/x/ServerLive", "/ServerLive", PATH + "serverlive", PATH + "/ServerLive"]
@@ -154,6 +155,7 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_sent(keyed: Keyed
     assert refused.value.code().name == "UNAUTHENTICATED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [PATH + "ServerLive", HEALTH_PATHS[0]])
 def test_calls_without_their_message_end_and_leave_room_for_others(
     tmp_path: Path, start: Start, path: str
@@ -282,6 +284,7 @@ def test_a_call_that_is_cancelled_gives_its_place_back(keyed: Keyed) -> None:
         assert infer(client, key) == "OK"
 
 
+@pytest.mark.slow
 def test_an_order_goes_on_when_its_caller_leaves_and_keeps_its_place_until_it_ends(
     keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_probe_needs_no_key(start: Start, tmp_path: Path) -> None:
         assert next(watch(channel)) == SERVING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", [b"", V2])
 def test_a_watcher_gets_the_status_at_once_and_each_change_once(start: Start, service: bytes) -> None:
     both = start()
@@ -80,6 +81,7 @@ def test_a_watcher_gets_the_status_at_once_and_each_change_once(start: Start, se
             assert next(statuses) == SERVING
 
 
+@pytest.mark.slow
 def test_a_watcher_of_another_service_waits_for_it(start: Start) -> None:
     """The protocol: the stream stays open, for a service may come."""
     both = start()
@@ -91,6 +93,7 @@ def test_a_watcher_of_another_service_waits_for_it(start: Start) -> None:
         assert of_another.is_active()
 
 
+@pytest.mark.slow
 def test_a_client_of_grpc_goes_by_what_it_watches(start: Start) -> None:
     """gRPC's own client with health checks in its service configuration."""
     both = start()
@@ -140,6 +143,7 @@ def test_watchers_are_bounded_apart_from_streams_with_keys(
         assert [list(stream) for stream in streams] == [[]] * 6
 
 
+@pytest.mark.slow
 def test_a_watch_whose_message_does_not_come_or_is_none_ends(start: Start) -> None:
     both = start(bounds=ServerBounds(seconds=0.5, connections=Connections(8)))
     never: queue.Queue[Any] = queue.Queue()
@@ -170,6 +174,7 @@ def test_a_watcher_that_leaves_gives_its_place_back(start: Start, monkeypatch: p
             assert left.acquire(timeout=SECONDS)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_server_is_a_watcher_s_last_status(start: Start) -> None:
     both = start(seconds=SECONDS)
     with grpc.insecure_channel(both.grpc) as channel:

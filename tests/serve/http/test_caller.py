@@ -68,6 +68,7 @@ def test_the_refusal_says_how_a_larger_body_is_admitted_where_it_can_be(more_roo
         asyncio.run(read_json_body(scope, receiving(), 100, more_room=more_room))
 
 
+@pytest.mark.slow
 def test_a_body_in_too_many_pieces_is_refused() -> None:
     with pytest.raises(TooLarge, match="65536 pieces"):
         read(*[chunk(b"", True)] * MAX_CHUNKS)

@@ -79,6 +79,7 @@ def test_every_route_of_the_application_has_its_own_rule(whole: tuple[Whole, Any
     ] == []
 
 
+@pytest.mark.slow
 def test_no_route_but_the_probes_answers_without_a_key_of_this_server(
     whole: tuple[Whole, http.client.HTTPConnection],
 ) -> None:
@@ -105,6 +106,7 @@ ALIASES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_other_spelling_of_a_route_answers_without_a_key(
     whole: tuple[Whole, http.client.HTTPConnection],
 ) -> None:
@@ -122,6 +124,7 @@ def test_no_other_spelling_of_a_route_answers_without_a_key(
     assert answered == []
 
 
+@pytest.mark.slow
 def test_a_route_needs_one_of_its_scopes_and_no_other_helps(
     whole: tuple[Whole, http.client.HTTPConnection],
 ) -> None:
@@ -288,6 +291,7 @@ def test_a_key_s_rate_is_refused_with_the_time_to_wait(serving: tuple[Serving, s
     assert infer(serving, key) == 200
 
 
+@pytest.mark.slow
 def test_readiness_tells_its_reasons_only_to_callers_with_a_key(
     serving: tuple[Serving, socket.socket, Any],
 ) -> None:

@@ -71,6 +71,7 @@ def _fast(plain_setup: None) -> None:
     """Each load takes the plain setup."""
 
 
+@pytest.mark.slow
 def test_the_half_says_what_was_found(half: he.Half) -> None:
     assert half.verdict == "equal"
     assert half.max_error_u is not None and 0 < half.max_error_u < 4
@@ -80,6 +81,7 @@ def test_the_half_says_what_was_found(half: he.Half) -> None:
     assert page.startswith("<iframe") and "&lt;html" in page and "<html" not in page
 
 
+@pytest.mark.slow
 def test_kept_nodes_come_with_their_reasons() -> None:
     given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
@@ -90,6 +92,7 @@ def test_kept_nodes_come_with_their_reasons() -> None:
     assert same.kept == kept and same.verdict == "fp32"  # tanh is FP32 by its list
 
 
+@pytest.mark.slow
 def test_inputs_are_given_in_order_by_name_or_as_a_dictionary(half: he.Half) -> None:
     given = drawn(5)
     answers = half(given)
@@ -162,6 +165,7 @@ def test_a_saved_half_is_the_same_version_and_saving_twice_makes_the_next(
         he.load(tmp_path, "others")
 
 
+@pytest.mark.slow
 def test_a_half_with_another_signature_is_not_saved_over_the_model(half: he.Half, tmp_path: Path) -> None:
     given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
     he.convert(nn.Linear(4, 2), samples=given, name="twoinputs").save(tmp_path)
@@ -169,6 +173,7 @@ def test_a_half_with_another_signature_is_not_saved_over_the_model(half: he.Half
         half.save(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_store_of_its_own_is_removed_with_the_half() -> None:
     given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
     half = he.convert(nn.Linear(4, 2), samples=given)
@@ -180,6 +185,7 @@ def test_a_store_of_its_own_is_removed_with_the_half() -> None:
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_a_refused_half_has_a_report_and_is_not_run(tmp_path: Path) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
@@ -198,6 +204,7 @@ def test_a_refused_half_has_a_report_and_is_not_run(tmp_path: Path) -> None:
     assert half.save(tmp_path).store.live_number("large") is None
 
 
+@pytest.mark.slow
 def test_the_served_answer_has_the_bits_of_the_call(half: he.Half, tmp_path: Path) -> None:
     given = drawn(7)
     with he.serve(half, port=0) as server:
@@ -219,6 +226,7 @@ def test_the_served_answer_has_the_bits_of_the_call(half: he.Half, tmp_path: Pat
         client.predict("twoinputs", **given)
 
 
+@pytest.mark.slow
 def test_a_server_in_a_program_listens_as_its_options_say(half: he.Half, tmp_path: Path) -> None:
     with he.serve(half, port=0, host="::1", grpc_port=0) as server:
         assert server.url.startswith("http://[::1]:")
@@ -238,6 +246,7 @@ def test_an_option_that_would_do_nothing_is_refused(half: he.Half, name: str) ->
         he.serve(half, port=0, **options)
 
 
+@pytest.mark.slow
 def test_a_proof_of_another_model_is_raised(half: he.Half, tmp_path: Path) -> None:
     torch.manual_seed(1)
     with he.serve(he.convert(TwoInputs(), samples=drawn(ROWS)), port=0) as server:
@@ -247,6 +256,7 @@ def test_a_proof_of_another_model_is_raised(half: he.Half, tmp_path: Path) -> No
         proof.raise_if_unequal()
 
 
+@pytest.mark.slow
 def test_a_key_is_sent_with_every_kind_of_request(half: he.Half, tmp_path: Path) -> None:
     from halfeven.serve.access.keys import KeyFile
 
@@ -281,6 +291,7 @@ def test_a_busy_server_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPat
     assert waited == [2.0] and not answers
 
 
+@pytest.mark.slow
 def test_a_model_folder_keeps_what_its_toml_says(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", precision={"level": "O3"})
     x = np.random.normal(size=(ROWS, 4)).astype(np.float32)

@@ -82,6 +82,7 @@ def test_the_message_says_what_to_give(
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow(seconds=15)
 def test_what_torch_logs_while_it_traces_is_not_printed() -> None:
     """In a process of its own: each test before may have changed where torch's log lines go."""
     program = (

@@ -93,6 +93,7 @@ def test_on_a_cpu_autocast_is_checked_and_what_needs_cuda_is_not_applicable_by_n
     assert all("only a CUDA device has" in outcome.evidence for outcome in outcomes.values())
 
 
+@pytest.mark.slow
 def test_on_a_device_that_is_right_all_pass_but_autocast_which_the_simulation_lacks(on_gpu: Found) -> None:
     outcomes = on_gpu()
     assert "autocast changes nothing" in outcomes.pop(BITS).evidence
@@ -123,6 +124,7 @@ ANY_ORDER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANY_ORDER)
 def test_a_stream_that_does_not_wait_or_a_slot_used_twice_switches_that_fast_way_off(
     name: str, on_gpu: Found, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +155,7 @@ def test_a_size_that_is_wrong_in_fp32_whatever_is_off_switches_the_device_off(
     )
 
 
+@pytest.mark.slow
 def test_a_replay_that_differs_switches_cuda_graphs_off(
     on_gpu: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_replay_that_differs_switches_cuda_graphs_off(
     assert "differ from the program" in outcome.evidence
 
 
+@pytest.mark.slow
 def test_replays_of_what_adds_in_any_order_agree_within_the_gate_and_are_said_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,7 @@ ORDERS = [
 ]
 
 
+@pytest.mark.slow
 def test_orders_answer_507_with_words_and_a_rollback_works(
     store: Store, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

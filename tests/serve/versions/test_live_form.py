@@ -71,6 +71,7 @@ def test_what_an_import_root_holds_is_part_of_the_folder(tmp_path: Path) -> None
     assert not again.unchanged and again.version.number == first.version.number + 1
 
 
+@pytest.mark.slow
 def test_a_proven_live_half_is_active_in_the_device_thread(tmp_path: Path, place: Place) -> None:
     version = published(tmp_path).version
     prepared = make_ready(version, place)
@@ -82,6 +83,7 @@ def test_a_proven_live_half_is_active_in_the_device_thread(tmp_path: Path, place
     assert answer[0].shape == (3, 3) and answer[0].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_on_another_device_a_live_half_is_proven_again(
     tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +104,7 @@ def test_on_another_device_a_live_half_is_proven_again(
     assert prepared.precision == "fp32" and "not equal on cpu" in prepared.reason
 
 
+@pytest.mark.slow
 def test_a_refused_live_half_leaves_its_fp32_module_to_serve(tmp_path: Path, place: Place) -> None:
     version = published(tmp_path, LOUD).version
     assert version.status == REFUSED
@@ -111,6 +114,7 @@ def test_a_refused_live_half_leaves_its_fp32_module_to_serve(tmp_path: Path, pla
     )
 
 
+@pytest.mark.slow
 def test_a_version_whose_text_has_changed_does_not_serve_in_any_precision(
     tmp_path: Path, place: Place
 ) -> None:

@@ -56,6 +56,7 @@ def files_in(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_read_only_store_is_served_and_nothing_is_written_into_it(
     read_only: Store, versions: Versions, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_what_needs_the_store_is_refused_by_name(
         assert infer(address) == "1"
 
 
+@pytest.mark.slow(seconds=4)
 def test_the_server_follows_what_others_do_in_the_store(
     store: Store, versions: Versions, tmp_path: Path
 ) -> None:

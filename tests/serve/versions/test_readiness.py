@@ -61,6 +61,7 @@ def copied(store: Store, files: Collection[str], name: str = "copy") -> None:
         shutil.copy(source / "1" / file, target / "1" / file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first", [(), ("manifest.json",), ("spec.json",)], ids=["nothing", "manifest", "spec"]
 )
@@ -84,6 +85,7 @@ def test_a_model_that_is_being_copied_is_its_own_fault_and_serves_when_it_is_who
         assert status == 200 and answer["name"] == "copy", "it answers under its folder's name"
 
 
+@pytest.mark.slow
 def test_a_start_beside_a_model_that_is_half_copied_is_ready_with_the_others(
     store: Store, versions: Versions
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_start_beside_a_model_that_is_half_copied_is_ready_with_the_others(
         until(lambda: call(address, "/v2/health/ready")[0] == 200)
 
 
+@pytest.mark.slow
 def test_a_required_model_that_is_nowhere_is_named_with_what_to_do(store: Store, versions: Versions) -> None:
     with serving(store, require="net,absent") as (address, _):
         status, answer = call(address, "/v2/health/ready")
@@ -113,6 +116,7 @@ def test_a_required_model_that_is_nowhere_is_named_with_what_to_do(store: Store,
         until(lambda: call(address, "/v2/health/ready")[0] == 200)
 
 
+@pytest.mark.slow
 def test_a_required_model_that_an_order_unloaded_is_missed_with_the_way_back(
     store: Store, versions: Versions
 ) -> None:
@@ -130,6 +134,7 @@ def test_a_required_model_that_an_order_unloaded_is_missed_with_the_way_back(
             assert call(address, "/v2/health/ready")[0] == 200
 
 
+@pytest.mark.slow
 def test_a_deleted_model_is_gone_from_every_answer_and_comes_back_when_it_does(
     store: Store, versions: Versions, tmp_path: Path
 ) -> None:
@@ -170,6 +175,7 @@ def test_where_the_folder_of_all_models_is_away_what_is_loaded_goes_on(
         (tmp_path / "away").rename(store.root / "models")
 
 
+@pytest.mark.slow
 def test_a_model_that_two_renames_replace_is_served_without_a_gap(
     store: Store, versions: Versions, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but({"masked"}, MASKS))
 def test_it_is_nearer_to_the_files_own_storage_than_one_rounding_is(kind: str, tmp_path: Path) -> None:
     mask, causal = MASKS[kind]

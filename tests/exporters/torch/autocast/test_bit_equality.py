@@ -109,11 +109,13 @@ def test_a_half_program_is_bit_equal_to_live_autocast(name: str) -> None:
 FAST = [*product(NETS, HALF), *product(CONTROL_FLOW, ["fp16"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), slow_but(FAST, [*FAST, *product(COMPOSITES, ["fp16"])]))
 def test_a_small_half_program_is_bit_equal_to_live_autocast(name: str, dtype: str) -> None:
     assert of_small(name, dtype, CPU)
 
 
+@pytest.mark.slow
 def test_equal_bits_are_not_asked_on_cuda_of_what_adds_in_any_order_and_of_nothing_else() -> None:
     """Equal bits are asked on a CPU, of integers, and of every other model."""
     cuda, cpu = torch.device("cuda"), torch.device("cpu")

@@ -43,6 +43,7 @@ def test_the_weights_of_bodies_are_stored_in_half(name: str) -> None:
     assert half.half_nodes > 0 and half.bytes * 2 == half.bytes_fp32
 
 
+@pytest.mark.slow
 def test_a_weight_that_a_body_reads_in_both_precisions_is_handed_over_in_both() -> None:
     half = converted("loop")
     assert sorted(str(t.dtype) for n, t in half.program.state_dict.items() if "weight" in n) == [

@@ -291,6 +291,7 @@ class Choosing(nn.Module):
         return self.linear(hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_control_flow_takes_the_branch_that_the_original_takes(sign: float) -> None:
     model = original(Choosing(), {"x": torch.randn(4, 4)})

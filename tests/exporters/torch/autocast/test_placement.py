@@ -332,6 +332,7 @@ def test_placing_changes_no_bit_of_any_net(name: str, level: str, lists: str) ->
     agree(model, plan, result, *NETS[name].inputs(8).values())
 
 
+@pytest.mark.slow
 def test_what_shrinks_an_fp32_tensor_on_its_way_to_half_runs_before_the_cast_and_what_grows_it_after() -> (
     None
 ):
@@ -355,6 +356,7 @@ def test_what_shrinks_an_fp32_tensor_on_its_way_to_half_runs_before_the_cast_and
     agree(model, plan, result, torch.randn(5, 64))
 
 
+@pytest.mark.slow
 def test_an_upsampling_that_cuda_autocast_has_in_fp32_between_half_layers_runs_in_half() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.two(F.interpolate(self.one(x), scale_factor=2.0, mode="nearest").flip(2))
@@ -367,6 +369,7 @@ def test_an_upsampling_that_cuda_autocast_has_in_fp32_between_half_layers_runs_i
     assert result.plan.fp32_by_policy == plan.fp32_by_policy - 1
 
 
+@pytest.mark.slow
 def test_a_value_that_an_fp32_reader_sees_unrounded_is_never_rounded() -> None:
     def forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.cat([x.exp(), x.exp().relu()], 1).reshape(-1, 4, 8)
@@ -391,6 +394,7 @@ def test_a_rounding_that_an_fp32_reader_sees_stays() -> None:
     agree(model, plan, result, torch.randn(5, 16))
 
 
+@pytest.mark.slow
 def test_followers_of_a_moved_node_keep_their_precision_by_an_explicit_action() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         up = F.interpolate(self.one(x), scale_factor=2.0, mode="nearest")  # FP32 by list
@@ -401,6 +405,7 @@ def test_followers_of_a_moved_node_keep_their_precision_by_an_explicit_action() 
     agree(model, plan, result, torch.randn(5, 3, 6, 6))
 
 
+@pytest.mark.slow
 def test_a_view_whose_memory_is_written_to_later_stays_as_it_is() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         base = x.exp()
@@ -416,6 +421,7 @@ def test_a_view_whose_memory_is_written_to_later_stays_as_it_is() -> None:
     agree(model, plan, result, torch.randn(5, 4))
 
 
+@pytest.mark.slow
 def test_a_move_that_would_give_a_computing_node_other_strides_is_not_made() -> None:
     """Cast after it, an expanded tensor is dense; cast before it, it is not, and a kernel may sum otherwise."""
 
@@ -428,6 +434,7 @@ def test_a_move_that_would_give_a_computing_node_other_strides_is_not_made() -> 
     agree(model, plan, result, torch.randn(5, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patterns", [("op:flip",), ("flip",)])
 def test_what_was_asked_to_be_kept_in_fp32_is_left_there(patterns: tuple[str, ...]) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -442,6 +449,7 @@ def test_what_was_asked_to_be_kept_in_fp32_is_left_there(patterns: tuple[str, ..
 # --- what casts cost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_cast_map_names_each_cast_with_its_bytes_and_readers() -> None:
     model = of(
         lambda self, x: (self.one(x).softmax(-1), self.two(x)),
@@ -457,6 +465,7 @@ def test_the_cast_map_names_each_cast_with_its_bytes_and_readers() -> None:
     assert all(cast.readers == ("output",) and cast.to_dtype == "float32" for cast in rest)
 
 
+@pytest.mark.slow
 def test_half_pays_for_a_large_layer_and_buys_nothing_around_a_tiny_one() -> None:
     large = of(
         lambda self, x: self.two(self.one(x)), torch.randn(8, 64), one=nn.Linear(64, 64), two=nn.Linear(64, 8)

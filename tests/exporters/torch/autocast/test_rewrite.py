@@ -101,6 +101,7 @@ def test_weights_that_are_read_in_half_are_stored_in_half_and_nowhere_else() -> 
     assert stored_bytes(half.program) == half.bytes
 
 
+@pytest.mark.slow
 def test_statistics_that_are_read_in_fp32_stay_fp32() -> None:
     state = converted("residual").program.state_dict
     assert {name.rpartition(".")[0] for name, t in state.items() if t.dtype == torch.float32} == {"norm"}
@@ -115,6 +116,7 @@ def test_a_weight_that_is_read_in_both_precisions_is_stored_twice() -> None:
     assert half.bytes == 32 * 16 * 6 + 16 * 16 * 2 + 32 * 2
 
 
+@pytest.mark.slow
 def test_tied_and_transposed_weights_are_rounded_once(tmp_path: Path) -> None:
     one, other = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
     other.weight = one.weight
@@ -129,6 +131,7 @@ def test_tied_and_transposed_weights_are_rounded_once(tmp_path: Path) -> None:
         assert stored_bytes(load_program(tmp_path / "half.pt2")) == half.bytes
 
 
+@pytest.mark.slow
 def test_two_weights_whose_paths_differ_in_a_dot_do_not_become_one() -> None:
     def both(x: Tensor, weight: Tensor) -> Tensor:
         """A weight that is read in half by the product, in FP32 by the sum."""
@@ -143,6 +146,7 @@ def test_two_weights_whose_paths_differ_in_a_dot_do_not_become_one() -> None:
     assert torch.equal(run(half.program, x)[0], live(model.program, torch.half, x)[0].float())
 
 
+@pytest.mark.slow
 def test_O0_is_the_original_bit_for_bit() -> None:
     for name in ("encoder", "residual"):
         half = converted(name, "O0", lists="cuda")
@@ -151,6 +155,7 @@ def test_O0_is_the_original_bit_for_bit() -> None:
         assert torch.equal(run(half.program, *tensors)[0], run(captured_net(name).program, *tensors)[0])
 
 
+@pytest.mark.slow
 def test_O2_computes_normalisation_in_fp32_and_gives_it_back_in_half() -> None:
     for name, op in (("residual", "batch_norm.default"), ("encoder", "layer_norm.default")):
         program = converted(name, "O2", lists="cuda").program
@@ -160,6 +165,7 @@ def test_O2_computes_normalisation_in_fp32_and_gives_it_back_in_half() -> None:
         assert calls(program, op), "the net has none"
 
 
+@pytest.mark.slow
 def test_O3_is_half_everywhere_and_gives_the_specs_datatypes() -> None:
     half = converted("encoder", "O3", lists="cuda")
     norms = calls(half.program, "layer_norm.default", "softmax.int", "embedding.default")
@@ -169,12 +175,14 @@ def test_O3_is_half_everywhere_and_gives_the_specs_datatypes() -> None:
     assert run(half.program, *NETS["encoder"].inputs(2).values())[0].dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_embeddings_are_half_where_that_is_asked_for() -> None:
     for embeddings, dtype in (("keep", torch.float32), ("half", torch.float16)):
         half = half_of(captured_net("encoder"), Precision(embeddings=embeddings), "cuda")
         assert [dtype_of(node) for node in calls(half.program, "embedding.default")] == [dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_integers_booleans_and_float64_stay_what_they_are(level: str) -> None:
     linear = nn.Linear(4, 4)
@@ -255,6 +263,7 @@ def test_the_emulation_is_within_a_rounding_of_true_half(name: str, dtype: str) 
     assert not torch.equal(emulated, exact)
 
 
+@pytest.mark.slow
 def test_the_emulation_takes_ops_that_give_several_tensors() -> None:
     module = net(lambda self, x: self.cell(x)[1], cell=nn.LSTMCell(4, 4))
     model = original(module, {"x": torch.randn(8, 4)})

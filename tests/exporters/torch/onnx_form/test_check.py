@@ -23,6 +23,7 @@ def test_a_valid_file_passes_here_and_in_a_child(tmp_path: Path, bodies: bool) -
     check_file(written(tmp_path / "good.onnx", "Relu"), bodies)
 
 
+@pytest.mark.slow
 def test_a_large_file_is_checked_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_check, "LARGE", 1)
     check_file(written(tmp_path / "good.onnx", "Relu"), False)

@@ -89,6 +89,7 @@ def _file(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _FILES[name]
 
 
+@pytest.mark.slow(seconds=6)
 def test_names_order_datatypes_and_free_dimensions_are_the_specs(tmp_path: Path) -> None:
     free = {1: Dim(1, None, "length")}
     model = original(NETS["encoder"].build(), NETS["encoder"].inputs(8), free)
@@ -262,6 +263,7 @@ def test_a_batch_norm_that_cannot_be_folded_is_an_fp32_island(name: str, tmp_pat
     assert made[norm.input[0]].op_type == "Cast" and types[norm.output[0]] == FLOAT
 
 
+@pytest.mark.slow
 def test_a_batch_norm_that_the_plan_keeps_in_fp32_is_not_folded(tmp_path: Path) -> None:
     model = original(FOLDED["transposed"][0](), {"x": torch.randn(IMAGES)})
     plan = make_plan(runnable(model.program), Precision(keep=("batch_norm",)))
@@ -274,6 +276,7 @@ def test_a_batch_norm_that_the_plan_keeps_in_fp32_is_not_folded(tmp_path: Path) 
     assert norm
 
 
+@pytest.mark.slow
 def test_weights_that_a_folded_norm_would_take_out_of_halfs_range_stay(tmp_path: Path) -> None:
     net = FOLDED["convolutions"][0]()
     for norm, scale in zip(
@@ -316,6 +319,7 @@ def test_an_output_may_be_an_input_or_another_output_or_a_weight(tmp_path: Path)
     assert np.array_equal(came[4], constant.expand(3, -1).numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "stacked"])
 def test_a_file_is_self_contained_and_plain(name: str, tmp_path: Path) -> None:
     """No local functions, no sequence ops, no data elsewhere, no weight that nothing reads, its facts in it."""
@@ -374,6 +378,7 @@ def test_no_path_of_the_machine_that_wrote_it_is_in_the_file(tmp_path: Path) -> 
     assert b".py" not in (tmp_path / "original.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_told_with_the_way_out(tmp_path: Path) -> None:
     model = original(made(lambda x: torch.special.bessel_j0(x)), {"x": torch.randn(8, 4)})
     with pytest.raises(ExportFailed, match=r"'net'.*--form torch"):
@@ -381,6 +386,7 @@ def test_what_cannot_be_written_is_told_with_the_way_out(tmp_path: Path) -> None
     assert not (tmp_path / "original.onnx").exists()
 
 
+@pytest.mark.slow
 def test_a_float64_and_an_integer_output_keep_their_datatypes(tmp_path: Path) -> None:
     model = original(made(lambda x: (x.double().cumsum(1), x.argmax(1), x > 0)), {"x": torch.randn(8, 4)})
     written(model, tmp_path / "half.onnx", half_of(model))
@@ -401,6 +407,7 @@ class Gated(nn.Module):
         return self.loop(x)[0]
 
 
+@pytest.mark.slow
 def test_weights_are_cut_when_the_file_is_written_and_not_at_every_call(tmp_path: Path) -> None:
     model = original(Gated(), {"x": torch.randn(8, 5, 4)})
     file = written(model, tmp_path / "m.onnx")
@@ -474,6 +481,7 @@ def test_a_tied_table_is_not_stored_a_second_time_turned(tmp_path: Path) -> None
     assert sum(np.prod(tensor.dims) for tensor in file.graph.initializer) < 1.5 * 4096 * 16
 
 
+@pytest.mark.slow
 def test_an_inverse_spectrogram_whose_places_torch_counts_in_int32_is_written(tmp_path: Path) -> None:
     """ONNX takes places of INT64 alone."""
 

@@ -19,6 +19,7 @@ registration: Any = _registration
 Registry = registration.ONNXRegistry
 
 
+@pytest.mark.slow
 def test_files_are_the_same_and_what_is_looked_up_for_all_is_looked_up_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ class Wide(nn.Module):
         return torch.relu(self.three(functional.gelu(hidden, approximate="tanh")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", [torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 )

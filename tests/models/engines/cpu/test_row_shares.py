@@ -180,6 +180,7 @@ def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bi
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("halfeven-rows")]
 
 
+@pytest.mark.slow
 def test_rows_stay_together_where_they_are_not_a_batch_or_hold_the_lock_or_have_one_core() -> None:
     program = original(Rows(), {"x": torch.randn(8, 64)}).program
     branches = CONTROL_FLOW["branches"]

@@ -262,12 +262,14 @@ def test_a_job_that_succeeded_while_it_was_being_cancelled_is_told_as_it_is(data
     assert exit_code(ended.facts) == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_for_a_moment_does_not_end_the_watching(data: Path) -> None:
     away = [(0, b"")] * (int(PATIENCE_S / POLL_S) - 2)
     ended = run(Script(states=[state("running"), *away, state("running"), *away, succeeded()]), data)
     assert exit_code(ended.facts) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_key_s_limit_or_a_server_that_refuses_for_a_moment_ends_no_watching(
     data: Path, status: int
@@ -279,6 +281,7 @@ def test_a_key_s_limit_or_a_server_that_refuses_for_a_moment_ends_no_watching(
         run(Script(states=[state("running"), busy]), data)
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_ends_the_watching_and_names_the_job(data: Path) -> None:
     clock = Clock()
     with pytest.raises(NotReady, match="ftjob-1 may still run"):

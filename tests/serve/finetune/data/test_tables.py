@@ -259,6 +259,7 @@ def test_a_map_and_a_table_without_rows_are_refused_with_words(arrays: Arrays, t
             read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [json_lines, lambda arrays, path: csv.write_csv(flat(arrays), path)])
 def test_a_row_may_be_longer_than_what_pyarrow_reads_at_a_time(
     write: Callable[[Arrays, Path], object], arrays: Arrays, tmp_path: Path

@@ -94,6 +94,7 @@ def test_the_rows_are_divided_into_the_files_that_the_trainer_and_the_conversion
     assert found.numbers([4, 5]) == [4, 6], "the row that was left out is counted in the caller's file"
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_file_is_said_as_its_caller_names_it(parent: Version, tmp_path: Path) -> None:
     file = rows(tmp_path / ("a" * 64))
     with pytest.raises(BadTrainingFile) as refused:
@@ -105,6 +106,7 @@ def test_what_is_wrong_with_a_file_is_said_as_its_caller_names_it(parent: Versio
     assert list(tmp_path.glob(".upload-*")) == []
 
 
+@pytest.mark.slow
 def test_however_long_what_is_said_of_a_file_would_be_it_is_said(parent: Version, tmp_path: Path) -> None:
     names = {f"layer.{number}.of.another.model": np.zeros(1, np.float32) for number in range(8_000)}
     save_file(names, file := tmp_path / "names")
@@ -113,6 +115,7 @@ def test_however_long_what_is_said_of_a_file_would_be_it_is_said(parent: Version
     assert len(str(refused.value)) < 3000
 
 
+@pytest.mark.slow
 def test_of_many_held_out_rows_that_are_trained_on_ten_are_named_and_all_are_counted(
     parent: Version, tmp_path: Path
 ) -> None:
@@ -146,6 +149,7 @@ def test_a_reader_that_dies_refuses_the_file_and_no_answer_of_the_server(
         divide(order, tmp_path, lambda child: lines_until(child, staying))
 
 
+@pytest.mark.slow
 def test_a_reader_that_dies_leaves_nothing_of_a_tar_beside_the_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +182,7 @@ def test_a_file_beyond_the_memory_of_the_reader_is_refused_with_the_limit() -> N
     assert (line["code"], "more than 6.0 GiB" in line["message"]) == (BadSamples.code, True)
 
 
+@pytest.mark.slow
 def test_the_reader_imports_no_server_and_no_torch() -> None:
     asked = f"import sys, {job_rows.READER}; print(sorted({{'torch', 'fastapi', 'onnx'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE_S)

@@ -192,6 +192,7 @@ def test_a_training_that_fails_is_not_valid_and_the_reason_is_that_of_the_job(
     assert found["error"] == {"code": "OUT_OF_MEMORY", "message": "ran out of memory in net.py"}
 
 
+@pytest.mark.slow
 def test_a_second_trial_beside_the_first_is_refused_and_may_come_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

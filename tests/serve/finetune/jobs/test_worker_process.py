@@ -55,6 +55,7 @@ def whole_lines(child: Child) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("priority", "steps"), [("normal", 0), ("low", 10), ("idle", 0)])
 def test_a_child_yields_in_the_server_s_session_and_ends_with_all_that_it_started(
     tmp_path: Path, priority: str, steps: int, monkeypatch: pytest.MonkeyPatch

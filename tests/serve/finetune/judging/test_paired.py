@@ -121,6 +121,7 @@ def test_an_answer_that_is_not_finite_never_passes() -> None:
     assert (found.holds, found.better) == (False, False)
 
 
+@pytest.mark.slow
 def test_a_draw_has_as_many_rows_as_there_are_and_costly_draws_are_fewer_and_counted() -> None:
     seen: list[np.ndarray] = []
 

@@ -60,6 +60,7 @@ def test_each_draw_has_the_value_of_its_rows(metric: str, decisions: tuple[int, 
     np.testing.assert_allclose(found, expected)
 
 
+@pytest.mark.slow
 def test_classes_of_many_rows_and_of_few_rows_are_counted_alike() -> None:
     random = np.random.default_rng()
     targets = np.concatenate([np.zeros(2 * RARE), np.ones(RARE), np.arange(2, 500)]).astype(np.int64)

@@ -85,6 +85,7 @@ def test_a_module_beside_a_script_in_half_is_read_as_computing_in_half(tmp_path:
     assert finding.instead == "import torch\nreturn scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
 
 
+@pytest.mark.slow
 def test_a_script_with_a_dozen_mistakes_is_clean_and_trains_after_all_advice(tmp_path: Path) -> None:
     rules = {one.rule for one in findings(tmp_path, SEEDED)}
     assert len(rules) >= 10, rules

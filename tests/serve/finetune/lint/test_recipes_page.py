@@ -15,6 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```\n```text\n(.*?)```", PAGE.read_text(),
 WRONG = "class Wrong("  # which the page says of itself
 
 
+@pytest.mark.slow(seconds=4)
 def test_every_block_of_the_page_prints_what_stands_behind_it() -> None:
     assert len(BLOCKS) == PAGE.read_text().count("```python\n")
     names: dict[str, Any] = {"__name__": "recipes"}

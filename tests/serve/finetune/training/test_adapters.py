@@ -87,6 +87,7 @@ def test_the_held_out_loss_of_an_encoder_is_that_of_its_merged_weights(tmp_path:
     assert lines[-1]["summary"]["held_out_loss"] == pytest.approx(found, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the libraries that peft loads
 def test_the_merged_weights_answer_as_the_module_with_its_adapters() -> None:
     net, x = Net(), torch.randn(5, 2, 4, 4)

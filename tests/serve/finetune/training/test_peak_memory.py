@@ -16,6 +16,7 @@ def held(mib: int) -> np.ndarray:
     return np.ones(mib * MIB, np.uint8)
 
 
+@pytest.mark.slow
 def test_each_phase_has_its_own_peak_and_one_that_comes_again_its_largest() -> None:
     """In a process of its own: what other tests left would be given back, or grow, between two phases."""
     asked = (

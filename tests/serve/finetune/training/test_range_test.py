@@ -62,6 +62,7 @@ class Shifted:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", slow_but({1.0}, [0.1, 1.0, 30.0]))
 def test_the_rate_closes_four_fifths_of_the_gap_that_a_sweep_closes(size: float) -> None:
     task = Shifted(size)
@@ -70,6 +71,7 @@ def test_the_rate_closes_four_fifths_of_the_gap_that_a_sweep_closes(size: float)
     assert (before - sweep[rate]) / (before - min(sweep.values())) >= 0.8, (rate, sweep)
 
 
+@pytest.mark.slow
 def test_the_test_leaves_weights_buffers_and_generators_as_they_were_and_repeats() -> None:
     task = Shifted(1.0)
     generator = torch.get_rng_state()

@@ -74,6 +74,7 @@ def test_hugging_faces_trainer_tells_the_layer_and_the_row(
     assert recorder.skipped == 1 and found.step == 2 and str(found) in caplog.text and not net._forward_hooks
 
 
+@pytest.mark.slow
 def test_without_a_scaler_nothing_is_watched() -> None:
     pytest.importorskip("transformers")
     recorder, net = trainer_recorder(), Net()

@@ -95,6 +95,7 @@ def with_program(request: Line, module: nn.Module, example: Tensor) -> Line:
     return request | {"source": None, "program": str(path)}
 
 
+@pytest.mark.slow(seconds=19)
 def test_the_operators_module_is_trained_in_training_mode_and_its_weights_are_written(digits: Line) -> None:
     lines, _ = run(digits | {"precision": "fp16", "hyperparameters": {"n_epochs": 3, "batch_size": 60}})
     first, *steps, last = lines
@@ -133,6 +134,7 @@ def test_without_source_the_captured_program_learns_as_the_module_does(digits: L
     assert not torch.equal(new["features.0.1.running_mean"], PARENT["features.0.1.running_mean"])
 
 
+@pytest.mark.slow
 def test_a_captured_program_is_switched_to_training(digits: Line) -> None:
     request = with_program(digits, build(), torch.rand(3, 1, 8, 8))
     program = subject.from_program(request, "")
@@ -163,6 +165,7 @@ def test_tied_weights_of_a_program_are_written_under_both_names(small: Line) -> 
     assert torch.equal(state["0.weight"], first.weight + 1)
 
 
+@pytest.mark.slow(seconds=5)
 def test_exactly_the_parents_names_are_written_and_prints_do_not_reach_stdout(small: Line) -> None:
     forward = (
         "print('a print'); os.system('echo an echo'); "
@@ -266,6 +269,7 @@ def test_an_error_of_torch_that_names_no_mistake_gets_a_remedy_which_cures_it(ca
     trained(mended)
 
 
+@pytest.mark.slow
 def test_code_that_raises_fails_the_job_with_its_traceback(small: Line) -> None:
     lines, _ = run(with_code(small, forward="raise LookupError('no such lamp')"))
     assert [line["type"] for line in lines] == ["started", "failed"]
@@ -344,6 +348,7 @@ def test_a_job_whose_data_overflow_every_gradient_fails_with_its_reason_and_writ
     assert not list(Path(small["out"]).iterdir())
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_null_and_bad_data(small: Line) -> None:
     data = load_file(small["data"])
     save_file(data | {"x": torch.full_like(data["x"], torch.inf)}, small["data"])

@@ -188,6 +188,7 @@ def test_a_page_behind_a_file_of_another_purpose_is_answered(place: Place) -> No
     assert place.client.files.list(after=first, purpose="assistants").data == []
 
 
+@pytest.mark.slow
 def test_requests_that_wait_for_files_to_be_read_leave_threads_to_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +215,7 @@ def test_requests_that_wait_for_files_to_be_read_leave_threads_to_others(
     assert posted(place, b"{}").status_code == 400, "there is room again"
 
 
+@pytest.mark.slow
 def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Place) -> None:
     woken = len(place.woken)
     hyperparameters: Any = {"n_epochs": 4, "batch_size": "auto", "learning_rate": 0.01, "precision": "bf16"}
@@ -245,12 +247,14 @@ def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Plac
     assert len(place.woken) == woken + 1
 
 
+@pytest.mark.slow
 def test_a_version_may_be_named_and_a_validation_file_leaves_all_rows_for_training(place: Place) -> None:
     job = place.create(model="net@1", validation_file=place.upload(), hyperparameters={"batch_size": 1000})
     assert (job.model, job.hyperparameters.batch_size) == ("net@1", ROWS)
     assert place.job_store.job(job.id).parent_version == 1
 
 
+@pytest.mark.slow
 def test_classes_that_the_rows_to_train_on_lack_are_named_when_a_job_is_made(place: Place) -> None:
     job = place.create(training_file=place.upload(data(logits=np.full(ROWS, 1))))
     (finding,) = job.model_extra["halfeven"]["findings"]
@@ -259,6 +263,7 @@ def test_classes_that_the_rows_to_train_on_lack_are_named_when_a_job_is_made(pla
     assert [event.message for event in warned] == [finding]
 
 
+@pytest.mark.slow
 def test_bad_rows_are_left_out_and_named_where_the_job_says_so(place: Place) -> None:
     rows = arrays()
     rows["x"][[2, 5], 0], rows["x"][7] = np.nan, 1e30
@@ -277,6 +282,7 @@ def test_bad_rows_are_left_out_and_named_where_the_job_says_so(place: Place) -> 
         place.create(training_file=place.upload(save(rows)))
 
 
+@pytest.mark.slow
 def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) -> None:
     # Every class is among the training rows: a class that is missing would be one more event.
     rows = data(logits=np.arange(ROWS) % 3)
@@ -306,6 +312,7 @@ def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) 
     assert page.status_code == 200 and id in page.text and "step 4" in page.text
 
 
+@pytest.mark.slow
 def test_a_failed_job_tells_its_reason(place: Place) -> None:
     id = place.create().id
     place.job_store.move(id, "running")
@@ -315,6 +322,7 @@ def test_a_failed_job_tells_its_reason(place: Place) -> None:
     assert (job.error.code, job.error.message) == ("SCALE_COLLAPSE", "the loss scale fell to its floor")
 
 
+@pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("to", ["failed", "succeeded"])
 def test_no_message_of_a_job_names_the_server_s_folders(place: Place, to: Any) -> None:
     id, digest = place.create().id, "a" * 64
@@ -328,6 +336,7 @@ def test_no_message_of_a_job_names_the_server_s_folders(place: Place, to: Any) -
     assert all(f"{digest} cannot be read" in answer and "net.py" in answer for answer in answers[1:])
 
 
+@pytest.mark.slow(seconds=11)
 def test_jobs_are_listed_page_by_page_and_chosen_by_metadata(place: Place) -> None:
     file = place.upload()
     made = [place.create(training_file=file, metadata={"list": str(n % 2)}).id for n in range(5)]
@@ -340,6 +349,7 @@ def test_jobs_are_listed_page_by_page_and_chosen_by_metadata(place: Place) -> No
         place.client.fine_tuning.jobs.list(metadata={str(n): "" for n in range(1000)})
 
 
+@pytest.mark.slow
 def test_a_queued_job_is_cancelled_and_a_finished_one_gives_its_state(place: Place) -> None:
     waiting, finished = place.create().id, place.create().id
     assert place.client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
@@ -355,6 +365,7 @@ def test_a_queued_job_is_cancelled_and_a_finished_one_gives_its_state(place: Pla
     assert place.client.fine_tuning.jobs.cancel(finished).status == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_file_that_a_waiting_job_needs_stays(place: Place) -> None:
     file = place.upload()
     job = place.create(training_file=file)
@@ -365,6 +376,7 @@ def test_a_file_that_a_waiting_job_needs_stays(place: Place) -> None:
     assert place.client.fine_tuning.jobs.retrieve(job.id).training_file == file
 
 
+@pytest.mark.slow
 def test_no_new_job_is_made_of_a_file_that_has_expired_and_waits_for_an_older_one(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +503,7 @@ def test_a_body_that_is_no_json_is_refused(place: Place, body: bytes) -> None:
     assert posted(place, body).status_code == 400
 
 
+@pytest.mark.slow
 def test_data_that_do_not_fit_are_refused_at_once_with_tensor_and_rows(place: Place) -> None:
     """Each fault of a file is claimed in data/test_datasets.py."""
     x = arrays()["x"]
@@ -503,6 +516,7 @@ def test_data_that_do_not_fit_are_refused_at_once_with_tensor_and_rows(place: Pl
     assert len(place.job_store.jobs(limit=1000)) == before
 
 
+@pytest.mark.slow(seconds=4)
 def test_a_validation_file_with_rows_of_the_training_file_is_refused(place: Place) -> None:
     train, other = arrays(), arrays()
     other["x"][6] = train["x"][0]
@@ -512,6 +526,7 @@ def test_a_validation_file_with_rows_of_the_training_file_is_refused(place: Plac
     assert caught.value.param == "validation_file"
 
 
+@pytest.mark.slow(seconds=6)
 def test_one_key_is_one_job_under_eight_at_once_and_after_its_file_has_gone(place: Place) -> None:
     file = place.upload()
     key = {"Idempotency-Key": f"key of {file}"}
@@ -542,6 +557,7 @@ def test_a_key_that_is_none_is_refused(place: Place, key: str) -> None:
         place.create(extra_headers={"Idempotency-Key": key})
 
 
+@pytest.mark.slow
 def test_a_repeated_request_is_answered_while_the_files_of_another_one_are_read(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -569,6 +585,7 @@ def test_a_repeated_request_is_answered_while_the_files_of_another_one_are_read(
 DEEP = b'{"metadata": ' + b"[" * 300 + b"]" * 300 + b"}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [DEEP, b'{"seed": 18446744073709551616, "suffix": NaN}'])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_request_that_no_key_can_be_bound_to_is_refused_before_a_file_is_read(
@@ -583,6 +600,7 @@ def test_a_request_that_no_key_can_be_bound_to_is_refused_before_a_file_is_read(
     assert "nested too deep or has a number beyond 64 bits" in refused.json()["detail"]
 
 
+@pytest.mark.slow
 def test_the_client_pauses_and_resumes_and_a_finished_job_is_a_conflict(place: Place) -> None:
     jobs, id = place.client.fine_tuning.jobs, place.create().id
     assert jobs.pause(id).status == "paused" == jobs.retrieve(id).status
@@ -608,6 +626,7 @@ def events_of(answer: httpx.Response) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
+@pytest.mark.slow
 def test_events_are_streamed_until_the_job_ends_and_go_on_behind_the_last_one_seen(place: Place) -> None:
     id = place.create().id
     address = f"http://{place.address}/v1/fine_tuning/jobs/{id}/events"
@@ -633,6 +652,7 @@ def test_events_are_streamed_until_the_job_ends_and_go_on_behind_the_last_one_se
         assert httpx.get(address, headers={**listens, "last-event-id": wrong}).status_code == 404
 
 
+@pytest.mark.slow
 def test_a_stream_ends_when_the_server_leaves(place: Place) -> None:
     address = f"http://{place.address}/v1/fine_tuning/jobs/{place.create().id}/events?stream=true"
     place.leaving.append("leaving")
@@ -642,6 +662,7 @@ def test_a_stream_ends_when_the_server_leaves(place: Place) -> None:
         place.leaving.clear()
 
 
+@pytest.mark.slow
 def test_checkpoints_are_listed_page_by_page_with_their_losses(place: Place) -> None:
     jobs, id = place.client.fine_tuning.jobs, place.create().id
     for step in (5, 10, 15):

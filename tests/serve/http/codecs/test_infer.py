@@ -53,6 +53,7 @@ ARRAYS = st.sampled_from(NAMES).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(ARRAYS, st.booleans(), st.booleans())
 def test_any_array_comes_back_as_it_went_in_binary_and_json(
     drawn: tuple[str, np.ndarray], binary_in: bool, binary_out: bool
@@ -68,6 +69,7 @@ def test_any_array_comes_back_as_it_went_in_binary_and_json(
     assert (response.header_length is not None) == (binary_out and array.size > 0)
 
 
+@pytest.mark.slow
 @given(hnp.arrays(np.uint16, hnp.array_shapes(max_dims=2)), st.booleans())
 def test_bfloat16_goes_both_ways_binary_and_as_exact_json_numbers(bits: np.ndarray, binary_out: bool) -> None:
     array = bits.view(DATATYPES["BF16"].numpy)

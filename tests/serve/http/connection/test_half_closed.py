@@ -190,6 +190,7 @@ def test_what_came_before_a_request_that_is_cut_off_is_answered() -> None:
 ENDS = {"an alert": (True, False), "an alert and the end": (True, True), "the end alone": (False, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 def test_over_tls_a_caller_that_has_sent_its_last_byte_is_answered_and_then_closed(
@@ -217,6 +218,7 @@ def at_most(version: ssl.TLSVersion) -> Callable[[Pair], ssl.SSLContext]:
     return context
 
 
+@pytest.mark.slow
 def test_over_tls_a_late_answer_comes_too_and_a_caller_that_left_gives_its_place_back(tmp_path: Path) -> None:
     roster = make_roster()
     double = roster.models["double"]
@@ -241,6 +243,7 @@ def test_over_tls_a_late_answer_comes_too_and_a_caller_that_left_gives_its_place
             assert double.cancelled.wait(SECONDS)
 
 
+@pytest.mark.slow
 def test_over_tls_what_can_never_be_whole_is_not_waited_for(tmp_path: Path) -> None:
     with serving_tls(make_roster(), tmp_path) as connect:
         for end, sent in product(ENDS.values(), [LIVE[:20], infer()[:-3]]):

@@ -249,6 +249,7 @@ def test_lines_of_one_header_are_joined_whichever_way_a_request_takes(
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_only_short_urls_of_models_that_are_there_are_remembered(roster: Any) -> None:
     async def run() -> dict[bytes, Any]:
         front = InferFront(build_app(roster, lambda: b"", HISTORY), roster)

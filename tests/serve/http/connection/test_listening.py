@@ -290,6 +290,7 @@ def status_in(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
+@pytest.mark.slow(seconds=5)
 def test_with_few_descriptors_every_caller_is_answered(tmp_path: Path) -> None:
     """Twice as many callers as the server may have descriptors; each keeps its connection."""
     descriptors = 120

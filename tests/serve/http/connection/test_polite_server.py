@@ -133,6 +133,7 @@ def test_readiness_falls_first_and_everybody_is_answered_and_told_until_the_port
         assert wire.ended()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", LONG_WAY], ids=["short way", "long way"])
 def test_what_is_computed_when_the_port_closes_is_answered_and_told(leaving: Leaving, more: str) -> None:
     double = leaving.roster.models["double"]
@@ -337,6 +338,7 @@ print("left", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "grace_s", "stuck", "code"),
     [

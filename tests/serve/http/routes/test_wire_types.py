@@ -95,6 +95,7 @@ def test_json_and_pictures_carry_pixels_as_well(address: str, pixels: np.ndarray
     assert bad.status_code == 400 and "expected an integer for UINT8 (0 to 255)" in bad.json()["detail"]
 
 
+@pytest.mark.slow(seconds=6)
 def test_the_model_says_what_it_takes_and_refuses_what_it_computes_in(
     address: str, pixels: np.ndarray
 ) -> None:

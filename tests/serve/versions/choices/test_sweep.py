@@ -355,6 +355,7 @@ def test_the_halves_that_a_processor_has_to_convert_are_tried_last(
     assert (others[0].form, others[0].precision) == first
 
 
+@pytest.mark.slow
 def test_beside_programs_that_come_and_go_the_best_is_served_a_minute_later(version: Version) -> None:
     """Ten starts. For 15 s up to three programs take a core by chance, from two threads more than from one."""
     found = []

@@ -100,6 +100,7 @@ def ways_of(prepared: PreparedVersion, gpu: SimulatedGpu, place: Place) -> set[s
 ALL = {CUDA_GRAPHS, TWO_IN_FLIGHT, PINNED_STAGING}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", sorted(ALL))
 def test_a_fast_way_that_is_off_is_not_taken_and_the_version_says_so(
     feature: str, version: Version, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +112,7 @@ def test_a_fast_way_that_is_off_is_not_taken_and_the_version_says_so(
         assert f"{feature} switched off: the selftest of" in prepared.reason and WHY in prepared.reason
 
 
+@pytest.mark.slow
 def test_what_was_found_under_another_driver_holds_no_more(
     version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +131,7 @@ def test_from_a_device_that_is_off_nothing_is_served_and_the_way_out_is_said(
             make_ready(version, place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "feature"), [("torch", TORCH_HALF), ("onnx", ONNX_HALF)])
 def test_a_half_that_is_off_is_not_loaded_and_its_original_serves_also_in_the_place_of_a_half(
     form: str, feature: str, net: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +165,7 @@ def test_the_other_half_is_proven_and_served(
     assert set(asked) == {"torch"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damaged",
     [

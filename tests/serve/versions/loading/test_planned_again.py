@@ -98,6 +98,7 @@ def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_p
     assert refusals == [] and half.engine.precision == "fp16" and len(begun) == 1
 
 
+@pytest.mark.slow
 def test_while_its_planner_runs_a_version_is_not_planned_once_more(
     published: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def test_while_its_planner_runs_a_version_is_not_planned_once_more(
     assert len(ran) == 2
 
 
+@pytest.mark.slow
 def test_a_version_that_was_planned_for_a_device_is_not_planned_again(
     published: Version, place: Place, begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:

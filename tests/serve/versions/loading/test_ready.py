@@ -240,6 +240,7 @@ def published(store: Store, net: Original, spec: ModelSpec, halves: tuple[str, .
         return draft.publish(LIVE, {"half": "fp16" if halves else None, "forms": forms, "reason": ""})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("must_gain", [0.0, 1e9], ids=["recorded", "recordings given up"])
 def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(
     must_gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ def refusal(address: str, verb: str, **asked: Any) -> tuple[int, str]:
     return status, answer["detail"]
 
 
+@pytest.mark.slow
 def test_a_canary_answers_its_share_and_always_the_same_ids(store: Store, versions: Versions) -> None:
     with serving(store) as (address, _):
         reply = order(address, "canary", version=3, percent=30)

@@ -27,6 +27,7 @@ def loaded_of(roster: Roster) -> LoadedVersion:
     return roster.all()[0].traffic.stable
 
 
+@pytest.mark.slow
 def test_engines_and_batch_sizes_are_exchanged_and_every_request_is_answered(
     store: Store, versions: Versions
 ) -> None:
@@ -66,6 +67,7 @@ def test_an_engine_that_serves_no_more_is_not_exchanged(store: Store, versions: 
     assert not rival.closed, "whose engine it is, closes it"
 
 
+@pytest.mark.slow
 def test_a_rival_serves_for_a_moment_and_every_engine_stays_loaded(store: Store, versions: Versions) -> None:
     with serving(store, parity_sample=1.0) as (address, roster), traffic(address) as callers:
         loaded = loaded_of(roster)
@@ -81,6 +83,7 @@ def test_a_rival_serves_for_a_moment_and_every_engine_stays_loaded(store: Store,
     assert (callers.failed, callers.faults) == (0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["falls back", "is closed"])
 def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
     how: str, store: Store, versions: Versions
@@ -98,6 +101,7 @@ def test_a_version_that_ends_a_trial_closes_its_own_engines_and_not_the_rival(
         assert not loaded.take_back() and half.closed and not rival.closed
 
 
+@pytest.mark.slow
 def test_from_half_to_original_and_back_the_checks_end_and_begin(store: Store, versions: Versions) -> None:
     with serving(store, parity_sample=1.0) as (address, roster), traffic(address) as callers:
         served = roster.all()[0]
@@ -134,6 +138,7 @@ def test_an_exchange_beside_a_promotion_loses_nothing(store: Store, versions: Ve
     assert (callers.failed, callers.faults) == (0, [])
 
 
+@pytest.mark.slow
 def test_a_version_that_is_retired_while_its_engine_is_exchanged_is_closed(
     store: Store, versions: Versions
 ) -> None:
@@ -155,6 +160,7 @@ def test_a_version_that_is_retired_while_its_engine_is_exchanged_is_closed(
         assert new.closed and versions.originals[1].closed and versions.halves[1].closed
 
 
+@pytest.mark.slow
 def test_a_shutdown_does_not_wait_for_a_device_that_does_not_come_back(
     store: Store, versions: Versions
 ) -> None:

@@ -53,6 +53,7 @@ def kinds(store: Store) -> list[str]:
     return [event["kind"] for event in decided(store)]
 
 
+@pytest.mark.slow
 def test_a_half_that_drifts_falls_back_to_its_original_within_the_stated_number_of_requests(
     store: Store, versions: Versions
 ) -> None:
@@ -126,6 +127,7 @@ class ClosedOnce(Engine):
         super().close()
 
 
+@pytest.mark.slow
 def test_a_healthy_half_is_checked_and_stays(store: Store, versions: Versions) -> None:
     versions.prepare[1] = lambda engine: setattr(engine, "change", lambda y: y + np.float32(2 * U))
     with serving(store, parity_sample=0.5) as (address, roster):

@@ -17,6 +17,7 @@ def kinds_of(store: Store) -> list[tuple[str, int | None]]:
     return [(one["kind"], one["numbers"].get("version")) for one in reversed(events(store, "net"))]
 
 
+@pytest.mark.slow
 def test_a_version_that_becomes_active_by_the_store_is_told_with_its_precision_and_reason(
     store: Store, versions: Versions, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -33,6 +34,7 @@ def test_a_version_that_becomes_active_by_the_store_is_told_with_its_precision_a
     assert ", in place of net@1" in said[1].getMessage()
 
 
+@pytest.mark.slow
 def test_a_start_that_changes_nothing_is_no_event(store: Store, versions: Versions) -> None:
     for _ in range(3):
         with serving(store):
@@ -40,6 +42,7 @@ def test_a_start_that_changes_nothing_is_no_event(store: Store, versions: Versio
     assert kinds_of(store).count(("activated", 1)) == 1
 
 
+@pytest.mark.slow
 def test_what_is_let_go_is_told(store: Store, versions: Versions) -> None:
     with serving(store) as (_, roster):
         Director(roster).canary("net", 2, 10.0)
@@ -48,6 +51,7 @@ def test_what_is_let_go_is_told(store: Store, versions: Versions) -> None:
         until(lambda: any(kind == "retired" for kind, _ in kinds_of(store)))
 
 
+@pytest.mark.slow
 def test_a_version_that_cannot_be_made_ready_is_told(store: Store, versions: Versions) -> None:
     versions.refuse[2] = EngineFailed("net@2: the device has no memory for it")
     with serving(store) as (_, roster):

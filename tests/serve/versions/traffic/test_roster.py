@@ -140,6 +140,7 @@ def test_loading_what_is_loaded_does_nothing_and_a_config_loads_it_anew(
             roster.unload("nobody")
 
 
+@pytest.mark.slow
 def test_a_version_is_found_by_number_label_and_digest(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster):
         store.promote(store.version("net", 2))
@@ -175,6 +176,7 @@ def test_while_a_version_is_made_ready_the_index_says_loading_and_others_go_on(
         until(lambda: roster.active("net") == "2")
 
 
+@pytest.mark.slow
 def test_a_model_that_is_published_while_another_is_made_ready_is_not_unknown_meanwhile(
     store: Store, versions: Versions
 ) -> None:
@@ -274,6 +276,7 @@ def test_sources_that_torch_keeps_of_closed_programs_are_forgotten() -> None:
     assert graph(torch.tensor(-1.0)) == 0.0, "what is still loaded runs on"
 
 
+@pytest.mark.slow
 def test_no_answer_says_where_the_store_lies(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster):
         published = publish(store)

@@ -163,6 +163,7 @@ def test_an_empty_value_is_no_default(name: str, value: object) -> None:
         asked(**{name: value})
 
 
+@pytest.mark.slow
 def test_any_values_are_taken_or_refused_by_their_setting_and_never_an_error_of_ours() -> None:
     random = np.random.default_rng()
     others = [other for names in NAMES.values() for other in names]

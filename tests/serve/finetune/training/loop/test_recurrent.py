@@ -38,6 +38,7 @@ def as_program(net: nn.Module) -> nn.Module:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [lambda net: net, as_program], ids=["module", "program"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_net_with_an_lstm_learns_in_half(form: Callable[[nn.Module], nn.Module], precision: str) -> None:

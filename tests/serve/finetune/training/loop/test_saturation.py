@@ -205,6 +205,7 @@ def trained(seed: int, precision: str) -> tuple[int, float]:
         return sum(one.skipped for one in records), binary_cross_entropy(net(x).squeeze(1), y).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_but([0], range(4)))
 def test_a_sigmoid_and_binary_cross_entropy_in_half_learn_as_in_fp32(seed: int) -> None:
     _, wide = trained(seed, "fp32")
