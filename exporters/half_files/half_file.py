@@ -37,7 +37,8 @@ Verdict = Literal["equal", "fp32", "refused"]
 EQUAL: Verdict = "equal"
 FP32: Verdict = "fp32"
 REFUSED: Verdict = "refused"
-WIDEST_U, LOWEST_DB = 64.0, 10.0  # limits beyond these prove nothing, whatever a proof says
+# Limits beyond these prove nothing, whatever a proof says.
+WIDEST_U, LOWEST_DB, LARGEST_SHARE = 64.0, 10.0, 0.5
 _FORMER = "former.proof"  # in the hidden folder: the proof that another takes the place of
 _AGAIN = "write it again from the model (halfeven fp16)"
 
@@ -289,6 +290,13 @@ def _check_limits(version: Version) -> str:
             raise ParityRefused(
                 f"the proof allows errors of {widest:g}u and a signal to noise of {lowest:g} dB, which proves nothing: "
                 f"expected at most {WIDEST_U:g}u, and at least {LOWEST_DB:g} dB ([parity] in model.toml); {_AGAIN}"
+            )
+    shares = {name: getattr(spec, name) for name in ("max_flips", "max_kl_nats", "max_ties", "max_swaps")}
+    for name, share in (shares | {"1 - min_top10_overlap": 1 - spec.min_top10_overlap}).items():
+        if not share <= LARGEST_SHARE:
+            raise ParityRefused(
+                f"the proof has {name} = {share:g}, which proves nothing: expected at most {LARGEST_SHARE:g} ([parity] "
+                f"in model.toml); {_AGAIN}"
             )
     return dtype
 
