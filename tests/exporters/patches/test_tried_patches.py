@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.exporters.patches import tried_patches
 from halfeven.exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
 from halfeven.exporters.patches.tried_patches import PatchTrials, TriedPatch
-from halfeven.models.errors import BadInput, BadSetting
+from halfeven.models.errors import BadInput, BadSetting, EngineFailed
 from halfeven.models.store.store import Store
 
 from tests.few_unseen import unseen_samples
@@ -50,6 +51,7 @@ e = torch.exp(h * 16)
 attention = e / e.sum(-1, keepdim=True)
 return self.head(torch.cat([guarded, masked * 0.1 + h, normal, share, attention], -1))
 """
+END = "return self.head(torch.cat([guarded, share], -1))"
 INPUTS, OUTPUTS = [tensor("x", "FP32", [-1, 16])], [tensor("y", "FP32", [-1, 4])]
 OPTIONS = Options(forms=("torch",), level="O2")
 
@@ -132,6 +134,32 @@ def test_a_patch_that_changes_the_fp32_answers_too_much_is_not_offered(tmp_path:
     assert row["kept"] < found.facts["kept"] and "its FP32 answers are others" in row["why"]
     assert row["file"] is None and not found.target.exists()
     assert patch_sentences(found.facts)[0].startswith("tried without gain: guard at model.py:15 (its FP32")
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dangling link in the folder, as an editor leaves it, is no file of the model."""
+    begun = list[Path]()
+
+    def failing_once(folder: Any, *more: Any) -> Any:
+        begun.append(folder.folder)
+        if len(begun) == 1:
+            raise EngineFailed("the device has no memory left")
+        return convert(folder, *more)
+
+    monkeypatch.setattr(tried_patches, "convert", failing_once)
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/.#model.py").symlink_to("nobody@nowhere.1")
+    body = "\n".join(
+        line for line in BRANCHES.splitlines() if line.startswith(("guarded", "positive", "share"))
+    )
+    found = patched(tmp_path, f"{body}\n{END}", outputs=64)
+    first, *others = found.facts["tried"]
+    assert first["why"] == "the patched folder is not converted: the device has no memory left"
+    assert first["file"] is None and [row["file"] for row in others if not row["why"]]
+    assert not any(place.exists() for place in begun)
 
 
 @pytest.mark.slow
