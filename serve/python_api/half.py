@@ -20,7 +20,7 @@ from ...exporters.report.page import table
 from ...exporters.report.stored_page import stored_page
 from ...exporters.report.version_facts import facts_of
 from ...models.engines.cpu.openmp import end_openmp_threads
-from ...models.errors import ParityRefused
+from ...models.errors import NotReady, ParityRefused
 from ...models.spec.batch_axis import array_batch_back, array_batch_first
 from ...models.store.store import LIVE, OPERATOR, Store, Version
 from ...models.store.version_copy import copied_version
@@ -46,8 +46,11 @@ class Half:
         self.version, self.store = version, store
         self._running: InProcess | None = None
         self._loading = threading.Lock()
-        if owned:
-            weakref.finalize(self, shutil.rmtree, store.root, ignore_errors=True)
+        self._of_parent = False
+        self._removal = (
+            weakref.finalize(self, shutil.rmtree, store.root, ignore_errors=True) if owned else None
+        )
+        _HALVES.add(self)
 
     @property
     def name(self) -> str:
@@ -86,14 +89,24 @@ class Half:
 
     def __call__(self, *inputs: Given, **named: Given) -> Any:
         """The answer to one batch: the array of the only output, or the arrays of all outputs by name; torch's where an
-        input is torch's. Raises BadRequest for inputs that do not fit, ParityRefused for a refused half."""
+        input is torch's. Any thread may call it. Raises BadRequest for inputs that do not fit, ParityRefused for a
+        refused half, NotReady in a process that was forked after the first call."""
         if self.verdict == "refused":
             raise ParityRefused(f"{self.version} was refused and is not run: {self.reason}")
         names = [tensor.name for tensor in self.version.spec().inputs]
         given = by_name(names, inputs, named, f"'{self.name}'")
+        if self._of_parent:
+            raise NotReady(
+                f"{self.version} was loaded before this process was forked, and only the parent can call it: close the "
+                'half before the fork, or start processes by the method "spawn"'
+            )
         with self._loading:
             running = self._running = self._running or InProcess(self.version)
-        answers = running.answer(given)
+            running.begin()
+        try:
+            answers = running.answer(given)
+        finally:
+            running.finish()
         if any(map(is_tensor, given.values())):
             from ...models.engines.arrays import to_torch
 
@@ -122,10 +135,21 @@ class Half:
         return stored_page(self.version)
 
     def close(self) -> None:
-        """Give the memory of the model back; the next call loads it again."""
-        running, self._running = self._running, None
+        """Give the memory of the model back when the calls that have begun are answered; the next call loads it
+        again."""
+        with self._loading:
+            running, self._running = self._running, None
         if running is not None:
             running.close()
+
+    def leave_to_parent(self) -> None:
+        """Forget, in a forked process, what runs in the parent alone, and what the parent removes."""
+        self._loading = threading.Lock()  # a thread of the parent may hold the other one
+        if self._removal is not None:
+            self._removal.detach()
+        if self._running is not None:
+            self._running.end.detach()
+            self._of_parent, self._running = True, None
 
     def __str__(self) -> str:
         return table(Conversion(self.version, self.facts).shown())
@@ -137,10 +161,22 @@ class Half:
         return f'<iframe srcdoc="{page}" style="width:100%;height:40em;border:0" title="{self.version}"></iframe>'
 
 
+_HALVES = weakref.WeakSet[Half]()
+
+
+def _leave_to_parent() -> None:
+    for half in list(_HALVES):
+        half.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 class InProcess:
     """A version that is loaded when this object is made, on the device of ``HALFEVEN_DEVICE`` (auto by default).
 
-    Any thread may call it.
+    Any thread may call it, between `begin` and `finish`.
     """
 
     def __init__(self, version: Version) -> None:
@@ -157,7 +193,24 @@ class InProcess:
         self._batcher = Batcher(version.spec(), place.thread, prepared)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run, args=(self._loop,), name="halfeven-calls", daemon=True).start()
-        self.close = weakref.finalize(self, _end, self._loop, place.thread)
+        self._calls, self._ended = 0, threading.Condition()
+        self.end = weakref.finalize(self, _end, self._loop, place.thread)
+
+    def begin(self) -> None:
+        """Count a call, which `close` waits for."""
+        with self._ended:
+            self._calls += 1
+
+    def finish(self) -> None:
+        with self._ended:
+            self._calls -= 1
+            self._ended.notify_all()
+
+    def close(self) -> None:
+        """Wait for the calls that have begun, for a while, and end."""
+        with self._ended:
+            self._ended.wait_for(lambda: not self._calls, _PATIENCE_S)
+        self.end()
 
     def answer(self, given: Mapping[str, Given]) -> dict[str, np.ndarray]:
         """The outputs by name. Raises BadRequest as the server refuses, EngineFailed where the model fails."""

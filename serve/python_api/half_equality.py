@@ -11,15 +11,17 @@ import numpy as np
 from ...exporters.gate.parity import judge, noise_of
 from ...exporters.gate.refusals import without_advice
 from ...exporters.gate.trial import Trial
-from ...exporters.proof.informative import why_answers_show_nothing
+from ...exporters.inputs.samples import as_fp32
+from ...exporters.proof.informative import why_answers_show_nothing, why_noise_proves_nothing
 from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting
 from ...models.folder.model_keys import HALF_DTYPES, PARITY
 from ...models.folder.toml_reader import TomlReader
 from ...models.spec.datatypes import name_of
 from ...models.spec.spec import KINDS, Dim, ModelSpec, ParityLimits, TensorSpec
-from .arrays_given import Arrays, Given, as_numpy, is_tensor
+from .arrays_given import Arrays, Given, as_numpy, by_name, is_tensor
 
 Model = Callable[..., Any]
+_HALF = f"{__package__}.half"  # brings a server's modules, which two functions do not need
 _SIZES = (1, 2, 3)
 _FEW = 64  # samples that are also asked in small batches
 
@@ -48,6 +50,7 @@ def assert_half_equal(
     for name, model in (("fp32", fp32), ("fp16", fp16)):
         if not callable(model):
             raise BadSetting(f"{name}: expected a module, or a function of the samples, got {model!r}")
+    _check_original(fp32, fp16)
     allowed, samples = _allowed(limits), _checked(samples)
     count = len(next(iter(_values(samples))))
     batches = list(_batches(count))
@@ -78,6 +81,33 @@ def assert_half_equal(
         raise AssertionError(
             "the half is not equal:\n" + "\n".join(without_advice(one).message for one in report.all_failures)
         )
+    if reason := why_noise_proves_nothing([report], allowed):
+        in_training = getattr(fp32, "training", False) is True  # a module of torch
+        advice = "; fp32 is in training mode: call fp32.eval() first" if in_training else ""
+        raise AssertionError(f"nothing is proven: {reason}{advice}")
+
+
+def _is_module(model: Any) -> bool:
+    """True if the model is a module of torch. Where torch was never imported, no model is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def _check_original(fp32: Any, fp16: Any) -> None:
+    """Raises BadSetting for a module that is no FP32 original: ``net.half()`` changes ``net`` itself."""
+    if not _is_module(fp32):
+        return
+    short = next((one for one in (*fp32.parameters(), *fp32.buffers()) if _is_short(one)), None)
+    if fp32 is fp16 or short is not None:
+        why = "fp16 is the same module" if short is None else f"it has weights of {short.dtype}"
+        raise BadSetting(
+            f"fp32: expected the FP32 original, and {why} (net.half() changes net itself): give the original as fp32, "
+            "and copy.deepcopy(net).half() as fp16"
+        )
+
+
+def _is_short(tensor: Any) -> bool:
+    return tensor.is_floating_point() and tensor.itemsize < 4
 
 
 def _allowed(limits: Mapping[str, Any]) -> ParityLimits:
@@ -145,7 +175,7 @@ def _part(samples: Any, rows: list[int]) -> Any:
 def _answers(model: Any, given: Any) -> Arrays:
     """The answers by name, to inputs by name or in order. Where torch was never imported, no model is its module."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
+    if torch is not None and _is_module(model):
         first = next((one for one in model.parameters() if one.is_floating_point()), None)
 
         def tensor(value: Given) -> Any:
@@ -158,12 +188,32 @@ def _answers(model: Any, given: Any) -> Arrays:
             {n: tensor(v) for n, v in given.items()} if isinstance(given, dict) else tuple(map(tensor, given))
         )
     with torch.no_grad() if torch else nullcontext():
-        found = model(**given) if isinstance(given, dict) else model(*given)
-    if isinstance(found, Mapping):
-        return {str(name): as_numpy(value, str(name)) for name, value in found.items()}
+        if isinstance(model, getattr(sys.modules.get(_HALF), "Half", ())):
+            found = _of_half(model, given)
+        else:
+            found = model(**given) if isinstance(given, dict) else model(*given)
     if isinstance(found, tuple | list):
-        return {str(place): as_numpy(value, str(place)) for place, value in enumerate(found)}
-    return {"output": as_numpy(found, "output")}
+        found = dict(enumerate(found))
+    named = found if isinstance(found, Mapping) else {"output": found}
+    # An engine may give the same memory again for the next batch.
+    return {str(name): np.array(as_numpy(value, str(name))) for name, value in named.items()}
+
+
+def _of_half(half: Any, given: Any) -> Any:
+    """The answers of a `Half` to inputs in its own datatypes, in as many requests as their rows need."""
+    spec = half.version.spec()
+    wanted = {tensor.name: tensor.datatype for tensor in spec.inputs}
+    named = by_name([*wanted], (given,) if isinstance(given, dict) else given, {}, f"'{half.name}'")
+    arrays = {name: as_fp32(as_numpy(value, name), wanted.get(name, "")) for name, value in named.items()}
+    rows = len(next(iter(arrays.values())))
+    most = spec.max_request_rows if spec.batched else rows
+    parts = [
+        half({name: array[start : start + most] for name, array in arrays.items()})
+        for start in range(0, rows, most)
+    ]
+    if isinstance(parts[0], dict):
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return np.concatenate(parts)
 
 
 def _widened(half: Arrays, original: Arrays) -> Arrays:

@@ -2,7 +2,8 @@
 another engine."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ from ...exporters.conversion.convert import Options
 from ...exporters.half_files.half_file import EQUAL, Verdict, write_half
 from ...exporters.report.page import table
 from ...models.errors import BadInput, ParityRefused, packages_asked_for
+from ...models.store.store import Version
 from ..cli.console import DEFAULT_STORE, notify
 from ..cli.prove_command import prove_against
 from .arrays_given import Given, rows_in
@@ -56,7 +58,7 @@ def fp16(
     out: str | os.PathLike[str],
     samples: Mapping[str, Given] | str | os.PathLike[str] | None = None,
     *,
-    dtype: str = "fp16",
+    dtype: str | None = None,
     level: str | None = None,
     keep: Sequence[str] | str = (),
     search: bool = False,
@@ -72,11 +74,7 @@ def fp16(
         raise BadInput(
             f"expected the path of a model, got a {type(model).__name__}; halfeven.drop_in takes an ONNX ModelProto"
         )
-    with TemporaryDirectory(prefix="halfeven-samples-") as place:
-        if isinstance(samples, Mapping):
-            rows_in(file := Path(place) / "samples.safetensors", samples, {})
-        else:
-            file = Path(samples) if samples is not None else None
+    with _as_file(samples) as file:
         kept = (keep,) if isinstance(keep, str) else tuple(keep)
         options = Options(level=level, dtype=dtype, keep=kept, samples=file, search=search)
         return HalfFile(write_half(Path(model), Path(out), options, notify if progress else lambda _: None))
@@ -115,11 +113,11 @@ class Proof:
 
 @packages_asked_for()
 def prove(
-    model: "Half | str",
+    model: "Half | str | os.PathLike[str]",
     *,
     against: str,
     store: str | os.PathLike[str] | None = None,
-    samples: str | os.PathLike[str] | None = None,
+    samples: Mapping[str, Given] | str | os.PathLike[str] | None = None,
     timeout_s: float = 60.0,
     headers: Mapping[str, str] | None = None,
     progress: bool = False,
@@ -127,15 +125,33 @@ def prove(
     """Ask another engine what the gate asks of a half, as ``halfeven prove`` does.
 
     ``model``: a half, or NAME, NAME@VERSION or an exported folder. ``against``: the URL of a V2 server, an ONNX file or
-    a file of answers. ``store``: by default HALFEVEN_STORE, or ``halfeven-store`` here. Raises NotReady or EngineFailed
-    where the engine gives no answer.
+    a file of answers. ``store``: by default HALFEVEN_STORE, or ``halfeven-store`` here. ``samples``: as `fp16` takes
+    them; by default those of the proof. Raises NotReady or EngineFailed where the engine gives no answer.
     """
     show: Callable[[str], None] = notify if progress else lambda _: None
     lines = [f"{name}: {value}" for name, value in (headers or {}).items()]
-    if isinstance(model, str):
-        target, place = model, Path(store or os.environ.get("HALFEVEN_STORE") or DEFAULT_STORE)
+    if isinstance(model, str | os.PathLike):
+        target, place = os.fspath(model), Path(store or os.environ.get("HALFEVEN_STORE") or DEFAULT_STORE)
+    elif isinstance(version := getattr(model, "version", None), Version):
+        target, place = str(version), model.store.root
     else:
-        target, place = str(model.version), model.store.root
-    return Proof(
-        prove_against(target, place, against, Path(samples) if samples else None, timeout_s, lines, show)
-    )
+        raise BadInput(
+            f"expected a half, a name or the path of an exported folder, got a {type(model).__name__}"
+        )
+    with _as_file(samples) as file:
+        return Proof(prove_against(target, place, os.fspath(against), file, timeout_s, lines, show))
+
+
+@contextmanager
+def _as_file(samples: Mapping[str, Given] | str | os.PathLike[str] | None) -> Iterator[Path | None]:
+    """The file of the samples; that of given arrays is there within the block. Raises BadInput for anything else."""
+    if samples is not None and not isinstance(samples, Mapping | str | os.PathLike):
+        raise BadInput(
+            f"samples: expected arrays by the names of inputs, or the path of a file, got a {type(samples).__name__}"
+        )
+    if not isinstance(samples, Mapping):
+        yield None if samples is None else Path(samples)
+        return
+    with TemporaryDirectory(prefix="halfeven-samples-") as place:
+        rows_in(file := Path(place) / "samples.safetensors", samples, {})
+        yield file

@@ -25,6 +25,7 @@ from halfeven.models.errors import (
     BadSamples,
     BadSetting,
     EngineFailed,
+    ExportFailed,
     NotReady,
     Overloaded,
     ParityRefused,
@@ -104,6 +105,78 @@ def test_inputs_are_given_in_order_by_name_or_as_a_dictionary(half: he.Half) -> 
         half(**given),
     ):
         np.testing.assert_array_equal(other["answer"], answers["answer"])
+
+
+@pytest.mark.slow
+def test_the_gate_asks_a_half_in_requests_of_its_size_and_in_its_datatypes() -> None:
+    net = nn.Linear(4, 3).eval()
+    half = he.convert(net, samples={"x": np.random.normal(size=(ROWS, 4))})
+    rows = half.version.spec().max_request_rows + 1
+    he.assert_half_equal(net, half, samples=np.random.normal(size=(rows, 4)))
+    half.close()
+
+
+@pytest.mark.slow
+def test_a_half_that_is_closed_beside_calls_answers_them_and_is_loaded_again(half: he.Half) -> None:
+    given, going = drawn(5), threading.Event()
+    first, answers = half(given), list[dict[str, np.ndarray]]()
+
+    def calls() -> None:
+        while not going.is_set():
+            answers.append(half(given))
+
+    callers = [threading.Thread(target=calls, daemon=True) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for _ in range(8):
+        half.close()
+    going.set()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    assert not any(caller.is_alive() for caller in callers) and answers
+    assert all(np.array_equal(answer["answer"], first["answer"]) for answer in answers)
+
+
+@pytest.mark.slow
+def test_a_forked_process_leaves_the_half_to_its_parent() -> None:
+    code = """
+import os, sys
+import halfeven as he, numpy as np
+from halfeven.models.errors import NotReady
+from torch import nn
+half = he.convert(nn.Linear(4, 3), samples={"x": np.random.normal(size=(24, 4))})
+x = np.ones((2, 4), np.float32)
+before = half(x)
+if not (child := os.fork()):
+    try:
+        half(x)
+    except NotReady as error:
+        sys.exit(7 if "close the half before the fork" in str(error) else 1)
+    sys.exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert half.store.root.is_dir() and np.array_equal(half(x), before)
+half.close()
+assert np.array_equal(half(x), before)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+
+
+def test_prove_and_fp16_say_what_they_take(tmp_path: Path) -> None:
+    for wrong in (
+        lambda: he.prove(3, against="x"),  # type: ignore[arg-type]
+        lambda: he.prove("net", against="x", samples=np.ones(3)),  # type: ignore[arg-type]
+        lambda: he.fp16(tmp_path / "net.onnx", tmp_path / "half.onnx", 3),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(BadInput, match=r"expected .*, got a (int|ndarray)"):
+            wrong()
+
+
+@pytest.mark.slow
+def test_fp16_takes_the_datatype_that_the_folder_asks_for(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net", precision={"dtype": "bf16"})
+    with pytest.raises(ExportFailed, match="Could not find an implementation for Gemm"):  # in bf16
+        he.fp16(folder, tmp_path / "half.onnx")
+    assert he.fp16(folder, tmp_path / "half.onnx", dtype="fp16").verdict == "equal"
 
 
 def test_torch_in_is_torch_out_and_the_answer_is_the_callers_own(half: he.Half) -> None:

@@ -77,6 +77,50 @@ def test_answers_of_which_none_is_compared_prove_nothing(answer: Any, wrong: Any
         he.assert_half_equal(answer, wrong, samples=rows)
 
 
+@pytest.mark.parametrize("asked", [{}, {"kind": "logits"}])
+def test_a_model_that_answers_by_chance_proves_nothing(asked: dict[str, str]) -> None:
+    """The noise of such an original is wider than every error."""
+    trained = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
+    other = copy.deepcopy(trained).eval()
+    for parameter in other.parameters():
+        nn.init.normal_(parameter)
+    with pytest.raises(AssertionError, match=r"nothing is proven: .*call fp32\.eval\(\) first|not equal"):
+        he.assert_half_equal(trained, other, samples=torch.randn(32, 8), **asked)
+    x = np.random.default_rng().standard_normal((32, 8)).astype(np.float32)
+    with pytest.raises(AssertionError, match="nothing is proven"):
+        he.assert_half_equal(
+            lambda x: x + 10 * np.random.default_rng().standard_normal(x.shape).astype(np.float32),
+            lambda x: -x,
+            samples=x,
+        )
+
+
+def test_a_module_that_is_half_itself_is_no_original() -> None:
+    both = net()
+    with pytest.raises(BadSetting, match="fp32: expected the FP32 original, and fp16 is the same module"):
+        he.assert_half_equal(both, both, samples=torch.randn(4, 8))
+    with pytest.raises(
+        BadSetting, match=r"it has weights of torch\.float16 .*copy\.deepcopy\(net\)\.half\(\)"
+    ):
+        he.assert_half_equal(both, both.half(), samples=torch.randn(4, 8))
+
+
+def test_an_engine_that_gives_the_same_memory_again_is_judged_by_what_was_in_it() -> None:
+    memory = np.zeros((32, 8), np.float32)
+
+    def by(factor: float) -> Any:
+        def answer(x: np.ndarray) -> np.ndarray:
+            memory[: len(x)] = factor * x
+            return memory[: len(x)]
+
+        return answer
+
+    x = np.random.default_rng().standard_normal((32, 8)).astype(np.float32)
+    he.assert_half_equal(by(1.0), by(1.0), samples=x)
+    with pytest.raises(AssertionError, match="the half is not equal"):
+        he.assert_half_equal(by(1.0), by(-1.0), samples=x)
+
+
 X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
 
 
