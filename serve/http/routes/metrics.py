@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from ....models.spec.spec import ModelSpec
 from ...batching.counters import BOUNDS_NS, Counters, Phase
 from ...batching.interface import PreparedVersion
-from ...versions.traffic.automatic_decisions import AutomaticDecisions
+from ...versions.traffic.automatic_decisions import ALERTING, AutomaticDecisions
 from ...versions.traffic.comparison import BOUNDS_U, Gap
 from ...versions.traffic.served import ServedModel
 
@@ -213,7 +213,9 @@ class RolloutCollector(Collector):
         yield from _drift(models)
         yield from _shadow(models)
         decided = CounterMetricFamily("halfeven_decisions", "Orders and decisions", labels=("model", "kind"))
-        for labels, count in list(self._decisions.counts.items()):
+        # A series that appears with 1 does not increase: an alert would miss the only event.
+        none_yet = dict.fromkeys(((one.name, kind) for one in models for kind in ALERTING), 0)
+        for labels, count in (none_yet | self._decisions.counts).items():
             decided.add_metric(labels, count)
         yield decided
 

@@ -15,8 +15,8 @@ from .drift import as_samples
 from .loaded_version import LoadedVersion
 
 logger = logging.getLogger("halfeven.versions")
-_WARNED = ("rolled_back", "canary_ended", "drift", "order_failed")
-_LEVELS = {**dict.fromkeys(_WARNED, logging.WARNING), "not_ready": logging.ERROR}
+ALERTING = ("rolled_back", "canary_ended", "drift")  # docker/rules.yml has alerts for them
+_LEVELS = {**dict.fromkeys((*ALERTING, "order_failed"), logging.WARNING), "not_ready": logging.ERROR}
 
 
 class AutomaticDecisions:

@@ -1,11 +1,13 @@
 """Drift, faults and slowness injected into live versions, under HTTP traffic: found, replaced, no request fails."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +29,7 @@ from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer,
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 U = 2.0**-11
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def growing(engine: Engine, after: int) -> None:
@@ -90,6 +93,16 @@ def test_a_half_that_drifts_falls_back_to_its_original_within_the_stated_number_
     assert drifted(store.version("net", 1), "cuda:0") is None
     pardon(store.version("net", 1))
     assert drifted(store.version("net", 1), "cpu") is None
+
+
+def test_the_decisions_that_have_alerts_are_counted_from_0_on(store: Store, versions: Versions) -> None:
+    """A counter that appears with 1 has not increased: Prometheus would miss the first one."""
+    rules = (ROOT / "docker/rules.yml").read_text()
+    watched = re.findall(r'halfeven_decisions_total\{kind=~?"([^"]+)"', rules)
+    with serving(store) as (address, _):
+        metrics = call(address, "/metrics")[1]
+        for kind in "|".join(watched).split("|"):
+            assert f'halfeven_decisions_total{{kind="{kind}",model="net"}} 0.0' in metrics
 
 
 def test_two_threads_that_fall_back_and_one_that_closes_close_every_engine_once(store: Store) -> None:
