@@ -43,7 +43,7 @@ def test_a_misspelt_field_a_wrong_type_and_a_missing_field_are_found(tmp_path: P
             ("maxReplicas: 8", "maxReplicas: eight"),
         ],
         "kserve-service.yaml": [("trafficPercent: 10", "percent: 10")],
-        "kserve-runtime.yaml": [("- { name: store, emptyDir: {} }", "- { emptyDir: {} }")],
+        "kserve-runtime.yaml": [("- { name: state, emptyDir: {} }", "- { emptyDir: {} }")],
     }
     for name, changes in planted.items():
         text = (FOLDER / name).read_text()
@@ -89,6 +89,17 @@ def test_models_are_published_into_the_volume_that_the_servers_copy() -> None:
     assert variables(container)["HALFEVEN_STORE"] in {one["mountPath"] for one in container["volumeMounts"]}
     assert container["image"] == serving["containers"][0]["image"]
     assert pod["securityContext"] == serving["securityContext"]
+
+
+def test_the_runtime_serves_what_kserve_brought_and_writes_beside_it() -> None:
+    """A copy at the start would be made again where the container starts anew, over what was ordered meanwhile."""
+    (runtime,) = [one for one in documents() if one["kind"] == "ServingRuntime"]
+    (container,) = containers(runtime)
+    given = variables(container)
+    assert "command" not in container and given["HALFEVEN_STORE"] == "/mnt/models"
+    writable = {one["name"] for one in runtime["spec"]["volumes"] if "emptyDir" in one}
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    assert mounts[given["HALFEVEN_STATE"]] in writable
 
 
 def test_every_probe_asks_a_route_without_a_key_at_the_port_of_the_server() -> None:
