@@ -144,16 +144,27 @@ def test_settings_reach_the_server_as_they_were_written(helm: Path) -> None:
 
 
 @WITH_HELM
+def test_with_a_certificate_the_probes_and_the_scrape_speak_tls(helm: Path) -> None:
+    pair = {"tls_cert": "/keys/tls.crt", "tls_key": "/keys/tls.key"}
+    template_of_pods = rendered(helm, {"settings": pair})["Deployment"]["spec"]["template"]
+    (container,) = template_of_pods["spec"]["containers"]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert [one["scheme"] for one in probes] == ["HTTPS"] * 3
+    assert template_of_pods["metadata"]["annotations"]["prometheus.io/scheme"] == "https"
+
+
+@WITH_HELM
 @pytest.mark.parametrize(
     "values",
     [
         {"replica": {"min": 1}},
         {"settings": {"store": "/elsewhere"}},
         {"settings": {"drain_seconds": 1}},  # sooner over than the readiness probe asks again
+        {"settings": {"shutdown_seconds": 0}},  # the server refuses it as well
         {"pod": {"volumes": []}},
         {"published": {"accessMode": "ReadWriteOnce"}},
     ],
-    ids=["misspelt", "the chart's own setting", "no time to drain", "the chart's own field", "one node"],
+    ids=["misspelt", "its own setting", "no time to drain", "no time to end", "its own field", "one node"],
 )
 def test_a_value_that_the_chart_does_not_take_is_refused(helm: Path, values: dict[str, Any]) -> None:
     done = template(helm, values)
@@ -184,7 +195,7 @@ def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
 def test_every_value_is_used_and_every_used_value_is_there() -> None:
     text = "".join(file.read_text() for file in (CHART / "templates").iterdir())
     used = set(re.findall(r"\.Values\.([\w.]+)", text))
-    of_settings = {f"settings.{name}" for name in VALUES["settings"]}
+    of_settings = {f"settings.{name}" for name in Settings.model_fields}
     assert used - of_settings == set(leaves(VALUES))
 
 
