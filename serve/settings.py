@@ -78,7 +78,7 @@ class Settings(BaseSettings):
         None,
         ge=1024,
         le=2**24,
-        description="MiB of a trainer's private memory; by default most of what there is",
+        description="MiB of each trainer's private memory; by default most of what there is, divided among --jobs",
     )
     convert_seconds: float = Field(
         DEFAULT_BOUNDS.seconds, gt=0, description="seconds of a conversion, with all that it starts"
@@ -87,7 +87,7 @@ class Settings(BaseSettings):
         None,
         ge=LEAST_MEMORY_MIB,
         le=MOST_MEMORY_MIB,
-        description="MiB of a conversion's memory; by default most of what there is",
+        description="MiB of each conversion's memory; by default most of what there is, divided among --jobs",
     )
     convert_runs: int = Field(
         DEFAULT_BOUNDS.runs, ge=LEAST_RUNS, description="trial runs of one bare ONNX file"

@@ -59,9 +59,9 @@ _LIMITS, _QUEUE = ParityLimits(), Batching()
 
 PRECISION: Keys = {
     "level": Key(
-        str, "how much may be half: nothing (O0), what torch's autocast lists allow (O1), the same with half weights "
-        "(O2), as much as possible (O3). Keras' words mean a level and a dtype", "O1", (*LEVELS, *KERAS_LEVELS),
-        example='"O2"',
+        str, "how much may be half: nothing (O0), what torch's autocast lists allow (O1), everything but normalisation "
+        "and recurrent layers (O2), as much as possible (O3). Keras' words mean a level and a dtype", "O1",
+        (*LEVELS, *KERAS_LEVELS), example='"O2"',
     ),
     "dtype": Key(str, "which half", "fp16", HALF_DTYPES, example='"bf16"'),
     "keep": Key(

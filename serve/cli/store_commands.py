@@ -97,7 +97,8 @@ def rollback(
 @command
 def promote_version(
     target: Annotated[
-        str, typer.Argument(help="NAME@VERSION: a live version, also one that a job left held.")
+        str,
+        typer.Argument(help="NAME@VERSION: a version that was not refused, also one that a job left held."),
     ],
     store: StoreAt = DEFAULT_STORE,
 ) -> Ended:

@@ -70,11 +70,12 @@ def _options(command: Any) -> Iterator[list[str]]:
         named = ", ".join(f"`{one}`" for one in (*param.opts, *param.secondary_opts) if one.startswith("-"))
         variable = f" [{param.envvar}]" if getattr(param, "envvar", None) else ""
         shown = (
-            param.default not in (None, False, True, ())
+            param.default not in (None, ())
+            and not isinstance(param.default, bool)  # 1 == True
             and not callable(param.default)
             and not param.required
         )
-        default = f" (default `{param.default}`)" if shown else ""
+        default = f" (default `{param.default}`)" if shown else " (needed)" if param.required else ""
         yield [named or f"`{param.metavar or param.name.upper()}`", f"{cell(param.help)}{variable}{default}"]
 
 

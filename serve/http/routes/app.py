@@ -221,7 +221,7 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
 
     @app.post("/v1/models/{m}/rollback", tags=["versions"])
     def rollback(m: str) -> Response:
-        """Make the previous live version active again."""
+        """Make active the newest of the older versions that may serve."""
         return json_answer(history.rollback(m))
 
 
