@@ -35,7 +35,7 @@ class ServableForm:
 class PreparedVersion:
     """One version, loaded, proven on this device and warm.
 
-    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
+    ``precision`` is ``fp32``, ``fp16`` or ``bf16``; ``reason`` says why it is that one.
     ``original`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
     samples of live traffic. ``useful_rows`` is the batch size above which more rows bring no more throughput here, or
     need more memory than the device has (0: not measured). ``ceiling`` remembers out of memory (None: while loaded).

@@ -39,7 +39,7 @@ SPEC = ModelSpec(
     (TensorSpec("y", "FP32", (Dim(), Dim(1, 1))),),
     batching=Batching(max_queue_size=4),
 )
-PREPARED = PreparedVersion("3", "sha", "fp16-unproven", Doubling())
+PREPARED = PreparedVersion("3", "sha", "fp16", Doubling())
 
 
 @dataclass
@@ -109,7 +109,7 @@ def test_a_served_minute_is_told_under_tritons_names() -> None:
     assert value(samples, "nv_inference_pending_request_count") == 3
     assert value(samples, "halfeven_rejected_requests_total") == 1
     assert value(samples, "halfeven_vanished_callers_total") == 1
-    assert value(samples, "halfeven_active_version", precision="fp16-unproven") == 1
+    assert value(samples, "halfeven_active_version", precision="fp16") == 1
     assert value(samples, "halfeven_batch_rows_bucket", le="1") == 0
     assert value(samples, "halfeven_batch_rows_bucket", le="2") == 2
     assert value(samples, "halfeven_batch_rows_sum") == 4
