@@ -1,14 +1,18 @@
 """``halfeven init``: a model folder for a model that has none, with a model.toml to be confirmed."""
 
+import filecmp
+import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from ...models.errors import BadInput, Conflict
+from ...models.errors import BadInput, BadSamples, Conflict
 from ..inputs.samples import read_tensors
 from ..onnx.reading.bounded_file import external_files, read_graph
 from .bare import TOML, guess_at
@@ -25,9 +29,9 @@ def write_folder(
     A file is copied into ``folder`` (without it: a new folder of the model's name in the working directory), with its
     external data; of a transformers folder and a module model.toml is written beside it. ``samples``: real inputs,
     written into the folder; a module needs them, and an ONNX file or transformers model is run with them. ``replace``:
-    overwrite a model.toml.
+    overwrite files that are there.
 
-    Raises Conflict where there is a model.toml, and what guessing raises.
+    Raises Conflict as `filled_folder` does, and what guessing raises.
     """
     arrays = read_tensors(samples) if samples is not None else None
     where = Path(path.partition(":")[0] if ".py:" in path else path)
@@ -37,16 +41,20 @@ def write_folder(
             f"FOLDER {folder}: of code and of a transformers folder nothing is copied, model.toml is written beside "
             f"{where}: leave FOLDER out"
         )
-    refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
+    beside = where if where.is_dir() else where.parent
+    known = folder if is_file else beside
+    if known is not None and not replace:  # what is refused anyway is refused before the work
+        _refuse([known / TOML])
     guess = guess_at(path, arrays)
-    target = (folder or Path(guess.spec.name)) if is_file else where if where.is_dir() else where.parent
-    refuse_existing(target, replace)
-    target.mkdir(parents=True, exist_ok=True)
-    if is_file and where.parent.resolve() != target.resolve():
-        copy_model_file(where, target)
-    if (laid_out := arrays if guess.samples is None else guess.samples) is not None:
-        save_file({name: np.ascontiguousarray(array) for name, array in laid_out.items()}, target / SAMPLES)
-    (target / TOML).write_text(guess.toml(), encoding="utf-8")
+    target = (folder or Path(guess.spec.name)) if is_file else beside
+    with filled_folder(target, replace) as filled:
+        if is_file and where.parent.resolve() != target.resolve():
+            copy_model_file(where, filled)
+        if (laid_out := arrays if guess.samples is None else guess.samples) is not None:
+            save_file(
+                {name: np.ascontiguousarray(array) for name, array in laid_out.items()}, filled / SAMPLES
+            )
+        (filled / TOML).write_text(guess.toml(), encoding="utf-8")
     return {
         "model": guess.spec.name,
         "folder": str(target),
@@ -55,10 +63,64 @@ def write_folder(
     }
 
 
-def refuse_existing(folder: Path | None, replace: bool) -> None:
-    """Raise Conflict where the folder has a model.toml, unless it may be replaced."""
-    if folder is not None and (folder / TOML).exists() and not replace:
-        raise Conflict(f"{folder / TOML} exists: it is not overwritten unless you say --force")
+@contextmanager
+def filled_folder(target: Path, replace: bool) -> Iterator[Path]:
+    """A folder to fill, whose files are put into ``target`` at the end; nothing is put there where filling raises.
+
+    Raises Conflict where the target has a model.toml, or another of the files with other content, unless ``replace``.
+    """
+    missing = [place for place in (target, *target.parents) if not place.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".halfeven-", dir=target) as name:
+            filled = Path(name) / "model"
+            filled.mkdir()
+            yield filled
+            moves = _moves(filled, target)
+            if not replace:
+                _refuse([goal for _, goal in moves])
+            for place, goal in moves:
+                goal.parent.mkdir(parents=True, exist_ok=True)
+                place.replace(goal)
+    finally:
+        for place in missing:  # rmdir removes those that are still empty
+            with suppress(OSError):
+                place.rmdir()
+
+
+def _moves(filled: Path, target: Path) -> list[tuple[Path, Path]]:
+    """The files to be put into the target, each with its place there; not those that it has already. A model.toml is
+    always one of them. Raises Conflict for a folder where a file is to be, and the reverse."""
+    pairs = [(place, target / place.relative_to(filled)) for place in sorted(filled.rglob("*"))]
+    for place, goal in pairs:
+        if os.path.lexists(goal) and goal.is_dir() != place.is_dir():
+            kind = "folder" if place.is_dir() else "file"
+            raise Conflict(f"{goal} is in the way of a {kind} that is to be written: move it elsewhere")
+    return [pair for pair in pairs if pair[0].is_file() and (pair[0].name == TOML or not _equal(*pair))]
+
+
+def _equal(new: Path, there: Path) -> bool:
+    """True if both files have the same bytes, or both are samples and have the same tensors."""
+    if there.is_file() and filecmp.cmp(new, there, shallow=False):
+        return True
+    if new.name != SAMPLES:
+        return False
+    try:
+        others, own = read_tensors(there), read_tensors(new)
+    except BadSamples:  # there is none, or no samples are in it
+        return False
+    return own.keys() == others.keys() and all(
+        (one.dtype, one.shape) == (others[name].dtype, others[name].shape)
+        and one.tobytes() == others[name].tobytes()
+        for name, one in own.items()
+    )
+
+
+def _refuse(files: list[Path]) -> None:
+    """Raises Conflict where one of the files exists."""
+    if there := [file for file in files if os.path.lexists(file)]:
+        which = str(there[0]) + (f" (and {len(there) - 1} other files)" if there[1:] else "")
+        raise Conflict(f"{which} exists: it is not overwritten unless you say --force")
 
 
 def copy_model_file(file: Path, target: Path) -> None:

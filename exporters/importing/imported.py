@@ -3,9 +3,7 @@
 The files of such a model lie in the folder that was given to import, also where links lead.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from ...models.errors import BadFolder, HalfevenError, TooLarge
 from ...models.files.opened_file import OpenedFile, opened_inside
 from ..guessing.bare import TOML
 from ..guessing.guess import Guess
-from ..guessing.writing import refuse_existing
 
 LEFT = "not taken over: "
 
@@ -55,32 +52,6 @@ class Refusal:
 
     name: str
     error: HalfevenError | OSError
-
-
-@contextmanager
-def new_folder(target: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder to fill, whose files are put into ``target`` at the end; nothing is put there where filling raises.
-
-    Raises Conflict where the target has a model.toml, unless ``overwrite``.
-    """
-    refuse_existing(target, overwrite)
-    missing = [place for place in (target, *target.parents) if not place.exists()]
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".import-", dir=target) as name:
-            filled = Path(name) / "model"
-            filled.mkdir()
-            yield filled
-            for place in sorted(filled.rglob("*")):
-                goal = target / place.relative_to(filled)
-                if place.is_dir():
-                    goal.mkdir(exist_ok=True)
-                else:
-                    place.replace(goal)
-    finally:
-        for place in missing:  # rmdir removes those that are still empty
-            with suppress(OSError):
-                place.rmdir()
 
 
 def write_toml(guess: Guess, left: Sequence[str], folder: Path) -> None:

@@ -28,8 +28,8 @@ from ...models.spec.spec import ModelSpec
 from ..guessing.bare import guess_at
 from ..guessing.guess import Guess, name_for
 from ..guessing.module_source import guess_module
-from ..guessing.writing import SAMPLES, copy_model_file
-from .imported import Refusal, Written, foreign_bytes, foreign_text, new_folder, write_toml
+from ..guessing.writing import SAMPLES, copy_model_file, filled_folder
+from .imported import Refusal, Written, foreign_bytes, foreign_text, write_toml
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 LABELS = "index_to_name.json"
@@ -59,7 +59,7 @@ def take_archive(
             archive = _Archive(path, Path(scratch), samples)
             guess = archive.guess()
             target = out / guess.spec.name
-            with new_folder(target, overwrite) as folder:
+            with filled_folder(target, overwrite) as folder:
                 archive.copy(guess, folder)
                 write_toml(guess, archive.left, folder)
             return Written(guess, str(path), target, tuple(archive.left))

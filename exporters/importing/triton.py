@@ -17,9 +17,9 @@ from ...models.errors import BadFolder, HalfevenError
 from ...models.files.guarded_reading import reading
 from ..guessing.guess import Guess, name_for
 from ..guessing.onnx_file import guess_onnx
-from ..guessing.writing import copy_model_file
+from ..guessing.writing import copy_model_file, filled_folder
 from ..onnx.reading.signature import datatype_of, size_of
-from .imported import Refusal, Written, foreign_file, foreign_text, new_folder, write_toml
+from .imported import Refusal, Written, foreign_file, foreign_text, write_toml
 from .triton_config import TritonConfig, TritonTensor, read_config
 
 CONFIG = "config.pbtxt"
@@ -105,7 +105,7 @@ class _Model:
             many = (str(version.number),) if len(versions) > 1 else ()
             target = self.out.joinpath(name, *many)
             guess = self.guess(version, name)
-            with new_folder(target, self.overwrite) as folder:
+            with filled_folder(target, self.overwrite) as folder:
                 copy_model_file(version.file, folder)
                 write_toml(guess, left := tuple(dict.fromkeys(self.left)), folder)
             yield Written(guess, f"version {version.number} of {self.path}", target, left, tuple(self.notes))

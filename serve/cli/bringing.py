@@ -28,7 +28,9 @@ def init(
             help="Real inputs (safetensors, npz): a module needs them, ONNX and transformers run with them."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that are there (model.toml, samples, the model).")
+    ] = False,
 ) -> Ended:
     """Write a model folder whose model.toml is guessed; its guesses are marked, to be confirmed."""
     from ...exporters.guessing.writing import write_folder
@@ -50,7 +52,9 @@ def import_models(
     samples: Annotated[
         Path | None, typer.Option(help="Real inputs (safetensors, npz) of an archive with a model file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that are there (model.toml, samples, the model).")
+    ] = False,
 ) -> Ended:
     """Write model folders for the models of an existing Triton or TorchServe server."""
     from rich.text import Text

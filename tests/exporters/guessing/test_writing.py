@@ -11,7 +11,7 @@ import pytest
 import torch
 from halfeven.models.store.store import Store
 from halfeven.models.zoo import hf_bert
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from tests.command_line import run
 from tests.exporters.onnx.small_files import mlp
@@ -105,6 +105,42 @@ def test_a_model_toml_is_overwritten_only_when_that_is_asked(tmp_path: Path) -> 
     assert code == 2 and "--force" in said and (tmp_path / "model.toml").read_text() == "mine"
     code, _, said = run("init", tmp_path / "net.onnx", tmp_path, "--force")
     assert code == 0 and CONFIRM in (tmp_path / "model.toml").read_text(), said
+
+
+def test_a_file_of_the_folder_is_overwritten_only_when_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, seed in ((tmp_path, 1), (tmp_path / "net", 2)):
+        folder.mkdir(exist_ok=True)
+        onnx.save(mlp(seed=seed), folder / "net.onnx")
+    mine, theirs = ((folder / "net.onnx").read_bytes() for folder in (tmp_path / "net", tmp_path))
+    code, _, said = run("init", "net.onnx")
+    assert code == 2 and "net/net.onnx exists" in said
+    assert (tmp_path / "net/net.onnx").read_bytes() == mine and not (tmp_path / "net/model.toml").exists()
+    code, _, said = run("init", "net.onnx", "--force")
+    assert code == 0 and (tmp_path / "net/net.onnx").read_bytes() == theirs, said
+    assert sorted(file.name for file in (tmp_path / "net").iterdir()) == ["model.toml", "net.onnx"]
+
+
+def test_samples_beside_a_module_are_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
+    """The same tensors in another file are the same samples, and stay as they are."""
+    (tmp_path / "model.py").write_text(LINEAR)
+    mine, x = tmp_path / "samples.safetensors", np.random.default_rng().standard_normal((16, 4))
+    words = ("init", f"{tmp_path}/model.py:build", "--samples")
+    save_file({"x": x.astype(np.float16)}, mine)
+    before = mine.read_bytes()
+    code, _, said = run(*words, mine)
+    assert code == 2 and f"{mine} exists" in said and mine.read_bytes() == before
+    assert not (tmp_path / "model.toml").exists()
+    save_file({"x": x.astype(np.float32)}, mine, {"of": "me"})
+    np.savez(tmp_path / "inputs.npz", x=x.astype(np.float32))
+    before = mine.read_bytes()
+    code, _, said = run(*words, tmp_path / "inputs.npz")
+    assert code == 0 and mine.read_bytes() == before, said
+    np.savez(tmp_path / "inputs.npz", x=2 * x.astype(np.float32))
+    code, _, said = run(*words, tmp_path / "inputs.npz", "--force")
+    assert code == 0 and np.array_equal(load_file(mine)["x"], 2 * x.astype(np.float32)), said
 
 
 @pytest.mark.slow

@@ -227,6 +227,21 @@ def test_data_outside_of_the_archive_is_not_read_or_written(tmp_path: Path) -> N
     assert "outside the model folder" in refusal(path)
 
 
+def test_files_of_the_folder_are_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
+    path = archive(tmp_path / "net.mar", {"net.onnx": onnx_bytes()}, serializedFile="net.onnx")
+    mine = tmp_path / "out/net/net.onnx"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    code, _, said = run("import", path, tmp_path / "out")
+    assert code == 2 and f"{mine} exists" in said and mine.read_bytes() == b"mine"
+    code, _, said = run("import", path, tmp_path / "out", "--force")
+    assert code == 0 and mine.read_bytes() == onnx_bytes(), said
+    mine.unlink()
+    mine.mkdir()
+    code, _, said = run("import", path, tmp_path / "out", "--force")
+    assert code == 2 and f"{mine} is in the way of a file" in said
+
+
 def test_a_folder_of_archives_is_taken_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     archive(tmp_path / "store/one.mar", {"net.onnx": onnx_bytes()}, serializedFile="net.onnx")
