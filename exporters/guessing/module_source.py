@@ -55,13 +55,13 @@ def guess_module(
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
     for tensor, key, why in [*found["doubts"], *([["", "max_batch_size", fewer]] if fewer else [])]:
         doubts[tensor, key] = "; ".join(filter(None, (doubts.get((tensor, key)), why)))
-    given = None if samples is None else _as_samples(samples, spec, found.get("whole", False))
+    given, dropped = (None, []) if samples is None else _as_samples(samples, spec, found.get("whole", False))
     notes = tuple(
         f"output '{output}' is left out: {kind} is no tensor; where callers need what is in it, let source build a "
         "module around the model that gives its tensors"
         for output, kind in found.get("left_out", {}).items()
     )
-    return Guess(spec, source, doubts, (*widened, *notes), weights, given)
+    return Guess(spec, source, doubts, (*widened, *dropped, *notes), weights, given)
 
 
 def _in_fp32(
@@ -91,23 +91,32 @@ def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _as_samples(samples: Mapping[str, np.ndarray], spec: ModelSpec, whole: bool) -> Mapping[str, np.ndarray]:
-    """The samples in the layout of samples.safetensors. ``whole``: the given arrays together are one sample. Otherwise
-    each sample of a model that is not batched gets two rows or more: from a sample with one row the capture would take
-    1 for a fixed size.
+def _as_samples(
+    samples: Mapping[str, np.ndarray], spec: ModelSpec, whole: bool
+) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """The samples in the layout of samples.safetensors, and a note on what is left out of them. ``whole``: the given
+    arrays together are one sample. Otherwise each sample of a model that is not batched gets two rows or more: from a
+    sample with one row the capture would take 1 for a fixed size.
     """
     axes = {tensor.name: tensor.batch_axis for tensor in spec.inputs}
     if spec.batched:
-        return {name: array_batch_first(array, axes.get(name, 0)) for name, array in samples.items()}
-    inputs = {name: samples[name] for name in axes}
-    count = min(len(array) if array.ndim else 1 for array in inputs.values())
+        return {name: array_batch_first(array, axes.get(name, 0)) for name, array in samples.items()}, []
+    count = min(len(samples[name]) if samples[name].ndim else 1 for name in axes)
+    lengths = {samples[name].shape[:1] for name in axes}
+    with_rows = {f"{TARGET}{one.name}" for one in spec.outputs if one.shape and not one.shape[0].fixed}
+    kept = {name: array for name, array in samples.items()
+            if name in axes or (name in with_rows and array.shape[:1] in lengths)}  # fmt: skip
+    notes = [f"'{name}' is left out of the samples: expected a row for each of the inputs', of an output with rows"
+             for name in samples if name not in kept]  # fmt: skip
     if whole or count < 2 * _ROWS:
-        return {name: array[None] for name, array in inputs.items()}
+        return {name: array[None] for name, array in kept.items()}, notes
     rows = max(_ROWS, count // _EXAMPLES)
     each = count // rows
+    if rest := count - each * rows:
+        notes.append(f"the samples are {each} with {rows} rows: the last {rest} of {count} are left out")
     return {
-        name: array[: each * rows].reshape(each, rows, *array.shape[1:]) for name, array in inputs.items()
-    }
+        name: array[: each * rows].reshape(each, rows, *array.shape[1:]) for name, array in kept.items()
+    }, notes
 
 
 def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:

@@ -312,6 +312,37 @@ def test_targets_among_example_inputs_are_no_inputs_of_the_module(tmp_path: Path
     assert load_file(tmp_path / "samples.safetensors").keys() == given.keys()
 
 
+CENTRED = """
+import torch
+
+class Centred(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        scores = self.linear(x - x.mean(0))
+        return {"scores": scores, "whole": scores.mean(0)}
+
+build = Centred
+"""
+
+
+@pytest.mark.slow
+def test_the_samples_of_a_module_that_is_not_batched_keep_targets_or_name_them(tmp_path: Path) -> None:
+    x = np.random.default_rng().standard_normal((33, 4)).astype(np.float32)
+    classes, whole = np.arange(33) % 3, np.ones((33, 3), np.float32)
+    (tmp_path / "model.py").write_text(CENTRED)
+    np.savez(tmp_path / "inputs.npz", **{"x": x, "target:scores": classes, "target:whole": whole})  # type: ignore[arg-type]
+    code, facts, said = run("init", f"{tmp_path}/model.py:build", "--samples", tmp_path / "inputs.npz")
+    assert code == 0 and written(tmp_path)["max_batch_size"] == 0, said
+    found, notes = load_file(tmp_path / "samples.safetensors"), " ".join(facts["guesses"])
+    assert found.keys() == {"x", "target:scores"} and "'target:whole' is left out of the samples" in notes
+    assert np.array_equal(found["x"], x[:32].reshape(8, 4, 4)) and "the last 1 of 33 are left out" in notes
+    assert np.array_equal(found["target:scores"], classes[:32].reshape(8, 4))
+    converts(tmp_path, tmp_path / "store")
+
+
 @pytest.mark.slow
 def test_a_module_that_gives_complex_numbers_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(COMPLEX)
