@@ -7,7 +7,7 @@ from typing import Any
 from ...models.errors import BadFolder, BadInput
 from ..inputs.samples import read_tensors
 from .imported import Refusal, Written
-from .torchserve import archives_at, take_archive
+from .torchserve import archives_at, take_archives
 from .triton import is_repository, take_repository
 
 
@@ -17,7 +17,7 @@ def import_models(
     """Write a model folder below ``out`` for every model of a Triton repository, a Triton model, a TorchServe archive
     or a folder of archives.
 
-    ``samples``: real inputs for one archive. ``overwrite``: also where there is a model.toml. Gives ``models`` (as
+    ``samples``: real inputs for one archive. ``overwrite``: also files that are there. Gives ``models`` (as
     `Written.to_json`) and ``refused`` (name and reason), and the same as lines for a terminal. Raises BadFolder for any
     other path, and where there is one model and it is refused its own error.
     """
@@ -52,5 +52,4 @@ def _found(path: Path, out: Path, samples: Path | None, overwrite: bool) -> Iter
             f"--samples is for one model, {path} has {len(archives)}: import each archive by itself"
         )
     arrays = read_tensors(samples) if samples is not None else None
-    for file in archives:
-        yield take_archive(file, out, arrays, overwrite)
+    yield from take_archives(archives, out, arrays, overwrite)

@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -43,28 +43,45 @@ _NO_CODE = (
 )
 
 
-def take_archive(
-    path: Path, out: Path, samples: Mapping[str, np.ndarray] | None, overwrite: bool
-) -> Written | Refusal:
-    """Write the model of an archive into a folder of its name below ``out``.
+def take_archives(
+    paths: Sequence[Path], out: Path, samples: Mapping[str, np.ndarray] | None, overwrite: bool
+) -> Iterator[Written | Refusal]:
+    """Write the model of each archive into a folder of its name below ``out``; a second one of a name is refused.
 
     ``samples``: real inputs, which weights with a model file need. Whatever is wrong is the model's refusal.
     """
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="halfeven-import-") as scratch,
-            reading(path, "a TorchServe archive"),
-        ):
-            unpack(path, Path(scratch))
-            archive = _Archive(path, Path(scratch), samples)
-            guess = archive.guess()
-            target = out / guess.spec.name
-            with filled_folder(target, overwrite) as folder:
-                archive.copy(guess, folder)
-                write_toml(guess, archive.left, folder)
-            return Written(guess, str(path), target, tuple(archive.left))
-    except (HalfevenError, OSError) as error:
-        return Refusal(path.name, error)
+    taken = dict[str, str]()
+    for path in paths:
+        try:
+            with reading(path, "a TorchServe archive"):
+                written = _take(path, out, samples, overwrite, taken)
+            taken[written.guess.spec.name] = path.name
+            yield written
+        except (HalfevenError, OSError) as error:
+            yield Refusal(path.name, error)
+
+
+def _take(
+    path: Path,
+    out: Path,
+    samples: Mapping[str, np.ndarray] | None,
+    overwrite: bool,
+    taken: Mapping[str, str],
+) -> Written:
+    """``taken``: model name → the archive that it was taken from."""
+    with tempfile.TemporaryDirectory(prefix="halfeven-import-") as scratch:
+        unpack(path, Path(scratch))
+        archive = _Archive(path, Path(scratch), samples)
+        if other := taken.get(archive.name):
+            raise BadFolder(
+                f"{path.name} and {other} have the same name here, '{archive.name}': import them into two folders"
+            )
+        guess = archive.guess()
+        target = out / guess.spec.name
+        with filled_folder(target, overwrite) as folder:
+            archive.copy(guess, folder)
+            write_toml(guess, archive.left, folder)
+        return Written(guess, str(path), target, tuple(archive.left))
 
 
 @dataclass

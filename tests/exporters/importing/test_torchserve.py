@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 from halfeven.exporters.importing.imported import Refusal, Written
-from halfeven.exporters.importing.torchserve import take_archive
+from halfeven.exporters.importing.torchserve import take_archives
 from halfeven.models.store.store import Store
 from halfeven.models.zoo import hf_bert
 from safetensors.torch import save
@@ -54,13 +54,13 @@ def onnx_bytes() -> bytes:
 def taken(
     path: Path, out: Path, samples: dict[str, np.ndarray] | None = None
 ) -> tuple[dict[str, Any], Written]:
-    one = take_archive(path, out, samples, overwrite=False)
+    (one,) = take_archives([path], out, samples, overwrite=False)
     assert isinstance(one, Written), one
     return tomllib.loads((one.folder / "model.toml").read_text()), one
 
 
 def refusal(path: Path, samples: dict[str, np.ndarray] | None = None) -> str:
-    one = take_archive(path, path.parent / "out", samples, overwrite=False)
+    (one,) = take_archives([path], path.parent / "out", samples, overwrite=False)
     assert isinstance(one, Refusal) and not (path.parent / "out").exists()
     return str(one.error)
 
@@ -251,3 +251,17 @@ def test_a_folder_of_archives_is_taken_as_a_whole(tmp_path: Path) -> None:
     assert [one["model"] for one in facts["models"]] == ["one"]
     assert [one["model"] for one in facts["refused"]] == ["torn.mar"]
     assert run("import", tmp_path / "store/torn.mar", tmp_path / "out")[0] == 2
+
+
+def test_the_second_archive_of_a_name_is_refused_whatever_may_be_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    for number in (1, 2):
+        files = {"net.onnx": mlp(seed=number).SerializeToString()}
+        archive(tmp_path / f"store/net_v{number}.mar", files, serializedFile="net.onnx", modelName="net")
+    for _ in range(2):
+        code, facts, said = run("import", tmp_path / "store", tmp_path / "out", "--force")
+        assert code == 0, said
+        assert [Path(one["from"]).name for one in facts["models"]] == ["net_v1.mar"]
+        (refused,) = facts["refused"]
+        assert "net_v2.mar and net_v1.mar have the same name here, 'net'" in refused["reason"]
+    assert (tmp_path / "out/net/net.onnx").read_bytes() == mlp(seed=1).SerializeToString()
