@@ -43,7 +43,8 @@ def write_folder(
         )
     beside = where if where.is_dir() else where.parent
     known = folder if is_file else beside
-    if known is not None and not replace:  # what is refused anyway is refused before the work
+    # What is refused in any case is refused before the work.
+    if known is not None and not replace:
         _refuse([known / TOML])
     guess = guess_at(path, arrays)
     target = (folder or Path(guess.spec.name)) if is_file else beside

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...models.errors import BadFolder, HalfevenError, TooLarge
 from ...models.files.opened_file import OpenedFile, opened_inside
+from ...models.folder.package import read_folder
 from ..guessing.bare import TOML
 from ..guessing.guess import Guess
 
@@ -55,9 +56,17 @@ class Refusal:
 
 
 def write_toml(guess: Guess, left: Sequence[str], folder: Path) -> None:
-    """Write model.toml into a folder that has the files which the guess names; ``left`` becomes comments."""
+    """Write model.toml into a folder that has the files which the guess names; ``left`` becomes comments.
+
+    Raises BadFolder where the folder cannot be read as a model folder then.
+    """
     notes = (*guess.notes, *(f"{LEFT}{line}" for line in left))
     (folder / TOML).write_text(replace(guess, notes=notes).toml(), encoding="utf-8")
+    try:
+        read_folder(folder)
+    except BadFolder as error:
+        said = str(error).replace(f"{folder.resolve()}/", "")
+        raise BadFolder(f"the model folder that would be written cannot be read: {said}") from error
 
 
 def foreign_file(folder: Path, path: Path, what: str) -> OpenedFile:

@@ -136,7 +136,9 @@ class _Archive:
         """Copy the model's files into the folder; for a module also every other file that its code may read."""
         if guess.source.endswith(".onnx"):
             copy_model_file(self.folder / guess.source, folder)
-        inner = "MAR-INF", PurePosixPath(self.handler.partition(":")[0]).name, self.settings
+        handler = PurePosixPath(self.handler.partition(":")[0]).name
+        # The model file may have the handler in it.
+        inner = {"MAR-INF", handler, self.settings} - {self.file, self.code}
         places = () if guess.source.endswith(".onnx") else sorted(self.folder.iterdir())
         for place in (place for place in places if place.name not in inner):
             if place.is_dir():

@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from halfeven.exporters.importing.imported import Refusal, Written
+from halfeven.exporters.importing.imported import Refusal, Written, write_toml
 from halfeven.exporters.importing.torchserve import take_archives
+from halfeven.models.errors import BadFolder
 from halfeven.models.store.store import Store
 from halfeven.models.zoo import hf_bert
 from safetensors.torch import save
@@ -132,6 +133,17 @@ def test_weights_with_their_model_file_convert_and_answer_as_the_module_does(
 
 
 @pytest.mark.slow
+def test_a_model_file_that_has_the_handler_too_is_taken(tmp_path: Path) -> None:
+    files = {"net.py": MODEL_FILE, "w.pt": saved(Net().state_dict()), "model-config.yaml": ""}
+    keys = {"serializedFile": "w.pt", "modelFile": "net.py", "configFile": "model-config.yaml"}
+    _, one = taken(
+        archive(tmp_path / "net.mar", files, **keys, handler="net.py:handle"), tmp_path / "out", SAMPLES
+    )
+    written = {file.name for file in one.folder.iterdir()}
+    assert written == {"model.toml", "net.py", "w.pt", "samples.safetensors"}
+
+
+@pytest.mark.slow
 def test_a_transformers_folder_in_an_archive_is_taken_as_one(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     source = Path(hf_bert.__file__).parent
@@ -225,6 +237,13 @@ def test_data_outside_of_the_archive_is_not_read_or_written(tmp_path: Path) -> N
         tensor.external_data[0].value = f"../{tmp_path.name}/w.bin"
     path = archive(tmp_path / "net.mar", {"net.onnx": model.SerializeToString()}, serializedFile="net.onnx")
     assert "outside the model folder" in refusal(path)
+
+
+def test_a_folder_that_could_not_be_read_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "net.mar", {"net.onnx": onnx_bytes()}, serializedFile="net.onnx")
+    _, one = taken(path, tmp_path / "out")
+    with pytest.raises(BadFolder, match=r"cannot be read: model\.toml: .*'net\.onnx'"):
+        write_toml(one.guess, (), tmp_path)
 
 
 def test_files_of_the_folder_are_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
