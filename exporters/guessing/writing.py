@@ -124,10 +124,12 @@ def _refuse(files: list[Path]) -> None:
         raise Conflict(f"{which} exists: it is not overwritten unless you say --force")
 
 
-def copy_model_file(file: Path, target: Path) -> None:
-    """Copy a file, and those of its external data, into a folder. Raises BadFolder where they lie elsewhere."""
-    shutil.copyfile(file, target / file.name)
-    if file.suffix != ".onnx":
+def copy_model_file(file: Path, target: Path, name: str | None = None) -> None:
+    """Copy a file, as ``name`` where that is given, and the files of its external data, into a folder. Raises BadFolder
+    where they lie elsewhere."""
+    name = name or file.name
+    shutil.copyfile(file, target / name)
+    if not name.endswith(".onnx"):
         return
     for location, data in external_files(file, read_graph(file)).items():
         (target / location).parent.mkdir(parents=True, exist_ok=True)

@@ -106,7 +106,7 @@ class _Model:
             target = self.out.joinpath(name, *many)
             guess = self.guess(version, name)
             with filled_folder(target, self.overwrite) as folder:
-                copy_model_file(version.file, folder)
+                copy_model_file(version.file, folder, guess.source)
                 write_toml(guess, left := tuple(dict.fromkeys(self.left)), folder)
             yield Written(guess, f"version {version.number} of {self.path}", target, left, tuple(self.notes))
 
@@ -181,7 +181,9 @@ class _Model:
         )
         known = {(name, "shape") for name, tensor in stated.items() if tensor.dims and -1 not in tensor.dims}
         doubts = {place: why for place, why in guess.doubts.items() if place not in known}
-        return replace(guess, spec=spec, doubts=doubts)
+        # Triton takes a file of any name.
+        fits = version.file.suffix == ".onnx" and ":" not in guess.source
+        return replace(guess, spec=spec, doubts=doubts, source=guess.source if fits else "model.onnx")
 
     def labels(self, tensor: TritonTensor) -> tuple[str, ...]:
         file = self.path / _plain(tensor.labels or "", f"label_filename of output '{tensor.name}'")

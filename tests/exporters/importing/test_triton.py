@@ -13,6 +13,7 @@ from halfeven.exporters.importing import triton
 from halfeven.exporters.importing.imported import Refusal, Written
 from halfeven.exporters.importing.triton import take_repository
 from halfeven.models.errors import Unforeseen
+from halfeven.models.folder.package import read_folder
 from halfeven.models.store.store import Store
 
 from tests.command_line import run
@@ -165,6 +166,19 @@ def test_a_file_of_another_name_and_one_with_its_data_beside_it_are_found(tmp_pa
     (other / "1/model.onnx").rename(other / "1/a.onnx")
     (one,) = taken(other, tmp_path / "out")
     assert isinstance(one, Written) and one.guess.source == "a.onnx"
+
+
+@pytest.mark.parametrize("name", ["net.bin", "net.pt2", "a:b.onnx", "net.ONNX"])
+def test_a_file_whose_name_is_none_of_an_onnx_file_gets_one(tmp_path: Path, name: str) -> None:
+    folder = triton_model(tmp_path / "net", f'backend: "onnxruntime" default_model_filename: "{name}"', {})
+    (folder / "1").mkdir()
+    onnx.save_model(
+        mlp(), folder / "1" / name, save_as_external_data=True, location="w.data", size_threshold=0
+    )
+    (one,) = taken(folder, tmp_path / "out")
+    assert isinstance(one, Written), one
+    assert {file.name for file in one.folder.iterdir()} == {"model.toml", "model.onnx", "w.data"}
+    assert read_folder(one.folder).source == "model.onnx"
 
 
 @pytest.mark.parametrize(
