@@ -72,7 +72,7 @@ def take_repository(path: Path, out: Path, overwrite: bool) -> Iterator[Written 
                     f"{place.name} and {other} have the same name here: rename one of the folders"
                 )
             with reading(place, "a model of a Triton repository"):
-                written = list(_Model(place, path, out, overwrite).written())
+                written = _Model(place, path, out, overwrite).written()
             yield from written
         except (HalfevenError, OSError) as error:
             yield Refusal(place.name, error)
@@ -94,21 +94,27 @@ class _Model:
         self.left = list(self.config.left)
         self.notes = [] if has_config else [f"there is no {CONFIG}: the file says what it takes and gives"]
 
-    def written(self) -> Iterator[Written]:
+    def written(self) -> list[Written]:
         versions = self.versions()
         name = name_for(self.path / "model")
         if name != self.path.name:
             self.left.append(
                 f"the name '{self.path.name}': a name has letters, digits, '.', '_' and '-' alone"
             )
+        target, written = self.out / name, list[Written]()
+        # What is wrong with one version is found before any is written.
         for version in versions:
-            many = (str(version.number),) if len(versions) > 1 else ()
-            target = self.out.joinpath(name, *many)
             guess = self.guess(version, name)
-            with filled_folder(target, self.overwrite) as folder:
-                copy_model_file(version.file, folder, guess.source)
-                write_toml(guess, left := tuple(dict.fromkeys(self.left)), folder)
-            yield Written(guess, f"version {version.number} of {self.path}", target, left, tuple(self.notes))
+            place = target / str(version.number) if len(versions) > 1 else target
+            origin, left = f"version {version.number} of {self.path}", tuple(dict.fromkeys(self.left))
+            written.append(Written(guess, origin, place, left, tuple(self.notes)))
+        with filled_folder(target, self.overwrite) as folder:
+            for version, one in zip(versions, written, strict=True):
+                place = folder / one.folder.relative_to(target)
+                place.mkdir(exist_ok=True)
+                copy_model_file(version.file, place, one.guess.source)
+                write_toml(one.guess, one.left, place)
+        return written
 
     def versions(self) -> list[_Version]:
         """The versions that the version policy serves, in ascending order. Raises BadFolder where none is an ONNX

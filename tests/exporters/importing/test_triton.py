@@ -181,6 +181,23 @@ def test_a_file_whose_name_is_none_of_an_onnx_file_gets_one(tmp_path: Path, name
     assert read_folder(one.folder).source == "model.onnx"
 
 
+@pytest.mark.parametrize("fault", ["in the model", "in its place"])
+def test_where_one_version_is_refused_none_is_written(tmp_path: Path, fault: str) -> None:
+    folder = triton_model(
+        tmp_path / "net", BATCHED + "version_policy { all { } }", {"1": mlp(), "2": mlp(seed=2)}
+    )
+    whole, place = (folder / "2/model.onnx").read_bytes(), tmp_path / "out/net/2"
+    (folder / "2/model.onnx").write_bytes(b"no" if fault == "in the model" else whole)
+    if fault == "in its place":
+        place.mkdir(parents=True)
+        (place / "model.toml").write_text("mine")
+    (one,) = taken(folder, tmp_path / "out")
+    assert isinstance(one, Refusal) and not (tmp_path / "out/net/1").exists()
+    (folder / "2/model.onnx").write_bytes(whole)
+    (place / "model.toml").unlink(missing_ok=True)
+    assert len([one for one in taken(folder, tmp_path / "out") if isinstance(one, Written)]) == 2
+
+
 @pytest.mark.parametrize(
     ("config", "fault"),
     [
