@@ -1,6 +1,7 @@
 """Guesses the model.toml of a bare ONNX file from its graph, and from running it a few times."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -78,6 +79,24 @@ def guess_onnx(
         samples = laid_out(samples, spec)
         checked_samples(samples, spec)
     return Guess(spec, path.name, doubts | kinds, tuple(notes), samples=samples)
+
+
+def samples_of_feed(graph: GraphProto, feed: Arrays) -> dict[str, np.ndarray]:
+    """The inputs of one call of a session as samples (`GivenSamples`): each row is a sample, and a number without axes
+    belongs to every one. Where the file takes no single rows, as with a fixed batch, all of the feed is one sample. A
+    feed that is not the file's stays as it is."""
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in constants]
+    if feed.keys() != {value.name for value in inputs}:
+        return dict(feed)
+    places = {name: axis for name, (axis, _) in batch_axes(graph, inputs, graph.output).items()}
+    count = max((len(array) for array in feed.values() if array.ndim), default=1)
+    rows = {name: array if array.ndim else np.repeat(array, count) for name, array in feed.items()}
+    for samples in (rows, {name: array[None] for name, array in feed.items()}):
+        with suppress(BadSamples):
+            GivenSamples.of(samples, inputs, places)
+            return samples
+    return dict(feed)
 
 
 @dataclass(frozen=True, slots=True)

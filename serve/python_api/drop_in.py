@@ -6,8 +6,7 @@
 
 A model whose half is not proven equal raises ParityRefused, where the other converters give a model all the same. One
 of which nothing is half is given back in FP32 with a warning, if its inputs and outputs are to keep their datatypes.
-Parameters that steer how nodes are chosen by magnitude have no meaning here: one that is not at its default is named in
-a warning and ignored.
+Parameters that choose nodes by magnitude have no meaning here: one that is not at its default is named in a warning.
 """
 
 import glob
@@ -23,10 +22,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, ValueInfoProto, external_data_helper
+from onnx import GraphProto, ModelProto, ValueInfoProto, external_data_helper
 from onnx.checker import ValidationError
 from onnx.version_converter import convert_version
 
+from ...exporters.guessing.onnx_file import samples_of_feed
 from ...exporters.half_files.half_file import FP32
 from ...exporters.inputs.samples import read_tensors
 from ...exporters.onnx.conversion import CONSTANTS_ALONE
@@ -37,6 +37,7 @@ from ...exporters.onnx.reading.widening import cast_at_the_boundary
 from ...exporters.onnx.runtime import has_half, runtime_answers
 from ...exporters.report.headline import not_run
 from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting, Conflict, ParityRefused
+from .arrays_given import as_numpy
 from .half_files import fp16
 
 _Samples: TypeAlias = Mapping[str, np.ndarray] | str | os.PathLike[str] | None
@@ -93,8 +94,8 @@ def auto_convert_mixed_precision(
     keep_io_types: bool = False,
 ) -> ModelProto:
     """The function as ``onnxconverter_common.auto_mixed_precision`` has it. ``feed_dict`` judges: each row of it is a
-    sample. A half that passes the gate has to pass ``validate_fn``, or ``rtol`` and ``atol``, as well. Raises
-    ParityRefused."""
+    sample; all of it is one where the model fixes the batch. A half that passes the gate has to pass ``validate_fn``,
+    or ``rtol`` and ``atol``, as well. Raises ParityRefused."""
     half = _converted(_read(model), feed_dict, (), "fp16", keep_io_types)
     if not _accepted(model, half, feed_dict, validate_fn, rtol, atol):
         raise ParityRefused(
@@ -203,8 +204,7 @@ def convert_to_f16(
 
 
 def _check_place(target: Path, place: str, sources: Sequence[Path]) -> None:
-    """Raises BadInput where ``place`` is the target itself, Conflict where it is a file that is not the target's own
-    file of weights, of an earlier call."""
+    """Raises BadInput where ``place`` is the target itself, Conflict where it is a file, but not the target's own."""
     there = target.with_name(place)
     if place == target.name:
         raise BadInput(
@@ -262,8 +262,7 @@ def _patterns(
     nodes: Sequence[str] | None,
     means: Callable[[str, str], bool],
 ) -> tuple[str, ...]:
-    """The nodes of the model that the lists name: as those converters, this passes over what the model does not have. A
-    single name needs no list. ``means``: whether one of ``nodes`` means a name."""
+    """The nodes of the model that the lists, or a single name, name. ``means``: if one of ``nodes`` means a name."""
     ops, nodes = ([one] if isinstance(one, str) else one for one in (ops, nodes))
     found = [node for graph in (model.graph, *model.functions) for node in walk(graph)]
     names = dict.fromkeys(node.name for node in found if any(means(one, node.name) for one in nodes or ()))
@@ -286,7 +285,7 @@ def _ignored(**given: bool) -> None:
 def _converted(
     model: ModelProto, samples: _Samples, keep: Sequence[str], dtype: str, kept_ends: _Kept
 ) -> ModelProto:
-    judging, ends = _arrays(samples), _float_ends(model, kept_ends)
+    judging, ends = _arrays(model.graph, samples), _float_ends(model, kept_ends)
     if ends and dtype == "bf16":
         ends = []
         warnings.warn(
@@ -317,8 +316,7 @@ def _converted(
 
 
 def _with_the_sizes_of(model: ModelProto, half: ModelProto) -> ModelProto:
-    """The half with the batch that the model fixes: as a file of its own it has a free one. Warns of inputs and outputs
-    that it lacks."""
+    """The half with the batch that the model fixes, which was free. Warns of inputs and outputs that it lacks."""
     weights = {one.name for one in model.graph.initializer} if model.ir_version < CONSTANTS_ALONE else ()
     ends = [[*one.graph.input, *one.graph.output] for one in (model, half)]
     given, left = (Counter(value.name for value in each if value.name not in weights) for each in ends)
@@ -348,12 +346,15 @@ def _float_ends(model: ModelProto, kept: _Kept) -> list[ValueInfoProto]:
     return [one for one in values if one.type.tensor_type.elem_type == FLOAT and one.name not in stay]
 
 
-def _arrays(samples: _Samples) -> dict[str, np.ndarray] | None:
+def _arrays(graph: GraphProto, given: _Samples) -> dict[str, np.ndarray] | None:
     """Samples by name; the batches of a folder of npz files one after the other. Raises BadSamples."""
-    if samples is None or isinstance(samples, Mapping):
-        return None if samples is None else dict(samples)
-    path = Path(samples)
-    batches = [read_tensors(one) for one in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return samples_of_feed(graph, {name: as_numpy(one, name) for name, one in given.items()})
+    path = Path(given)
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    batches = [samples_of_feed(graph, read_tensors(file)) for file in files]
     if not batches or any(batch.keys() != batches[0].keys() for batch in batches):
         raise BadSamples(f"{path}: expected npz files with the same names, got {[*map(sorted, batches)]}")
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -369,8 +370,7 @@ def _fed(model: ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
             fed[name] = np.asarray(inputs[name]).astype(floats[taken[name]])
         if np.isinf(fed[name]).sum() > np.isinf(np.asarray(inputs[name])).sum():
             raise BadSamples(
-                f"input '{name}' has numbers beyond 65504, which FP16 does not hold: expected samples that it does, or "
-                "keep_io_types=True"
+                f"input '{name}' has numbers beyond 65504, which FP16 does not hold: give others, or keep_io_types=True"
             )
     return fed
 

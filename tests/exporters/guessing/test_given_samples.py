@@ -13,7 +13,7 @@ import onnx
 import pytest
 from halfeven.exporters.guessing.given_samples import GivenSamples, laid_out
 from halfeven.exporters.guessing.guess import Guess
-from halfeven.exporters.guessing.onnx_file import guess_onnx
+from halfeven.exporters.guessing.onnx_file import guess_onnx, samples_of_feed
 from halfeven.exporters.inputs.samples import read_tensors
 from halfeven.models.errors import BadSamples
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
@@ -186,3 +186,29 @@ def test_beside_a_scalar_a_state_of_one_call_has_its_samples_on_the_files_own_ax
     found = laid_out({"x": x, "h": own, "rate": np.ones(5, np.float32)}, spec)
     assert found["x"].shape == (5, 1, 4) and found["h"].shape == (5, 2, 1, 4)
     np.testing.assert_array_equal(found["h"][:, :, 0], own.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "feed", "expected"),
+    [
+        ("float[n,8] x", {"x": (4, 8)}, {"x": (4, 8)}),
+        ("float[1,8] x", {"x": (4, 8)}, {"x": (4, 8)}),
+        ("float[4,8] x", {"x": (4, 8)}, {"x": (1, 4, 8)}),
+        ("float[4,8] x", {"x": (3, 4, 8)}, {"x": (3, 4, 8)}),
+        ("float[8] x", {"x": (8,)}, {"x": (1, 8)}),
+        ("float[n,8] x, float s", {"x": (4, 8), "s": ()}, {"x": (4, 8), "s": (4,)}),
+        ("float[4,8] x, float s", {"x": (4, 8), "s": ()}, {"x": (1, 4, 8), "s": (1,)}),
+        ("float[n,8] x, float[1] s", {"x": (4, 8), "s": (1,)}, {"x": (1, 4, 8), "s": (1, 1)}),
+        ("float[4,8] x", {"x": (5, 8)}, {"x": (5, 8)}),
+        ("float[4,8] x", {"z": (4, 8)}, {"z": (4, 8)}),
+    ],
+)
+def test_a_feed_gives_its_rows_as_samples_or_is_one_sample_where_the_file_takes_no_rows(
+    inputs: str, feed: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]
+) -> None:
+    model = parsed(f"g ({inputs}) => (float y) {{ y = ReduceSum<keepdims=0>(x) }}")
+    arrays = {name: np.asarray(RANDOM.normal(size=shape), np.float32) for name, shape in feed.items()}
+    samples = samples_of_feed(model.graph, arrays)
+    assert {name: array.shape for name, array in samples.items()} == expected
+    for name, array in samples.items():
+        np.testing.assert_array_equal(array, np.broadcast_to(arrays[name], array.shape))

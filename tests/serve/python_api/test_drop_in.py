@@ -213,6 +213,40 @@ def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) ->
     assert (tmp_path / "weights.data").stat().st_size <= 2 * 4096  # of one half, not of two
 
 
+@pytest.mark.parametrize("inputs", ["float[4,8] x", "float[n,8] x, float s"])
+def test_what_a_session_takes_judges_also_with_a_fixed_batch_or_a_number(inputs: str, tmp_path: Path) -> None:
+    feed = {"x": np.random.normal(size=(4, 8)).astype(np.float32), "s": np.float32(2)}
+    feed = {name: array for name, array in feed.items() if f" {name}" in inputs}
+    last = "y = Mul(h, s)" if "s" in feed else "y = Relu(h)"
+    weights = {"w": np.random.normal(size=(8, 3)).astype(np.float32)}
+    model = parsed(f"g ({inputs}) => (float[r,3] y) {{ h = MatMul(x, w) {last} }}", weights)
+    onnx.save(model, tmp_path / "net.onnx")
+    shapes = list[tuple[int, ...]]()
+
+    def validate(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+        shapes.extend((one[0].shape, other[0].shape))
+        return np.allclose(one[0], other[0], rtol=0.01, atol=0.05)
+
+    made = drop_in.auto_convert_mixed_precision(model, feed, validate)  # type: ignore[arg-type]
+    assert halves(made) and shapes == [(4, 3), (4, 3)]
+    target = tmp_path / "half.onnx"
+    drop_in.auto_convert_mixed_precision_model_path(tmp_path / "net.onnx", feed, target)  # type: ignore[arg-type]
+    assert halves(onnx.load(target))
+
+
+def test_calibration_data_are_whole_batches_where_the_model_fixes_them(tmp_path: Path) -> None:
+    weights = {"w": np.random.normal(size=(8, 3)).astype(np.float32)}
+    onnx.save(
+        parsed("g (float[4,8] x) => (float[4,3] y) { y = MatMul(x, w) }", weights), tmp_path / "net.onnx"
+    )
+    (tmp_path / "batches").mkdir()
+    for batch in range(4):
+        np.savez(tmp_path / f"batches/{batch}.npz", x=np.random.normal(size=(4, 8)).astype(np.float32))
+    made = drop_in.convert_to_mixed_precision(tmp_path / "net.onnx", calibration_data=tmp_path / "batches")
+    said = {each.key: each.value for each in made.metadata_props}["halfeven.verdict"]
+    assert said.startswith("Equal on 2 of your samples")
+
+
 def test_a_feed_of_doubles_is_taken_and_the_file_is_the_same_each_time(net: Path) -> None:
     """NumPy's own arrays are FP64. No name of a temporary folder is in the file."""
     feed = {"x": np.random.normal(size=(8, 16))}
