@@ -43,7 +43,7 @@ def write_folder(
         )
     beside = where if where.is_dir() else where.parent
     known = folder if is_file else beside
-    # What is refused in any case is refused before the work.
+    # A folder that is refused in any case is refused before the work.
     if known is not None and not replace:
         _refuse([known / TOML])
     guess = guess_at(path, arrays)

@@ -102,7 +102,7 @@ class _Model:
                 f"the name '{self.path.name}': a name has letters, digits, '.', '_' and '-' alone"
             )
         target, written = self.out / name, list[Written]()
-        # What is wrong with one version is found before any is written.
+        # Every version is guessed before one is written: a fault of the last one leaves nothing behind.
         for version in versions:
             guess = self.guess(version, name)
             place = target / str(version.number) if len(versions) > 1 else target

@@ -124,7 +124,7 @@ def test_a_file_of_the_folder_is_overwritten_only_when_that_is_asked(
 
 
 def test_samples_beside_a_module_are_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
-    """The same tensors in another file are the same samples, and stay as they are."""
+    """A file that has these tensors already stays as it is, whatever else is in it."""
     (tmp_path / "model.py").write_text(LINEAR)
     mine, x = tmp_path / "samples.safetensors", np.random.default_rng().standard_normal((16, 4))
     words = ("init", f"{tmp_path}/model.py:build", "--samples")
