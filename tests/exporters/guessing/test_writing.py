@@ -123,6 +123,7 @@ def test_a_file_of_the_folder_is_overwritten_only_when_that_is_asked(
     assert sorted(file.name for file in (tmp_path / "net").iterdir()) == ["model.toml", "net.onnx"]
 
 
+@pytest.mark.slow(seconds=11)
 def test_samples_beside_a_module_are_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
     """A file that has these tensors already stays as it is, whatever else is in it."""
     (tmp_path / "model.py").write_text(LINEAR)
