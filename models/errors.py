@@ -80,6 +80,13 @@ class UnknownName(BadInput):
         error.model, error.known, error.said = name, tuple(known), said
         return error
 
+    def after(self, words: str) -> "UnknownName":
+        """This error with ``words`` before its sentence. A new one with the text of this one would name every model to
+        every reader."""
+        if self.model is None:
+            return UnknownName(words + str(self))
+        return UnknownName.of_model(self.model, self.known, words + self.said)
+
     def __str__(self) -> str:  # of a thousand names the nearest one takes milliseconds: only where it is read
         return super().__str__() if self.model is None else self.words_for(lambda _: True)
 

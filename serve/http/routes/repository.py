@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from ....models.errors import BadInput, BadRequest, HalfevenError
+from ....models.errors import BadInput, BadRequest, HalfevenError, UnknownName
 from ....models.folder.model_name import NAME
 from ...batching.interface import ControlledRoster, LoadConfig
 from ..caller import json_answer, read_order
@@ -169,6 +169,8 @@ def load_model(roster: ControlledRoster, name: str, body: bytes) -> None:
         _check_name(name)
         serving = [served for served in roster.all() if served.name == name]
         roster.load(name, read_load(body, config_of(serving[0], [serving[0]]) if serving else {}))
+    except UnknownName as error:
+        raise error.after(f"failed to load '{name[:128]}', ") from error
     except BadInput as error:
         raise type(error)(f"failed to load '{name[:128]}', {error}") from error
     except HalfevenError as error:

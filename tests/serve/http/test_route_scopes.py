@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.errors import Unauthenticated
+from halfeven.models.errors import Unauthenticated, UnknownName
 from halfeven.models.store.store import Store
 from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES, KeyFile
@@ -289,6 +289,22 @@ def test_a_key_s_rate_is_refused_with_the_time_to_wait(serving: tuple[Serving, s
         assert (status, headers["retry-after"]) == (429, "8")
     served.now_s += 8
     assert infer(serving, key) == 200
+
+
+def test_a_load_names_no_model_that_the_key_does_not_reach(
+    serving: tuple[Serving, socket.socket, Any],
+) -> None:
+    served, connection, _ = serving
+    key, _ = served.file.add("keeper", ["manage"], ["ghost", "mine"])
+    served.now_s += LOOK_EVERY_S
+    served.roster.load_fault = UnknownName.of_model("ghost", ["mine", "secret"], "no model '{}' here")
+    host, port = connection.getpeername()
+    with closing(http.client.HTTPConnection(host, port, timeout=PATIENCE_S)) as other:
+        status, _, content = ask(other, "POST", "/v2/repository/models/ghost/load", key)
+    assert (status, content["error"]) == (
+        404,
+        "failed to load 'ghost', no model 'ghost' here: it has ['mine']",
+    )
 
 
 @pytest.mark.slow
