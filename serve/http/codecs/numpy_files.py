@@ -7,7 +7,7 @@ body wherever it can be one.
 import io
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import ml_dtypes
@@ -35,15 +35,27 @@ def read_npy(data: bytes, where: str) -> np.ndarray:
         shape, is_fortran, dtype = _HEADERS[npy.read_magic(stream)](stream, max_header_size=_MAX_HEADER)
     except Exception as fault:  # the header is the caller's text
         raise BadRequest(f"{where}: not an npy file (version 1 or 2): {str(fault)[:200]}") from None
-    if dtype.hasobject or dtype.names or dtype.subdtype:
+    # Numbers of no bytes may be so many that numpy walks over them for years.
+    if dtype.hasobject or dtype.names or dtype.subdtype or not dtype.itemsize:
         raise BadRequest(f"{where}: expected plain numbers, got {dtype}; objects (pickle) are never read")
-    size, came = prod(shape) * dtype.itemsize, len(data) - stream.tell()
-    if min(shape, default=0) < 0 or bool in map(type, shape) or size != came or len(shape) > 64:
+    if not _is_a_shape(shape, dtype.itemsize):
+        raise BadRequest(
+            f"{where}: shape {str(list(shape))[:200]} of {dtype}: expected at most 64 sizes from 0 on, for less than "
+            "2**63 bytes"
+        )
+    if (size := prod(shape) * dtype.itemsize) != (came := len(data) - stream.tell()):
         raise BadRequest(f"{where}: shape {list(shape)} of {dtype} takes {size} bytes, but {came} follow")
     array = np.ndarray(shape, dtype, data, stream.tell(), order="F" if is_fortran else "C")
     if dtype.kind == "V" and dtype.itemsize == 2:  # how numpy saves bfloat16
         array = array.view(ml_dtypes.bfloat16)
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+
+
+def _is_a_shape(shape: Sequence[int], itemsize: int) -> bool:
+    """True if numpy takes the shape: it counts the bytes as if a size of 0 were 1."""
+    if len(shape) > 64 or bool in map(type, shape) or min(shape, default=0) < 0:
+        return False
+    return prod(max(size, 1) for size in shape) * itemsize < 2**63
 
 
 def read_npz(body: bytes, max_bytes: int, lease: Lease) -> dict[str, np.ndarray]:
