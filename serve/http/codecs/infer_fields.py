@@ -143,8 +143,10 @@ def _declared(
             f"the shape {_shortened(shape)} of input '{tensor.name}' causes total element count to "
             f"exceed maximum size of {_INT64_MAX}"
         )
-    if (count := prod(shape)) * itemsize > _INT64_MAX:
+    # numpy counts the bytes as if a size of 0 were 1, too.
+    if prod(max(size, 1) for size in shape) * itemsize > _INT64_MAX:
         raise BadRequest(f"byte size overflow for input '{tensor.name}': the shape is {_shortened(shape)}")
+    count = prod(shape)
     _check_shape(spec, tensor, shape, spec.max_request_rows if dialect.split_large else spec.max_batch_size)
     parameters = parameters_of(entry, f"input '{tensor.name}'")
     size = _binary_size(spec, tensor, entry, parameters)

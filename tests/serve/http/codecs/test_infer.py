@@ -393,6 +393,12 @@ def test_a_raw_request_that_cannot_be_deduced_is_refused(case: str) -> None:
         codec.read(bytes(size), "0")
 
 
+def test_a_shape_without_elements_whose_other_sizes_numpy_does_not_hold_is_refused() -> None:
+    codec = model(tensor("x", "FP32", -1, "0..", "0.."))
+    with pytest.raises(BadRequest, match="byte size overflow for input 'x'"):
+        codec.read(body_of([], shape=[1, 0, 2**62]))
+
+
 def test_a_shape_of_very_many_sizes_is_refused_at_once() -> None:
     """The product of all sizes once took ten seconds of the processor."""
     body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2**20] * 200_000, "data": []}]})
