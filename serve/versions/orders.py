@@ -47,14 +47,14 @@ def read_orders(store: Store, name: str) -> TrafficOrders:
         return TrafficOrders(*(_order(saved[role]) if saved[role] else None for role in ("canary", "shadow")))
     except FileNotFoundError:
         return TrafficOrders()
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise DamagedFile(
             f"{path} cannot be read ({error}); remove it, and order the canary or shadow again"
         ) from error
 
 
 def _order(saved: Any) -> TrafficOrder:
-    """Raises ValueError, TypeError, KeyError."""
+    """Raises ValueError, TypeError, KeyError, OverflowError."""
     order = TrafficOrder(saved["version"], float(saved["percent"]))
     if type(order.version) is not int:
         raise TypeError(f"{order.version!r} is no version's number")

@@ -86,14 +86,15 @@ def _version(asked: Mapping[str, Any]) -> int:
     version = asked["version"]
     if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 19:
         version = int(version)
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version < 2**63:
         raise BadInput(f"version = {asked['version']!r:.80}: expected a version's number")
     return version
 
 
 def _share(asked: Mapping[str, Any]) -> tuple[int | None, float]:
     percent = asked.get("percent", 0)
-    if not isinstance(percent, int | float) or isinstance(percent, bool):
+    # Beside NaN, which `parse` takes, whole numbers of any length come: they are no float.
+    if not isinstance(percent, int | float) or isinstance(percent, bool) or not 0 <= percent <= 100:
         raise BadInput(f"percent = {percent!r:.80}: expected a number from 0 to 100")
     if asked.get("version") is None:
         return None, 0.0

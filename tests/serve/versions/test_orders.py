@@ -49,6 +49,7 @@ def test_a_half_whose_note_of_drift_is_damaged_does_not_serve(text: str, version
         '{"canary": {"version": 1, "percent": "all"}, "shadow": null}',
         '{"canary": {"version": null, "percent": 5}, "shadow": null}',
         '{"canary": {"version": 1, "percent": 1e999}, "shadow": null}',
+        '{"canary": {"version": 1, "percent": 1' + "0" * 400 + '}, "shadow": null}',
         '{"canary": {"version": 1e999, "percent": 5}, "shadow": null}',
         "[" * 100_000,
     ],

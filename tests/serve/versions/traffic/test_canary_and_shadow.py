@@ -10,6 +10,7 @@ from halfeven.models.store.store import REFUSED, Store
 from halfeven.serve.versions.traffic.split import Sticky
 
 from tests.patience import until
+from tests.serve.plain_request import get
 from tests.serve.versions.traffic.conftest import (
     Engine,
     Versions,
@@ -127,6 +128,9 @@ def test_orders_that_cannot_be_are_refused_and_change_nothing(store: Store, vers
             {"percents": 1},
         ):
             assert refusal(address, "canary", **asked)[0] == 400
+        for beyond in (f'"percent": {10**400}', f'"percent": 10, "version": {10**300}'):
+            body = f'{{"version": NaN, "version": 3, {beyond}}}'
+            assert get(address, "/v1/models/net/canary", body.encode())[0] == 400
         assert refusal(address, "promote")[0] == 400
         assert "was refused by the parity gate" in refusal(address, "promote", version=4)[1]
         versions.refuse[3] = EngineFailed("does not run here")
