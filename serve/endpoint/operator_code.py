@@ -74,7 +74,14 @@ def _loaded(file: Path, name: str) -> type[Endpoint]:
 def _preprocess(made: Endpoint, calls: dict[int, Endpoint], head: Head, body: bytes) -> tuple[Head, bytes]:
     one = copy.copy(made)
     given = one.preprocess(parse(body) if head["json"] else body)
-    tensors, headers = write_binary(_arrays(given, head["inputs"]))
+    try:
+        arrays = _arrays(given, head["inputs"])
+    except TypeError as error:
+        if type(one).preprocess is not Endpoint.preprocess:
+            raise
+        # No code of the operator's has touched the request: the caller gave what does not fit.
+        raise BadRequest(f"the request goes to the model unchanged, and {error}") from None
+    tensors, headers = write_binary(arrays)
     calls[head["id"]] = one
     return {"length": headers[HEADER_LENGTH]}, tensors
 
@@ -92,8 +99,8 @@ _WORK = {"preprocess": _preprocess, "postprocess": _postprocess}
 
 
 def _arrays(given: Any, datatypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The inputs that the code gave. Raises TypeError for what no caller can have caused: other names, other
-    datatypes, nothing."""
+    """The inputs that the code gave. Raises TypeError for what no caller of such code can have caused: other names,
+    other datatypes, nothing."""
     if not isinstance(given, Mapping):
         if len(datatypes) != 1:
             raise TypeError(f"it gave no inputs by name: expected a dictionary of {[*datatypes]}")

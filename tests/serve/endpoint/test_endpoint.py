@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from halfeven.models.errors import (
+    BadRequest,
     BadSetting,
     EndpointFailed,
     EndpointTimedOut,
@@ -31,6 +32,7 @@ from halfeven.models.errors import (
 )
 from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
+from halfeven.serve.endpoint.operator_code import _preprocess
 from halfeven.serve.http.caller import lend
 from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget
 from halfeven.serve.http.limits.shared_places import SharedPlaces
@@ -234,6 +236,25 @@ def test_what_fails_is_said_in_a_sentence_and_the_next_request_is_answered(
     assert found[:2] == (status, code) and words in found[2]
     assert "Traceback" not in found[2] and "/" not in found[2]
     assert call(server.url, {"values": [1.0] * 4})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body", ['["a"]', '{"y": [1]}', "null", "[[1], [1, 2]]", '"x"', "true", '{"x": {"z": 1}}', "{}", b"bytes"]
+)
+def test_a_request_that_no_code_has_touched_and_does_not_fit_is_the_caller_s_fault(body: str | bytes) -> None:
+    class Behind(he.Endpoint):
+        def postprocess(self, outputs: Any) -> Any: ...
+
+    class Before(he.Endpoint):
+        def preprocess(self, request: Any) -> Any:
+            return request
+
+    head = {"id": 0, "json": isinstance(body, str), "inputs": X}
+    sent = body.encode() if isinstance(body, str) else body
+    with pytest.raises(BadRequest, match="the request goes to the model unchanged, and it gave"):
+        _preprocess(Behind(), {}, head, sent)
+    with pytest.raises(TypeError, match="it gave"):
+        _preprocess(Before(), {}, head, sent)
 
 
 def test_the_traceback_of_the_code_is_an_error_of_the_log(
