@@ -25,6 +25,8 @@ from .http.web_guard import WebGuard, is_loopback, read_names
 _MIB = 2**20
 _OTHER_VARIABLES = frozenset((VARIABLE,))  # of the commands that ask a server
 _OF_TESTS = "HALFEVEN_TEST_"
+# The processes of a conversion read them from the environment that they inherit (`models/order/order_settings.py`).
+OF_CONVERSIONS = ("convert_seconds", "convert_memory_mib", "convert_runs")
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 
 
@@ -258,6 +260,11 @@ class Settings(BaseSettings):
 def read_settings(**given: object) -> Settings:
     """Arguments that are None were not given. Raises BadSetting naming the option and what it expects; StoreUnusable
     or DamagedFile where there must be keys and their file cannot be read."""
+    if here := [name for name in OF_CONVERSIONS if given.get(name) is not None]:
+        raise BadSetting(
+            f"{here[0]} = {given[here[0]]!r}: no argument, for the processes of a conversion read it from the "
+            f"environment; set {VARIABLES}{here[0].upper()} there"
+        )
     settings = _checked(**{key: value for key, value in given.items() if value is not None})
     if settings.port and settings.port == settings.grpc_port:
         raise BadSetting(

@@ -1,9 +1,13 @@
 """Variables that are no settings are named: what was meant is not done."""
 
+import re
+from pathlib import Path
+
+import halfeven
 import pytest
 from halfeven.models.errors import BadSetting
 from halfeven.serve.cli.main import app
-from halfeven.serve.settings import Settings, read_settings, unknown_variables
+from halfeven.serve.settings import OF_CONVERSIONS, Settings, read_settings, unknown_variables
 from typer.testing import CliRunner
 
 
@@ -54,3 +58,20 @@ def test_a_value_that_does_not_fit_is_refused_by_the_name_that_gave_it(
     monkeypatch.setenv("HALFEVEN_PORT", "eight")
     with pytest.raises(BadSetting, match=r"^HALFEVEN_PORT = 'eight': "):
         read_settings()
+
+
+def test_an_argument_that_only_the_environment_can_give_is_refused_with_its_variable() -> None:
+    with pytest.raises(
+        BadSetting, match=r"^convert_memory_mib = 4096: .* set HALFEVEN_CONVERT_MEMORY_MIB there$"
+    ):
+        read_settings(convert_memory_mib=4096)
+
+
+def test_every_setting_that_is_an_argument_is_read_somewhere() -> None:
+    serve = Path(halfeven.__file__).parent / "serve"
+    text = "".join(file.read_text() for file in serve.rglob("*.py"))
+    text += (serve / "settings.py").read_text().replace("self.", "settings.")
+    never_read = set(OF_CONVERSIONS) | {"http_workers"}
+    assert {
+        name for name in Settings.model_fields if not re.search(rf"\bsettings\.{name}\b", text)
+    } == never_read
