@@ -104,16 +104,16 @@ def _add_orders(routes: APIRouter, behind: Behind, body_timeout_s: float) -> Non
                     name, *((None, 0.0) if "end" in asked else (_whole(asked, "version"), _percent(asked)))
                 )
 
+    async def ordered(order: str, m: str, request: Request) -> Response:
+        WebGuard.check_own_form(request.scope["headers"])
+        body = await read_body(request.scope, request.receive, _FORM_BYTES, body_timeout_s, more_room="")
+        asked = {key: values[0] for key, values in parse_qs(body.decode("latin-1")).items()}
+        await run_in_threadpool(carry_out, order, m, asked)
+        return Response(status_code=303, headers={"location": f"../{quote(m, safe='')}"})
+
     for order in ("promote", "rollback", "canary", "shadow"):
-
-        async def ordered(m: str, request: Request, order: str = order) -> Response:
-            WebGuard.check_own_form(request.scope["headers"])
-            body = await read_body(request.scope, request.receive, _FORM_BYTES, body_timeout_s, more_room="")
-            asked = {key: values[0] for key, values in parse_qs(body.decode("latin-1")).items()}
-            await run_in_threadpool(carry_out, order, m, asked)
-            return Response(status_code=303, headers={"location": f"../{quote(m, safe='')}"})
-
-        routes.post(f"/models/{{m}}/{order}")(ordered)
+        # As an argument with a default, ``order`` would be a parameter that the caller may give.
+        routes.post(f"/models/{{m}}/{order}")(partial(ordered, order))
 
 
 def _whole(asked: Mapping[str, str], key: str) -> int:
