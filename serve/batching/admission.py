@@ -7,6 +7,7 @@ lock. Only to count out a request whose caller has left takes the queue's lock.
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -18,6 +19,22 @@ from .request_queue import Request, RequestQueue
 _NEWEST = 0.25  # weight of the newest batch in the moving average of its size
 # A measurement counts as at most this many times the average: one pause must not change it much.
 _MOST_GROWTH = 4
+
+
+class _Uncounted(threading.local):
+    """Within ``with UNCOUNTED:`` no caller is told of what this thread's queues refuse, so that it is not counted:
+    another version is asked then."""
+
+    applies = False
+
+    def __enter__(self) -> None:
+        self.applies = True
+
+    def __exit__(self, *_: object) -> None:
+        self.applies = False
+
+
+UNCOUNTED = _Uncounted()
 
 
 @dataclass(slots=True)
@@ -228,7 +245,8 @@ class Admission:
         )
 
     def _refusal(self, why: str, now_ns: int) -> Overloaded:
-        self._refused()
+        if not UNCOUNTED.applies:
+            self._refused()
         after_s = self.retry_after_s(now_ns)
         return Overloaded(
             f"model '{self._name}' {why}; try again in {after_s:.3g} s, or raise the limit", after_s

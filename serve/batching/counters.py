@@ -47,10 +47,10 @@ class Counters:
     ``compute_buckets`` executions, each by ``BOUNDS_NS``; ``answer_buckets`` counts requests by both times together.
     ``assemble_ns`` is the part of ``compute_ns`` in which
     inputs were joined (``assembled_ns``: counted once per batch), where the engine tells it. ``vanished`` are
-    requests whose caller left before their batch began, ``rejected`` those that were not admitted, ``timed_out`` those
-    whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32 original. ``out_of_memory``
-    counts runs, ``row_ceiling`` (0: none) is the most rows of a run since. ``given_up`` are batches that failed
-    undivided because their engine fails on everything.
+    requests whose caller left before their batch began, ``rejected`` those whose caller was told that the queue is
+    full, ``timed_out`` those whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32
+    original. ``out_of_memory`` counts runs, ``row_ceiling`` (0: none) is the most rows of a run since. ``given_up`` are
+    batches that failed undivided because their engine fails on everything.
     """
 
     version: str

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -26,6 +27,7 @@ from ....models.errors import (
     TimedOut,
 )
 from ....models.spec.spec import ModelSpec
+from ...batching.admission import UNCOUNTED
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
 from .rules import TrialRules
@@ -60,6 +62,7 @@ class VersionTrial:
         self._rules = rules
         self._reject: Reject | None = reject
         self._refusals: tuple[type[CannotServe], ...] = (NotReady, Overloaded) if spills else (NotReady,)
+        self._when_asked = UNCOUNTED if spills else nullcontext()
         self._lock = threading.Lock()
         self._clean: list[weakref.ref[np.ndarray]] = []  # the batch whose outputs were found finite last
         self._asking = 0
@@ -68,7 +71,8 @@ class VersionTrial:
 
     def submit(self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS) -> Future:
         try:
-            inner = self._own.submit(arrays, rows, terms)
+            with self._when_asked:
+                inner = self._own.submit(arrays, rows, terms)
         except self._refusals:
             return self._other.submit(arrays, rows, terms)
         outer: Future = asyncio.get_running_loop().create_future()
@@ -115,7 +119,8 @@ class VersionTrial:
                 return
             terms = replace(terms, timeout_ns=left_ns)
         try:
-            second = self._other.submit(arrays, rows, terms)
+            with UNCOUNTED:
+                second = self._other.submit(arrays, rows, terms)
         except HalfevenError:
             outer.set_exception(error)
             return
@@ -159,7 +164,8 @@ class VersionTrial:
         if self._asking >= MOST_SECOND_OPINIONS:
             return
         try:
-            second = self._other.submit(arrays, rows)
+            with UNCOUNTED:
+                second = self._other.submit(arrays, rows)
         except HalfevenError:
             return
         self._asking += 1

@@ -15,6 +15,7 @@ from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion,
 from halfeven.serve.versions.traffic.rules import TrialRules
 from halfeven.serve.versions.traffic.version_trial import VersionTrial, slowness
 
+from tests.serve.batching import stage
 from tests.serve.versions.traffic.conftest import Engine, spec
 
 X = [np.ones((1, 4), np.float32)]
@@ -207,6 +208,35 @@ async def test_a_full_queue_spills_over_from_a_canary_only() -> None:
     assert await canary.ask() == ["1"]
     stable.new.refusal = NotReady("on its way out")
     assert await stable.ask() == ["1"]
+
+
+@on_a_loop
+async def test_a_refusal_counts_only_where_the_caller_was_refused() -> None:
+    toy = stage.spec(queue=1)
+    async with (
+        stage.serving(stage.Fake(), toy) as (canary, canary_device),
+        stage.serving(stage.Fake(), toy) as (stable, stable_device),
+    ):
+        trial = VersionTrial(toy, canary, stable, TrialRules(), lambda *_: None, spills=True)
+        canary_device.hold()
+        waits = trial.submit(stage.rows_of(stage.POISON), 1)
+        assert (await trial.submit(stage.rows_of(2), 1)).outputs[0] == 2
+
+        def rejected() -> list[int]:
+            return [one.all_counters()[0].rejected for one in (canary, stable)]
+
+        assert rejected() == [0, 0], "the stable version has answered"
+        stable_device.hold()
+        stable_waits = stable.submit(stage.rows_of(3), 1)
+        with pytest.raises(Overloaded):
+            trial.submit(stage.rows_of(4), 1)
+        assert rejected() == [0, 1]
+        canary_device.release()
+        with pytest.raises(EngineFailed, match="poison"):
+            await waits
+        assert rejected() == [0, 1], "its caller was told of the canary's error"
+        stable_device.release()
+        await stable_waits
 
 
 @on_a_loop
