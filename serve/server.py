@@ -45,6 +45,7 @@ from .finetune.web.refused import refuse_training
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
+from .http.error_mapping import hidden_folders
 from .http.inference import Inference
 from .http.limits.bounds import ServerBounds
 from .http.limits.connections import Connections, backlog_of, connection_limit, raise_descriptor_limit
@@ -79,6 +80,7 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     """
     state = state_folder(store, settings.state)
     with ExitStack() as opened:  # is closed here where something raises, else by the lifespan
+        opened.enter_context(hidden_folders((store.root, state, settings.keys.path.parent)))
         if state is not None:
             return _build_read_only(settings, LinkedStore(store, state), opened)
         return _build(settings, store, opened)

@@ -6,7 +6,8 @@ No other file knows both sides.
 import errno
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -168,6 +169,7 @@ _LONG_QUOTATION = re.compile(
 _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 # The store's own folder is its last name too. Behind "in the store" a colon or the sentence's end follows.
 _STORE = re.compile(r"(?<=\bin the store) /[^:]*|(?<=\bthe store) /[^\s:;,'\"]+")
+_hidden: list[str] = []  # folders of the servers in this process
 _SENTENCES = frozenset(("reason", "fault", "message", "notes"))  # names of what is a sentence in facts
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
@@ -241,12 +243,28 @@ def message_of(error: BaseException, reaches: Reaches = no_model) -> str:
     if not isinstance(error, errors.HalfevenError):
         return _HIDDEN
     text = error.words_for(reaches) if isinstance(error, errors.UnknownName) else str(error)
-    return without_folders(_shortened(text)[:_LONGEST])
+    return _shortened(without_folders(text))[:_LONGEST]  # no folder is cut before it is known as one
 
 
 def _shortened(text: str) -> str:
     """The text with its long words and quotations cut: a message quotes the request, which may be of any length."""
     return _LONG_QUOTATION.sub(lambda found: f"{found[0][: _QUOTED // 2]}…", text)
+
+
+@contextmanager
+def hidden_folders(folders: Iterable[Path | None]) -> Iterator[None]:
+    """Within the block no message tells a caller of these folders, whatever characters their names have: elsewhere a
+    path is known by its form, which a space ends."""
+    paths = {
+        path for folder in folders if folder is not None for path in (folder.absolute(), folder.resolve())
+    }
+    names = [str(path) for path in paths if path.name]
+    _hidden.extend(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            _hidden.remove(name)
 
 
 def without_folders(text: str) -> str:
@@ -255,6 +273,10 @@ def without_folders(text: str) -> str:
 
     Paths of routes (``/v1/…``, ``/v2/…``) stay.
     """
+    for folder in sorted(_hidden, key=len, reverse=True):
+        if folder in text:
+            name = re.escape(folder)
+            text = re.sub(rf" {name}(?!\.?[\w/-])", "", re.sub(rf"(?<![\w./:]){name}(?=/)", "/_", text))
     return _FOLDERS.sub("", _STORE.sub("", text))
 
 

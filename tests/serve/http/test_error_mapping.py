@@ -13,9 +13,11 @@ from halfeven.serve.http.error_mapping import (
     SlowBody,
     body_of,
     exit_code_of,
+    hidden_folders,
     message_of,
     retry_after_of,
     status_of,
+    without_folders,
 )
 
 
@@ -144,9 +146,24 @@ def test_a_store_that_was_named_from_the_servers_folder_is_not_told_with_its_pat
 def test_no_part_of_the_store_s_folder_is_told(root: str) -> None:
     error = errors.UnknownName.of_model("net", ["other"], f"no model '{{}}' in the store {root}")
     assert message_of(error, lambda _: True) == "no model 'net' in the store: it has ['other']"
-    if " " not in root:
-        refused = errors.BadInput(f"this server only reads the store {root}; do it where it may be written")
-        assert message_of(refused) == "this server only reads the store; do it where it may be written"
+
+
+@pytest.mark.parametrize(
+    "root", ["/store", "/srv/digits of ann/my store", "/srv/a (copy), 'old': x", f"/srv/{'long' * 60}"]
+)
+def test_no_part_of_a_folder_of_the_server_is_told_whatever_its_name(root: str) -> None:
+    another = f"another store is {root}-2, see /v2/models/net"
+    as_ever = without_folders(another)
+    with hidden_folders((None, Path(root))):
+        assert without_folders(another) == as_ever
+        for text, expected in (
+            (f"the store {root} has no model yet", "the store has no model yet"),
+            (f"this server only reads the store {root}; do it", "this server only reads the store; do it"),
+            (f"{root}/models/net/1/half.pt2 is damaged", "half.pt2 is damaged"),
+            (f"failed to load 'net', {root}/models/net/live: gone", "failed to load 'net', live: gone"),
+            (f"it lies in {root}. Convert it", "it lies in. Convert it"),
+        ):
+            assert without_folders(text) == message_of(errors.BadInput(text)) == expected
 
 
 def test_a_full_disk_says_how_much_is_free_only_where_it_is_known_of_which_disk(tmp_path: Path) -> None:
