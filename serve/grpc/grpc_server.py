@@ -168,7 +168,11 @@ class _Service(grpc.GenericRpcHandler):
         async def unary(messages: AsyncIterator[Any], context: Any) -> Any:
             model = ""
             try:
-                request = await only_message(messages, self._front.body_timeout_s, call.name)
+                request = call.request()
+                if (
+                    request.DESCRIPTOR.fields
+                ):  # else it says nothing: a probe without a key has no message read
+                    request = await only_message(messages, self._front.body_timeout_s, call.name)
                 model = request.model_name if form else ""
                 with self._front.call_span(f"{SERVICE}/{call.name}", context):
                     answer = await self._answer(call, authorization, request)

@@ -1,8 +1,8 @@
 """gRPC's own services: whether the server is ready, and what services it has.
 
-- ``grpc.health.v1.Health``: what Kubernetes and load balancers ask. It needs no key. `Check` answers once; `Watch` goes
-  on answering at each change, also for a name that is not known, for which `Check` is NOT_FOUND. Source: "GRPC Health
-  Checking Protocol".
+- ``grpc.health.v1.Health``: what Kubernetes and load balancers ask. It needs no key, so few of its messages are read at
+  once. `Check` answers once; `Watch` goes on answering at each change, also for a name that is not known, for which
+  `Check` is NOT_FOUND. Source: "GRPC Health Checking Protocol".
 - Reflection: grpcurl, grpcui, Postman and Envoy learn the services without a file of ours. A caller needs what
   ``/openapi.json`` needs: any key of this server, where it has keys. Both versions of the protocol have the same
   messages. Source: "GRPC Server Reflection Protocol", grpc/reflection/v1/reflection.proto.
@@ -17,11 +17,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from ...models.errors import HalfevenError, NotReady, UnknownName
+from ...models.errors import BadRequest, HalfevenError, NotReady, UnknownName
 from ..batching.interface import Roster
 from ..http.limits.connections import Connections
 from .call_end import abort
-from .messages import SERVICE, files, message, only_message, pool, unreadable
+from .messages import FEW_BYTES, SERVICE, files, message, only_message, pool, unreadable
 from .open_stream import OpenStream, ended, no_place
 
 _PACKAGE = "grpc.health.v1"
@@ -32,12 +32,24 @@ _PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 _SERVICE, _METHOD = "ServerReflection", "ServerReflectionInfo"
 _NOT_FOUND, _UNIMPLEMENTED = 5, 12  # numbers of gRPC's statuses
 _LONGEST = 200  # characters of a name that an error repeats
+_MOST_READ = 2  # messages of `Check` that are on their way at once, and of `Watch`: gRPC takes each whole
 
 
 @cache
 def _messages() -> tuple[Any, Any]:
     """The classes of HealthCheckRequest and HealthCheckResponse."""
     return message("HealthCheckRequest", _PACKAGE), message("HealthCheckResponse", _PACKAGE)
+
+
+def _read(data: bytes) -> Any:
+    """The HealthCheckRequest of these bytes. Raises BadRequest where they are too many: a watch keeps its name."""
+    if (size := len(data)) > FEW_BYTES:
+        # The error keeps this call's variables for a while.
+        del data
+        raise BadRequest(
+            f"the message has {size} bytes, expected the name of a service; send '' or '{SERVICE}'"
+        )
+    return _messages()[0].FromString(data)
 
 
 class HealthService(grpc.GenericRpcHandler):
@@ -47,11 +59,12 @@ class HealthService(grpc.GenericRpcHandler):
         """``seconds``: within which a call's message must arrive. ``most_watchers``: calls of `Watch` at once."""
         self._roster, self._seconds = roster, seconds
         self._watchers = Connections(most_watchers)
+        self._free = min(max(most_watchers // 2, 1), _MOST_READ)  # messages of `Check` that may still be read
+        self._watches_read = asyncio.Semaphore(_MOST_READ)
         self._ending = False
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
-        request, response = _messages()
-        read, write = request.FromString, response.SerializeToString
+        read, write = _read, _messages()[1].SerializeToString
         if handler_call_details.method == f"/{HEALTH}/Check":
             return grpc.stream_unary_rpc_method_handler(self._check, read, write)  # type: ignore[arg-type]
         if handler_call_details.method == f"/{HEALTH}/Watch":
@@ -69,19 +82,30 @@ class HealthService(grpc.GenericRpcHandler):
 
     async def _check(self, messages: AsyncIterator[Any], context: Any) -> Any:
         try:
-            asked = await only_message(messages, self._seconds, "Check")
-            if (status := self._status(asked.service)) == _SERVICE_UNKNOWN:
+            if (status := self._status(await self._checked(messages))) == _SERVICE_UNKNOWN:
                 raise UnknownName(f"ask for the service '' or '{SERVICE}'; models have ModelReady")
         except HalfevenError as error:
             await abort(context, error)
         return _messages()[1](status=status)
+
+    async def _checked(self, messages: AsyncIterator[Any]) -> str:
+        """The service that a `Check` names. Where enough messages are on their way, it is the whole server: a call that
+        waits for its turn would take the place of another call, and a probe wants its answer at once."""
+        if not self._free:
+            return ""
+        self._free -= 1
+        try:
+            return (await only_message(messages, self._seconds, "Check")).service
+        finally:
+            self._free += 1
 
     async def _watch(self, messages: AsyncIterator[Any], context: Any) -> None:
         place = OpenStream()
         if not self._watchers.enter(place):
             await abort(context, no_place("Check"))
         try:
-            asked = await only_message(messages, self._seconds, "Watch")
+            async with self._watches_read:
+                asked = await only_message(messages, self._seconds, "Watch")
             await self._follow(asked.service, context)
         except asyncio.CancelledError:
             if not place.was_closed():

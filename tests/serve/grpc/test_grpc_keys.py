@@ -16,7 +16,7 @@ import pytest
 from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
 from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES, KeyFile
-from halfeven.serve.grpc import open_stream
+from halfeven.serve.grpc import health_and_reflection, messages, open_stream
 from halfeven.serve.grpc.calls import CALLS, NOT_OFFERED
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
@@ -155,28 +155,80 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_sent(keyed: Keyed
     assert refused.value.code().name == "UNAUTHENTICATED"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", [PATH + "ServerLive", HEALTH_PATHS[0]])
-def test_calls_without_their_message_end_and_leave_room_for_others(
-    tmp_path: Path, start: Start, path: str
+@pytest.mark.parametrize("name", [*OPEN, "ServerMetadata"])
+def test_a_call_whose_message_has_no_field_is_answered_before_it_is_sent(
+    keyed: Keyed, channel: Any, name: str
 ) -> None:
-    """The calls need no key. If they waited without end, one connection without a key could hold every call."""
-    access = AccessControl(KeyFile(tmp_path / "keys.json"), needed=True)
-    both = start(access=access, bounds=ServerBounds(seconds=0.5, connections=Connections(4)))
+    """A probe needs no key: its caller can neither make the server read a message nor hold a place by sending none."""
     ended = threading.Event()
 
     def never() -> Any:
         ended.wait(SECONDS)
         yield b""
 
+    metadata = [("authorization", f"Bearer {keyed.infers}")] if name not in OPEN else []
+    call = channel.stream_stream(PATH + name)(never(), timeout=SECONDS / 2, metadata=metadata)
+    assert next(iter(call)) is not None
+    ended.set()
+
+
+def test_health_checks_without_a_message_leave_room_for_keys_and_other_probes(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check needs no key: its caller could hold every call, and have any number of large messages taken in."""
+    file, waits = KeyFile(tmp_path / "keys.json"), threading.Semaphore(0)
+    key, _ = file.add("one", ["infer"])
+    both = start(
+        access=AccessControl(file), bounds=ServerBounds(seconds=SECONDS, connections=Connections(16))
+    )
+    ended, only_message = threading.Event(), messages.only_message
+
+    def waiting(*given: Any) -> Any:
+        waits.release()
+        return only_message(*given)
+
+    monkeypatch.setattr(health_and_reflection, "only_message", waiting)
+
+    def late() -> Any:
+        ended.wait(SECONDS)
+        yield bytes((10, 6)) + b"double"
+
     with grpc.insecure_channel(both.grpc) as channel:
-        calls = [channel.stream_stream(path)(never(), timeout=SECONDS / 2) for _ in range(4)]
+        check = channel.stream_stream(HEALTH_PATHS[0])
+        first = check(late(), timeout=SECONDS)
+        assert waits.acquire(timeout=SECONDS)
+        others = [check(late(), timeout=SECONDS) for _ in range(8)]
+        assert [list(one) for one in others] == [[b"\x08\x01"]] * 8 and not waits.acquire(blocking=False)
+        assert status_of(channel, PATH + "ModelReady", message_of("ModelReady"), key) == "OK"
+        ended.set()
+        with pytest.raises(grpc.RpcError) as named:
+            list(first)
+        assert named.value.code().name == "NOT_FOUND"
+        assert status_of(channel, HEALTH_PATHS[0], bytes((10, 1)) + b"d") == "NOT_FOUND"
+
+
+@pytest.mark.slow
+def test_calls_without_their_message_end_and_leave_room_for_others(tmp_path: Path, start: Start) -> None:
+    """If they waited without end, one connection could hold every call."""
+    file = KeyFile(tmp_path / "keys.json")
+    key, _ = file.add("one", ["infer"])
+    both = start(access=AccessControl(file), bounds=ServerBounds(seconds=0.5, connections=Connections(4)))
+    ended, metadata = threading.Event(), [("authorization", f"Bearer {key}")]
+
+    def never() -> Any:
+        ended.wait(SECONDS)
+        yield b""
+
+    path = PATH + "ModelReady"
+    with grpc.insecure_channel(both.grpc) as channel:
+        ask = channel.stream_stream(path)
+        calls = [ask(never(), timeout=SECONDS / 2, metadata=metadata) for _ in range(4)]
         for call in calls:
             with pytest.raises(grpc.RpcError) as late:
                 next(iter(call))
             assert "did not arrive within 0.5 s" in (late.value.details() or "")
             assert late.value.code().name == "DEADLINE_EXCEEDED"
-        assert status_of(channel, path) == "OK"
+        assert status_of(channel, path, message_of("ModelReady"), key) == "OK"
         ended.set()
 
 
@@ -218,7 +270,8 @@ def test_idle_streams_leave_room_for_unary_calls_and_end_for_new_streams(
 
 def test_a_call_that_ends_without_a_message_is_refused(keyed: Keyed, channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        list(channel.stream_stream(PATH + "ServerLive")(iter(()), timeout=SECONDS / 2))
+        metadata = [("authorization", f"Bearer {keyed.infers}")]
+        list(channel.stream_stream(PATH + "ModelReady")(iter(()), timeout=SECONDS / 2, metadata=metadata))
     assert refused.value.code().name == "INVALID_ARGUMENT"
 
 

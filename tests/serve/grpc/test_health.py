@@ -152,7 +152,13 @@ def test_a_watch_whose_message_does_not_come_or_is_none_ends(start: Start) -> No
         late = end_of(call(iter(never.get, None), timeout=SECONDS))
         assert late.code().name == "DEADLINE_EXCEEDED" and "within 0.5 s" in (late.details() or "")
         never.put(None)
-        for sent, words in (([], "without its message"), ([b"\xff" * 64], "are not its message")):
+        long = b"\x0a\x80\x80\x08" + bytes(2**17)
+        ends = {
+            "without its message": [],
+            "are not its message": [b"\xff" * 64],
+            "the name of a service": [long],
+        }
+        for words, sent in ends.items():
             refused = end_of(call(iter(sent), timeout=SECONDS))
             assert refused.code().name == "INVALID_ARGUMENT" and words in (refused.details() or "")
 
