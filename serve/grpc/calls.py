@@ -208,6 +208,11 @@ class Call:
     def response(self) -> Any:
         return message(f"{self.name}Response")
 
+    @property
+    def is_open(self) -> bool:
+        """True if the call needs no key."""
+        return not need_of(*self.like)[0]
+
     def need(self, request: Any) -> Need:
         """The scopes (a key needs one of them) and the model of this request."""
         scopes, model = need_of(*self.like)

@@ -28,7 +28,7 @@ from .call_end import abort, add_load, load_format, words_of
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health_and_reflection import HEALTH, HealthService, ReflectionService
 from .messages import SERVICE, check_parts, only_message, unreadable
-from .open_stream import NotRead, OpenStream, UnreadAnswers, ended, most_streams, most_watchers, no_place
+from .open_stream import KeylessCalls, NotRead, OpenStream, UnreadAnswers, ended, most_streams, no_place
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 # A connection that is silent for 60 s is asked whether its client is there, who has 20 s to answer.
@@ -51,9 +51,10 @@ class GrpcServer:
     ) -> None:
         self.host, self.port, self._limits = host, port, limits
         self._front, self._certificates = front, certificates
-        calls = _Service(front, Calls(front, roster, server_name))
-        watchers = most_watchers(front.bounds.connections.limit)
-        self._health = HealthService(roster, front.body_timeout_s, watchers)
+        limit = front.bounds.connections.limit
+        keyless = KeylessCalls(limit)
+        calls = _Service(front, Calls(front, roster, server_name), keyless)
+        self._health = HealthService(roster, front.body_timeout_s, limit, keyless)
         reflection = ReflectionService(partial(_admit_reader, front), front.body_timeout_s)
         self._services = (reflection, calls, self._health)
         self._server: grpc.aio.Server | None = None
@@ -134,8 +135,8 @@ def _pair(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
 class _Service(grpc.GenericRpcHandler):
     """Finds the call by its name, and what it needs."""
 
-    def __init__(self, front: InferFront, calls: Calls) -> None:
-        self._front, self._calls = front, calls
+    def __init__(self, front: InferFront, calls: Calls, keyless: KeylessCalls) -> None:
+        self._front, self._calls, self._keyless = front, calls, keyless
         self._streams = Connections(most_streams(front.bounds.connections.limit))
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
@@ -168,10 +169,11 @@ class _Service(grpc.GenericRpcHandler):
         async def unary(messages: AsyncIterator[Any], context: Any) -> Any:
             model = ""
             try:
+                if call.is_open:
+                    self._keyless.enter(context)
                 request = call.request()
-                if (
-                    request.DESCRIPTOR.fields
-                ):  # else it says nothing: a probe without a key has no message read
+                # A message without fields says nothing. So no message is read that needs no key.
+                if request.DESCRIPTOR.fields:
                     request = await only_message(messages, self._front.body_timeout_s, call.name)
                 model = request.model_name if form else ""
                 with self._front.call_span(f"{SERVICE}/{call.name}", context):

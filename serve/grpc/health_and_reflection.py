@@ -22,7 +22,7 @@ from ..batching.interface import Roster
 from ..http.limits.connections import Connections
 from .call_end import abort
 from .messages import FEW_BYTES, SERVICE, files, message, only_message, pool, unreadable
-from .open_stream import OpenStream, ended, no_place
+from .open_stream import KeylessCalls, OpenStream, ended, most_watchers, no_place
 
 _PACKAGE = "grpc.health.v1"
 HEALTH = f"{_PACKAGE}.Health"
@@ -55,11 +55,12 @@ def _read(data: bytes) -> Any:
 class HealthService(grpc.GenericRpcHandler):
     """Answers whether the server is ready, for the empty name and for the name of the V2 service."""
 
-    def __init__(self, roster: Roster, seconds: float, most_watchers: int) -> None:
-        """``seconds``: within which a call's message must arrive. ``most_watchers``: calls of `Watch` at once."""
-        self._roster, self._seconds = roster, seconds
-        self._watchers = Connections(most_watchers)
-        self._free = min(max(most_watchers // 2, 1), _MOST_READ)  # messages of `Check` that may still be read
+    def __init__(self, roster: Roster, seconds: float, calls: int, keyless: KeylessCalls) -> None:
+        """``seconds``: within which a call's message must arrive. ``calls``: all calls of the server at once."""
+        self._roster, self._seconds, self._keyless = roster, seconds, keyless
+        watchers = most_watchers(calls)
+        self._watchers = Connections(watchers)
+        self._free = min(max(watchers // 2, 1), _MOST_READ)  # messages of `Check` that may still be read
         self._watches_read = asyncio.Semaphore(_MOST_READ)
         self._ending = False
 
@@ -82,6 +83,7 @@ class HealthService(grpc.GenericRpcHandler):
 
     async def _check(self, messages: AsyncIterator[Any], context: Any) -> Any:
         try:
+            self._keyless.enter(context)
             if (status := self._status(await self._checked(messages))) == _SERVICE_UNKNOWN:
                 raise UnknownName(f"ask for the service '' or '{SERVICE}'; models have ModelReady")
         except HalfevenError as error:
@@ -104,6 +106,7 @@ class HealthService(grpc.GenericRpcHandler):
         if not self._watchers.enter(place):
             await abort(context, no_place("Check"))
         try:
+            self._keyless.enter(context)
             async with self._watches_read:
                 asked = await only_message(messages, self._seconds, "Watch")
             await self._follow(asked.service, context)

@@ -29,6 +29,25 @@ def most_watchers(calls: int) -> int:
     return (calls - most_streams(calls)) // 2
 
 
+class KeylessCalls:
+    """Counts the calls under way that need no key. gRPC cannot end a call whose caller does not take its answer, so
+    these are fewer than all calls: a caller without a key cannot hold the places of those who have one."""
+
+    def __init__(self, calls: int) -> None:
+        """``calls``: all calls that there may be. Of those that are no streams, every fourth one is kept for keys."""
+        self._most, self._count = max((calls - most_streams(calls)) * 3 // 4, 1), 0
+
+    def enter(self, context: Any) -> None:
+        """Count the call until gRPC has done with it. Raises Overloaded."""
+        if self._count >= self._most:
+            raise Overloaded(f"{self._most} calls without a key are under way; ask later, or over HTTP")
+        self._count += 1
+        context.add_done_callback(self._left)
+
+    def _left(self, _: Any) -> None:
+        self._count -= 1
+
+
 class OpenStream:
     """Made in the task that answers the stream, which `close_idle` cancels. ``clock`` gives seconds."""
 

@@ -4,8 +4,8 @@ import socket
 import struct
 from collections.abc import Iterator
 
-HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 1, 3, 4, 6, 7
-END_HEADERS, ACK = 4, 1
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+END_HEADERS, END_STREAM, ACK = 4, 1, 1
 CANCEL = struct.pack("!I", 8)
 
 

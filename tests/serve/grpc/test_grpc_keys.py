@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +27,22 @@ from tritonclient.utils import InferenceServerException
 from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
 from tests.serve.grpc.conftest import Both, Start
+from tests.serve.grpc.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    SETTINGS,
+    Connection,
+    frame,
+    head_of,
+)
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
 
 OPEN = {"ServerLive", "ServerReady"}
 SECONDS = PATIENCE_S
 PATH = "/inference.GRPCInferenceService/"
+_INITIAL_WINDOW_SIZE = 4  # the identifier of the setting
 HEALTH_PATHS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]
 
 
@@ -166,7 +178,7 @@ def test_a_call_whose_message_has_no_field_is_answered_before_it_is_sent(
         ended.wait(SECONDS)
         yield b""
 
-    metadata = [("authorization", f"Bearer {keyed.infers}")] if name not in OPEN else []
+    metadata = () if name in OPEN else (("authorization", f"Bearer {keyed.infers}"),)
     call = channel.stream_stream(PATH + name)(never(), timeout=SECONDS / 2, metadata=metadata)
     assert next(iter(call)) is not None
     ended.set()
@@ -207,13 +219,38 @@ def test_health_checks_without_a_message_leave_room_for_keys_and_other_probes(
         assert status_of(channel, HEALTH_PATHS[0], bytes((10, 1)) + b"d") == "NOT_FOUND"
 
 
+@pytest.mark.parametrize("path", [PATH + "ServerLive", *HEALTH_PATHS])
+def test_answers_to_probes_that_are_not_taken_leave_room_for_keys(
+    tmp_path: Path, start: Start, path: str
+) -> None:
+    """The caller's HTTP/2 window is empty: gRPC cannot end such a call, and a caller without a key could hold all."""
+    file, most = KeyFile(tmp_path / "keys.json"), 16
+    key, _ = file.add("one", ["infer"])
+    both = start(access=AccessControl(file), bounds=ServerBounds(connections=Connections(most)))
+    prober, empty = Connection(both.grpc), struct.pack("!HI", _INITIAL_WINDOW_SIZE, 0)
+    prober.send(frame(SETTINGS, payload=empty))
+    for stream in range(1, 4 * most, 2):
+        prober.send(
+            frame(HEADERS, END_HEADERS, stream, head_of(path)), frame(DATA, END_STREAM, stream, bytes(5))
+        )
+    refused = 0
+    for kind, flags, _ in prober.read():
+        refused += kind == HEADERS and bool(flags & END_STREAM)
+        if refused == most:
+            break
+    with grpc.insecure_channel(both.grpc) as channel:
+        assert status_of(channel, PATH + "ModelReady", message_of("ModelReady"), key) == "OK"
+        prober.close()
+        until(lambda: status_of(channel, path) == "OK")
+
+
 @pytest.mark.slow
 def test_calls_without_their_message_end_and_leave_room_for_others(tmp_path: Path, start: Start) -> None:
     """If they waited without end, one connection could hold every call."""
     file = KeyFile(tmp_path / "keys.json")
     key, _ = file.add("one", ["infer"])
     both = start(access=AccessControl(file), bounds=ServerBounds(seconds=0.5, connections=Connections(4)))
-    ended, metadata = threading.Event(), [("authorization", f"Bearer {key}")]
+    ended, metadata = threading.Event(), (("authorization", f"Bearer {key}"),)
 
     def never() -> Any:
         ended.wait(SECONDS)
@@ -270,7 +307,7 @@ def test_idle_streams_leave_room_for_unary_calls_and_end_for_new_streams(
 
 def test_a_call_that_ends_without_a_message_is_refused(keyed: Keyed, channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        metadata = [("authorization", f"Bearer {keyed.infers}")]
+        metadata = (("authorization", f"Bearer {keyed.infers}"),)
         list(channel.stream_stream(PATH + "ModelReady")(iter(()), timeout=SECONDS / 2, metadata=metadata))
     assert refused.value.code().name == "INVALID_ARGUMENT"
 

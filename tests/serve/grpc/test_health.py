@@ -120,27 +120,28 @@ def test_watchers_are_bounded_apart_from_streams_with_keys(
 ) -> None:
     """Watching needs no key: whoever watches may end another watcher that is idle, and nothing else."""
     monkeypatch.setattr(open_stream, "IDLE_SECONDS", 0.0)
-    both = start(bounds=ServerBounds(connections=Connections(8)))  # six streams, one watcher
+    both = start(bounds=ServerBounds(connections=Connections(32)))  # 24 streams, four watchers
     never: queue.Queue[Any] = queue.Queue()
     with grpc.insecure_channel(both.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         asked = service_pb2.ModelInferRequest(model_name="nobody")
-        streams = [stub.ModelStreamInfer(chain([asked], iter(never.get, None))) for _ in range(6)]
+        streams = [stub.ModelStreamInfer(chain([asked], iter(never.get, None))) for _ in range(24)]
         assert all("unknown model" in next(stream).error_message for stream in streams)
-        first = watch(channel)
-        assert next(first) == SERVING
-        second = watch(channel)
-        assert next(second) == SERVING and check(both.grpc) == SERVING
-        closed = end_of(first)
+        watchers = []
+        for _ in range(5):
+            watchers.append(watch(channel))
+            assert next(watchers[-1]) == SERVING
+        assert check(both.grpc) == SERVING
+        closed = end_of(watchers[0])
         assert closed.code().name == "UNAVAILABLE" and "was idle" in (closed.details() or "")
         monkeypatch.setattr(open_stream, "IDLE_SECONDS", 1e9)
         refused = end_of(watch(channel))
         assert refused.code().name == "UNAVAILABLE" and "use Check" in (refused.details() or "")
         assert retry_after(refused) == "1"
-        assert all(stream.is_active() for stream in (*streams, second))
+        assert all(stream.is_active() for stream in (*streams, *watchers[1:]))
         for _ in streams:
             never.put(None)
-        assert [list(stream) for stream in streams] == [[]] * 6
+        assert [list(stream) for stream in streams] == [[]] * 24
 
 
 @pytest.mark.slow
@@ -164,7 +165,7 @@ def test_a_watch_whose_message_does_not_come_or_is_none_ends(start: Start) -> No
 
 
 def test_a_watcher_that_leaves_gives_its_place_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    both, left = start(bounds=ServerBounds(connections=Connections(8))), threading.Semaphore(0)
+    both, left = start(bounds=ServerBounds(connections=Connections(16))), threading.Semaphore(0)
     leave = Connections.leave
 
     def leaving(self: Connections, connection: OpenConnection) -> None:
