@@ -23,8 +23,9 @@ from ....models.errors import BadSetting, HalfevenError
 from ...address import address
 from ..error_mapping import NoDescriptor, TooManyConnections
 from ..limits.bounds import ServerBounds
+from ..limits.connections import Connections
 from .guarded_protocol import refusal_of
-from .tls import set_up_tls
+from .tls import Secured, set_up_tls
 
 _LOG = logging.getLogger("halfeven")
 _KEPT_BACK = 4  # descriptors
@@ -100,6 +101,7 @@ class Listening:
     ) -> None:
         self._listener, self._protocol, self._tls = listener, protocol, tls
         self._connections, self._refused = bounds.connections, bounds.refused
+        self._handshakes, self._seconds = Connections(max(bounds.connections.limit, _AT_ONCE)), bounds.seconds
         self._kept_back: list[int] = []
         self._again: asyncio.TimerHandle | None = None
         self._coming = 0  # connections that were accepted and have no protocol yet
@@ -155,24 +157,30 @@ class Listening:
             if self._tls is None and not self._connections.has_room(self._coming):
                 limit = self._connections.limit
                 self._refuse(connection, TooManyConnections(f"{limit} connections are open; try again later"))
-            elif len(self._setting_up) >= max(self._connections.limit, _AT_ONCE):
+            elif self._tls is not None and not self._handshakes.has_room():
                 self._refused.count("too many TLS handshakes are under way")
                 connection.close()
             else:
                 with suppress(OSError):  # a caller that has gone already
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._coming += 1
-                self._run(self._set_up(connection), self._setting_up)
+                secured = None if self._tls is None else Secured(self._tls, self._made, self._seconds)
+                if secured is not None:
+                    self._handshakes.enter(secured)
+                self._run(self._set_up(connection, secured), self._setting_up)
 
-    async def _set_up(self, connection: socket.socket) -> None:
+    async def _set_up(self, connection: socket.socket, secured: Secured | None) -> None:
         try:
-            if self._tls is None:
+            if secured is None:
                 await self._loop.connect_accepted_socket(self._made, connection)
             else:
-                await set_up_tls(connection, self._tls, self._made)
+                await set_up_tls(connection, secured)
         except OSError as error:  # also what is wrong with a TLS handshake
             _LOG.debug("a connection was not set up: %s", error)
             connection.close()
+        finally:
+            if secured is not None:
+                self._handshakes.leave(secured)
 
     def _made(self) -> asyncio.Protocol:
         self._coming -= 1

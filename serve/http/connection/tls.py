@@ -13,33 +13,43 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-_HANDSHAKE_S = 60.0
+_IDLE_SECONDS = 1.0  # from then on a handshake makes room for another one
 _PIECE = 1 << 18
 
 
 class Secured(asyncio.Transport, asyncio.Protocol):
     """The protocol of the bytes below TLS, and the transport of the protocol above, which ``made`` gives.
 
-    ``ready`` is done when the handshake is; it has an OSError where the handshake failed.
+    ``ready`` is done when the handshake is; it has an OSError where the handshake failed, also after ``seconds``.
     """
 
     _raw: asyncio.Transport
     _above: asyncio.Protocol | None = None  # from the end of the handshake on
     _has_ended = False  # the caller has ended its side
+    _began = float("inf")  # the time of the connection, on the loop's clock
 
-    def __init__(self, context: ssl.SSLContext, made: Callable[[], asyncio.Protocol]) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, context: ssl.SSLContext, made: Callable[[], asyncio.Protocol], seconds: float) -> None:
+        loop = self._loop = asyncio.get_running_loop()
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._made = made
         self._facts = {"sslcontext": context, "ssl_object": self._tls}
         self.ready: asyncio.Future[None] = loop.create_future()
-        self._too_late = loop.call_later(_HANDSHAKE_S, lambda: self._raw.abort())
+        self._too_late = loop.call_later(seconds, lambda: self._raw.abort())
+
+    # The methods that `Connections` calls while the handshake is under way.
+
+    def is_idle(self) -> bool:
+        """True if the handshake may end for another one: it takes long, whatever its caller sends meanwhile."""
+        return self._loop.time() - self._began >= _IDLE_SECONDS
+
+    def close_idle(self) -> None:
+        self._raw.abort()
 
     # The methods that the transport below calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._raw = cast(asyncio.Transport, transport)
+        self._raw, self._began = cast(asyncio.Transport, transport), self._loop.time()
 
     def data_received(self, data: bytes) -> None:
         if self._has_ended or self._raw.is_closing():
@@ -161,10 +171,7 @@ class Secured(asyncio.Transport, asyncio.Protocol):
         self._raw.close()
 
 
-async def set_up_tls(
-    connection: socket.socket, context: ssl.SSLContext, made: Callable[[], asyncio.Protocol]
-) -> None:
-    """Make the TLS connection of a socket; ``made`` gives its protocol. Raises OSError where the handshake fails."""
-    loop = asyncio.get_running_loop()
-    _, secured = await loop.connect_accepted_socket(lambda: Secured(context, made), connection)
+async def set_up_tls(connection: socket.socket, secured: Secured) -> None:
+    """Make the TLS connection of a socket. Raises OSError where the handshake fails."""
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: secured, connection)
     await secured.ready

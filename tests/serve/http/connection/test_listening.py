@@ -18,11 +18,15 @@ from typing import cast
 
 import pytest
 import uvloop
+from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.http.connection import listening as listening_module
+from halfeven.serve.http.connection import tls as tls_module
 from halfeven.serve.http.connection.listening import Listening, cannot_listen, listeners_at
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.repeated_warnings import WarningEachSecond
+
+from tests.serve.access.authority import Pair
 
 SECONDS = 30
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -237,6 +241,36 @@ def test_callers_that_do_not_end_their_tls_handshake_have_the_same_limit(
         await listening.settled(0.0)
 
     in_time(limited, asyncio.new_event_loop)
+
+
+def test_a_tls_handshake_that_takes_long_ends_for_a_newcomer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening_module, "_AT_ONCE", 1)
+    monkeypatch.setattr(tls_module, "_IDLE_SECONDS", 0.0)
+    pair = Pair(tmp_path)
+
+    async def answered() -> None:
+        listening = new_listening(3)
+        listening._tls = Certificates(pair.certificate, pair.key).server_context()
+        with ExitStack() as stack:
+            silent = [stack.enter_context(socket.create_connection(place_of(listening))) for _ in range(3)]
+            listening.start()
+            while len(listening._setting_up) < 3:
+                await asyncio.sleep(0)
+            reader, writer = await asyncio.open_connection(
+                *place_of(listening), ssl=pair.trusting(), server_hostname="localhost"
+            )
+            writer.write(REQUEST)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            silent[0].setblocking(False)
+            assert await asyncio.get_running_loop().sock_recv(silent[0], 1) == b""
+            assert len(listening._setting_up) == 2
+            writer.transport.abort()
+        listening.close()
+        await listening.settled(SECONDS)
+
+    in_time(answered, asyncio.new_event_loop)
 
 
 def test_each_address_of_a_name_is_listened_on_and_one_that_cannot_be_had_is_said() -> None:

@@ -45,7 +45,7 @@ def test_what_comes_behind_the_alert_is_neither_kept_nor_heard(tmp_path: Path) -
 async def behind_the_alert(tmp_path: Path) -> None:
     pair, raw, above = Pair(tmp_path), Raw(), Above()
     context = Certificates(pair.certificate, pair.key).server_context()
-    secured = Secured(context, lambda: above)
+    secured = Secured(context, lambda: above, 30.0)
     secured.connection_made(raw)
     sent, come = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller = pair.trusting().wrap_bio(come, sent, server_hostname="localhost")
@@ -63,3 +63,26 @@ async def behind_the_alert(tmp_path: Path) -> None:
         secured.data_received(bytes(1000))
     assert (above.heard, secured._in.pending) == ([b"a request", "end"], 0)
     secured.connection_lost(None)
+
+
+class Aborted(Raw):
+    """A transport below that knows whether it was aborted."""
+
+    was = False
+
+    def abort(self) -> None:
+        self.was = True
+
+
+def test_a_handshake_that_takes_too_long_is_aborted(tmp_path: Path) -> None:
+    asyncio.run(too_long(tmp_path))
+
+
+async def too_long(tmp_path: Path) -> None:
+    pair, raw = Pair(tmp_path), Aborted()
+    secured = Secured(Certificates(pair.certificate, pair.key).server_context(), Above, 0.0)
+    secured.connection_made(raw)
+    while not raw.was:
+        await asyncio.sleep(0)
+    secured.connection_lost(None)
+    assert isinstance(secured.ready.exception(), ConnectionResetError)
