@@ -8,6 +8,8 @@ request line, other protocols and versions, codings that it does not decode.
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
+from httptools import HttpParserInvalidURLError, parse_url
+
 from ....models.errors import BadRequest
 from ..error_mapping import NotOffered
 from ..route_scopes import rule_of
@@ -58,6 +60,18 @@ def check_request_line(read: Iterable[bytes], method: bytes, url: bytes, version
         )
     if b"#" in url:
         raise BadRequest("the request's target has a '#': a fragment is not sent to servers")
+    if not url.startswith(b"/") and not _has_path(url):
+        raise BadRequest(
+            "the request's target is neither a path nor a URL with a host and a path (RFC 9112, 3.2)"
+        )
+
+
+def _has_path(url: bytes) -> bool:
+    """True if the path of an absolute target can be found: the parser of requests takes more targets than that."""
+    try:
+        return parse_url(url).path is not None
+    except HttpParserInvalidURLError:
+        return False
 
 
 def body_length(headers: Headers, version: str) -> int | None:

@@ -122,7 +122,14 @@ def test_a_request_names_one_host(head: bytes) -> None:
     assert statuses(on_a_wire(lambda wire: wire.send(b"GET /healthz HTTP/1.0\r\n\r\n"))) == [200]
 
 
-@pytest.mark.parametrize("bad", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", CHUNKED + b"ZZZ\r\n"])
+# Targets that the parser of requests takes.
+UNREADABLE = [b"http://a", b"http://a:/v2", b"http:///x", b"http://a:99999/", b"http://a@b@c/"]
+ABSOLUTE = [b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % target for target in UNREADABLE]
+
+
+@pytest.mark.parametrize(
+    "bad", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", CHUNKED + b"ZZZ\r\n", *ABSOLUTE]
+)
 @pytest.mark.parametrize("before", [b"", LIVE], ids=["behind one", "behind two"])
 def test_a_malformed_request_behind_others_is_answered_after_them_and_nothing_else_is(
     bad: bytes, before: bytes
@@ -142,6 +149,14 @@ def test_a_malformed_request_behind_others_is_answered_after_them_and_nothing_el
 
     roster = held_back()
     on_a_wire(steps, roster=roster)
+
+
+@pytest.mark.parametrize("bad", ABSOLUTE)
+def test_a_target_without_a_path_is_refused_in_words(bad: bytes) -> None:
+    written = on_a_wire(lambda wire: wire.send(bad))
+    assert statuses(written) == [400] and b"target is neither" in written
+    asked = LIVE.replace(b" /", b" http://localhost/")
+    assert statuses(on_a_wire(lambda wire: wire.send(asked))) == [200]
 
 
 def test_a_malformed_request_of_a_caller_that_sends_no_more_is_answered_too() -> None:
