@@ -18,7 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from ....models.errors import BadRequest, HalfevenError
+from ....models.errors import BadRequest, HalfevenError, NotReady
 from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong, body_of, headers_of, status_of
 from ..limits.bounds import ServerBounds
 from ..limits.request_limits import DEFAULTS
@@ -143,6 +143,15 @@ class GuardedProtocol(PoliteProtocol):
         """The cycle that is being answered now."""
         running = self._running
         return running if running is not None and not running.response_complete else None
+
+    def give_up(self) -> None:
+        cycle = self.under_way()
+        if cycle is None or cycle.response_started or cycle.disconnected:
+            return
+        cycle.disconnected = True  # what its task sends when it is cancelled is not an answer
+        default_headers = self.server_state.default_headers
+        self.transport.write(refusal_of(no_time_left(), cycle.scope["path"], default_headers))
+        self.transport.close()
 
     def _may_send_interim(self) -> bool | None:
         cycle = self.under_way()
@@ -362,6 +371,11 @@ class GuardedProtocol(PoliteProtocol):
             self.transport.close()
         assert self._unsent is not None
         self._unsent.watch()
+
+
+def no_time_left() -> NotReady:
+    """The error for a request that still computes when the time for shutting down is over."""
+    return NotReady("the server is shutting down and has no time left to answer; ask another one")
 
 
 def refusal_of(

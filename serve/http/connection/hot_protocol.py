@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from ....models.errors import HalfevenError, NotReady
+from ....models.errors import HalfevenError
 from ...batching.interface import Answer
 from ..codecs.infer import InferRequest
 from ..content_coding import chosen_coding
@@ -26,7 +26,7 @@ from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, Headers, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
 from .framing import without_root_path
-from .guarded_protocol import GuardedProtocol
+from .guarded_protocol import GuardedProtocol, no_time_left
 from .header_cache import KnownHead
 from .hot_cycle import HotCycle
 from .polite_protocol import kept_header
@@ -160,12 +160,13 @@ class HotProtocol(GuardedProtocol):
 
     def give_up(self) -> None:
         if (hot := self._hot) is not None and not hot.response_complete:
-            late = NotReady("the server is shutting down and has no time left to answer; ask another one")
             hot.keep_alive = False
-            self._respond(hot, *self._refusal(hot, late))
+            self._respond(hot, *self._refusal(hot, no_time_left()))
             hot.disconnected = True  # an answer that comes now is not sent
             if hot.future is not None:
                 hot.future.cancel()
+        else:
+            super().give_up()
 
     # One request.
 

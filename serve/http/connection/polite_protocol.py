@@ -86,7 +86,7 @@ class PoliteProtocol(HttpToolsProtocol):
         return any(info)
 
     def give_up(self) -> None:
-        """The time for shutting down is over: answer requests that are not ASGI tasks (those are cancelled)."""
+        """The time for shutting down is over: answer the request under way. Its ASGI task is cancelled afterwards."""
 
     def shutdown(self) -> None:
         """The server shuts down. An answer that has begun cannot have ``Connection: close``: the next one has it."""

@@ -291,16 +291,19 @@ def test_nobody_new_gets_through_to_a_port_that_is_held_off_and_who_waits_is_sti
         assert polite_server.waiting_in(listener) == 0
 
 
-def test_what_is_still_computed_when_the_time_is_over_is_refused_with_words(leaving: Leaving) -> None:
+@pytest.mark.parametrize("more", ["", LONG_WAY], ids=["hot", "asgi"])
+def test_what_is_still_computed_when_the_time_is_over_is_refused_with_words(
+    leaving: Leaving, more: str
+) -> None:
     leaving.roster.models["double"].holding = True
     wire = leaving.dial()
-    wire.socket.sendall(infer())
+    wire.socket.sendall(infer(more))
     leaving.until(lambda: len(leaving.roster.models["double"].held) == 1)
     leaving.server.config.timeout_graceful_shutdown = 0.1  # pyright: ignore[reportAttributeAccessIssue]
     leaving.signal()
     leaving.signal()
     status, closes, body = wire.read()
-    assert (status, closes) == (503, True) and b"shutting down" in body
+    assert (status, closes) == (503, True) and "shutting down" in json.loads(body)["error"]
     assert wire.ended()
 
 
