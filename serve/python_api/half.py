@@ -142,7 +142,7 @@ class Half:
         if running is not None:
             running.close()
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """Forget, in a forked process, what runs in the parent alone, and what the parent removes."""
         self._loading = threading.Lock()  # a thread of the parent may hold the other one
         if self._removal is not None:
@@ -164,13 +164,13 @@ class Half:
 _HALVES = weakref.WeakSet[Half]()
 
 
-def _leave_to_parent() -> None:
+def _after_fork() -> None:
     for half in list(_HALVES):
-        half.leave_to_parent()
+        half._leave_to_parent()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class InProcess:
