@@ -246,7 +246,7 @@ class PrecisionTest:
 
 def timed_steps(
     module: nn.Module, loss_of: LossOf, parts_of: PartsOf, rows: int, settings: Settings, device: str,
-    clock: Clock = time.perf_counter,
+    clock: Clock = time.perf_counter, work_clock: Clock = time.process_time,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds of a step by precision, of a training with one loss and one optimizer over so many rows; what the device
     does not have, and on a processor what is much slower, is left out. No job needs it: scripts that reproduce a slow
@@ -255,8 +255,6 @@ def timed_steps(
     def loop(asked: Settings, count: int) -> BatchLoop:
         return Loop(module, loss_of, count, asked, device, parts_of)
 
-    return (
-        PrecisionTest(module, loop, settings, total_steps(rows, settings), device, clock=clock)
-        .timed()
-        .seconds
-    )
+    steps = total_steps(rows, settings)
+    test = PrecisionTest(module, loop, settings, steps, device, clock=clock, work_clock=work_clock)
+    return test.timed().seconds

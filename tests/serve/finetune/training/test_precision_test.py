@@ -192,7 +192,6 @@ def test_the_facts_of_an_event_name_what_was_left_out_and_what_the_choice_cost()
 
 
 def test_a_module_by_itself_is_timed_without_what_is_much_slower() -> None:
-    """Each clock is the fake's; that of processor time is the real one, which sees no difference."""
     net = Fake({"fp32": 3.0, "fp16": 1.0, "bf16": 2.0})
     found = timed_steps(
         net,
@@ -201,6 +200,7 @@ def test_a_module_by_itself_is_timed_without_what_is_much_slower() -> None:
         64,
         USUAL,
         "cpu",
+        lambda: net.now,
         lambda: net.now,
     )
     assert found == pytest.approx({"fp32": 96 * ROW_S, "fp16": 32 * ROW_S, "bf16": 64 * ROW_S})
