@@ -104,10 +104,13 @@ def _as_samples(
     count = min(len(samples[name]) if samples[name].ndim else 1 for name in axes)
     lengths = {samples[name].shape[:1] for name in axes}
     with_rows = {f"{TARGET}{one.name}" for one in spec.outputs if one.shape and not one.shape[0].fixed}
-    kept = {name: array for name, array in samples.items()
-            if name in axes or (name in with_rows and array.shape[:1] in lengths)}  # fmt: skip
-    notes = [f"'{name}' is left out of the samples: expected a row for each of the inputs', of an output with rows"
-             for name in samples if name not in kept]  # fmt: skip
+    targets = {name for name in with_rows & samples.keys() if samples[name].shape[:1] in lengths}
+    kept = {name: array for name, array in samples.items() if name in axes or name in targets}
+    notes = [
+        f"'{name}' is left out of the samples: expected as many rows as the inputs have, of an output with rows"
+        for name in samples
+        if name not in kept
+    ]
     if whole or count < 2 * _ROWS:
         return {name: array[None] for name, array in kept.items()}, notes
     rows = max(_ROWS, count // _EXAMPLES)

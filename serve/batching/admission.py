@@ -25,13 +25,13 @@ class _Uncounted(threading.local):
     """Within ``with UNCOUNTED:`` no caller is told of what this thread's queues refuse, so that it is not counted:
     another version is asked then."""
 
-    applies = False
+    depth = 0  # a trial may ask the trial of another version
 
     def __enter__(self) -> None:
-        self.applies = True
+        self.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        self.applies = False
+        self.depth -= 1
 
 
 UNCOUNTED = _Uncounted()
@@ -245,7 +245,7 @@ class Admission:
         )
 
     def _refusal(self, why: str, now_ns: int) -> Overloaded:
-        if not UNCOUNTED.applies:
+        if not UNCOUNTED.depth:
             self._refused()
         after_s = self.retry_after_s(now_ns)
         return Overloaded(

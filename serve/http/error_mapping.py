@@ -169,7 +169,7 @@ _LONG_QUOTATION = re.compile(
 _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 # The store's own folder is its last name too. Behind "in the store" a colon or the sentence's end follows.
 _STORE = re.compile(r"(?<=\bin the store) /[^:]*|(?<=\bthe store) /[^\s:;,'\"]+")
-_hidden: list[str] = []  # folders of the servers in this process
+_private_folders: list[str] = []  # of the servers in this process
 _SENTENCES = frozenset(("reason", "fault", "message", "notes"))  # names of what is a sentence in facts
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
@@ -259,12 +259,12 @@ def hidden_folders(folders: Iterable[Path | None]) -> Iterator[None]:
         path for folder in folders if folder is not None for path in (folder.absolute(), folder.resolve())
     }
     names = [str(path) for path in paths if path.name]
-    _hidden.extend(names)
+    _private_folders.extend(names)
     try:
         yield
     finally:
         for name in names:
-            _hidden.remove(name)
+            _private_folders.remove(name)
 
 
 def without_folders(text: str) -> str:
@@ -273,7 +273,7 @@ def without_folders(text: str) -> str:
 
     Paths of routes (``/v1/…``, ``/v2/…``) stay.
     """
-    for folder in sorted(_hidden, key=len, reverse=True):
+    for folder in sorted(_private_folders, key=len, reverse=True):
         if folder in text:
             name = re.escape(folder)
             text = re.sub(rf" {name}(?!\.?[\w/-])", "", re.sub(rf"(?<![\w./:]){name}(?=/)", "/_", text))

@@ -1,7 +1,7 @@
 """``halfeven.assert_half_equal``: the gate for any two callables, in a test of the user's own."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from ...exporters.gate.parity import judge, noise_of
 from ...exporters.gate.refusals import without_advice
 from ...exporters.gate.trial import Trial
+from ...exporters.gate.verdict import ParityReport
 from ...exporters.inputs.samples import as_fp32
 from ...exporters.proof.informative import why_answers_show_nothing, why_noise_proves_nothing
 from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting
@@ -52,31 +53,12 @@ def assert_half_equal(
             raise BadSetting(f"{name}: expected a module, or a function of the samples, got {model!r}")
     _check_original(fp32, fp16)
     allowed, samples = _allowed(limits), _checked(samples)
-    count = len(next(iter(_values(samples))))
-    batches = list(_batches(count))
+    batches = list(_batches(len(next(iter(_values(samples))))))
     reference = [_answers(fp32, _part(samples, rows)) for rows in batches]
     for rows, answers in zip(batches, reference, strict=True):
         _check_rows(answers, len(rows))
     candidate = [_answers(fp16, _part(samples, rows)) for rows in batches]
-    outputs = tuple(
-        TensorSpec(
-            name, name_of(array.dtype), (Dim(),) * array.ndim, kind if array.dtype.kind == "f" else "tensor"
-        )
-        for name, array in reference[0].items()
-    )
-    if reason := why_answers_show_nothing(outputs, reference[:1]):
-        raise AssertionError(f"nothing is proven: {reason}")
-    spec = ModelSpec("model", (), outputs, count, parity=allowed)
-    trials = [
-        Trial(tuple(rows), original, _widened(half, original))
-        for rows, original, half in zip(batches, reference, candidate, strict=True)
-    ]
-    everything = reference[0]
-    itself = [
-        Trial(tuple(rows), {name: array[rows] for name, array in everything.items()}, found)
-        for rows, found in zip(batches[1:], reference[1:], strict=True)
-    ]
-    report = judge(spec, dtype, trials, noise=noise_of(spec, itself))
+    report = _judged(allowed, kind, dtype, batches, reference, candidate)
     if not report.passed:
         raise AssertionError(
             "the half is not equal:\n" + "\n".join(without_advice(one).message for one in report.all_failures)
@@ -85,6 +67,37 @@ def assert_half_equal(
         in_training = getattr(fp32, "training", False) is True  # a module of torch
         advice = "; fp32 is in training mode: call fp32.eval() first" if in_training else ""
         raise AssertionError(f"nothing is proven: {reason}{advice}")
+
+
+def _judged(
+    limits: ParityLimits,
+    kind: str,
+    dtype: str,
+    batches: Sequence[list[int]],
+    reference: Sequence[Arrays],
+    candidate: Sequence[Arrays],
+) -> ParityReport:
+    """The gate's report on the answers to each batch, of which the first has all samples. Raises AssertionError where
+    the answers of FP32 are such that any half would pass."""
+    everything = reference[0]
+    outputs = tuple(
+        TensorSpec(
+            name, name_of(array.dtype), (Dim(),) * array.ndim, kind if array.dtype.kind == "f" else "tensor"
+        )
+        for name, array in everything.items()
+    )
+    if reason := why_answers_show_nothing(outputs, [everything]):
+        raise AssertionError(f"nothing is proven: {reason}")
+    spec = ModelSpec("model", (), outputs, len(batches[0]), parity=limits)
+    trials = [
+        Trial(tuple(rows), original, _widened(half, original))
+        for rows, original, half in zip(batches, reference, candidate, strict=True)
+    ]
+    itself = [
+        Trial(tuple(rows), {name: array[rows] for name, array in everything.items()}, found)
+        for rows, found in zip(batches[1:], reference[1:], strict=True)
+    ]
+    return judge(spec, dtype, trials, noise=noise_of(spec, itself))
 
 
 def _is_module(model: Any) -> bool:
