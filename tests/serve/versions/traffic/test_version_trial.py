@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded, TimedOut
+from halfeven.serve.batching.admission import UNCOUNTED
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters
 from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from halfeven.serve.versions.traffic.rules import TrialRules
@@ -230,6 +231,9 @@ async def test_a_refusal_counts_only_where_the_caller_was_refused() -> None:
         stable_waits = stable.submit(stage.rows_of(3), 1)
         with pytest.raises(Overloaded):
             trial.submit(stage.rows_of(4), 1)
+        assert rejected() == [0, 1]
+        with UNCOUNTED, pytest.raises(Overloaded):  # as another trial asks this one
+            trial.submit(stage.rows_of(5), 1)
         assert rejected() == [0, 1]
         canary_device.release()
         with pytest.raises(EngineFailed, match="poison"):
