@@ -1,6 +1,7 @@
 """The common parts of many tests: a seed for random numbers, the wheel as a user gets it; no GPU, no GPU tests."""
 
 import gc
+import logging
 import os
 import secrets
 import shutil
@@ -98,6 +99,25 @@ def pytest_report_header() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _draws.begin(item.nodeid)
     set_unseen(few=asks_few(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[object]:
+    """What a test does to logging ends with it. With the level that a server sets, pytest would keep every record of
+    later tests, and the objects in them, and the server's handler writes to a file that pytest has closed."""
+    handlers, level, levels = list(logging.root.handlers), logging.root.level, _levels()
+    try:
+        return (yield)
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+        for name in _levels():
+            logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+
+
+def _levels() -> dict[str, int]:
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("halfeven")]
+    return {name: logging.getLogger(name).level for name in names}
 
 
 @pytest.hookimpl(wrapper=True)

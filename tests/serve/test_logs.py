@@ -2,20 +2,16 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from halfeven.serve import logs
 
 
 @pytest.fixture
-def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """The text that was logged to stderr; the root logger is put back afterwards."""
-    root = logging.getLogger()
-    handlers, level, requests_level = list(root.handlers), root.level, logs.requests.level
-    yield lambda: capsys.readouterr().err
-    root.handlers, root.level = handlers, level
-    logs.requests.setLevel(requests_level)
+def log(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """The text that was logged to stderr."""
+    return lambda: capsys.readouterr().err
 
 
 def test_a_json_line_has_the_sentence_the_fields_and_the_traceback(log: Callable[[], str]) -> None:

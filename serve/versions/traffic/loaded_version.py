@@ -237,7 +237,7 @@ def retire(loaded_versions: Iterable[LoadedVersion], loop: asyncio.AbstractEvent
     for loaded in loaded_versions:
         if _drained(loaded, loop):
             loaded.close()
-            logger.info("%s is closed", loaded)
+            logger.info("%s is closed", str(loaded))  # a log that keeps its records keeps no engine
         retired = True
     del loaded_versions
     if retired:
