@@ -103,7 +103,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[object]:
-    """What a test does to logging ends with it. With the level that a server sets, pytest would keep every record of
+    """A test leaves logging as it was. With the level that a server sets, pytest would keep every record of
     later tests, and the objects in them, and the server's handler writes to a file that pytest has closed."""
     handlers, level, levels = list(logging.root.handlers), logging.root.level, _levels()
     try:
