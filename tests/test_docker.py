@@ -247,6 +247,7 @@ def queries() -> list[str]:
     return shown + [rule["expr"] for group in groups for rule in group["rules"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", queries())
 def test_every_metric_of_dashboard_and_alerts_is_one_that_the_server_writes(query: str) -> None:
     plain = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)

@@ -3,10 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.together("the words of all sources")  # which are parsed once
 ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "exporters", "serve", "tests", "docker", "docs")
 # Words that stand in no name, comment, message or page.
@@ -62,6 +64,7 @@ def sources(*endings: str) -> list[Path]:
     return sorted(path for path in found if "results" not in path.parts and path != Path(__file__))
 
 
+@cache
 def words(name: str) -> set[str]:
     """The words of a name in snake_case or CamelCase, and the name itself."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)} | {name}
@@ -81,11 +84,18 @@ def names(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
+@cache
+def parsed(path: Path) -> tuple[set[str], list[str]]:
+    """The names in a source file, and the names of what has a docstring without a subject."""
+    tree = ast.parse(path.read_text())
+    return set(names(tree)), without_subject(tree)
+
+
 def test_no_name_has_a_retired_word() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sources(".py")
-        for name in names(ast.parse(path.read_text()))
+        for name in parsed(path)[0]
         if words(name) & (RETIRED | NOT_AS_NAMES) and name not in FROM_ELSEWHERE
     ]
     assert found == []
@@ -109,11 +119,11 @@ NO_SUBJECT = re.compile(
 )
 
 
-def without_subject(text: str) -> list[str]:
+def without_subject(tree: ast.AST) -> list[str]:
     """The names of what a source file defines with a docstring that names no subject."""
     return [
         getattr(node, "name", "the file itself")
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and NO_SUBJECT.match(ast.get_docstring(node) or "")
     ]
@@ -126,7 +136,7 @@ def comments_without_subject(text: str) -> list[str]:
 
 def test_every_docstring_of_the_product_and_the_tests_names_its_subject() -> None:
     files = [path for path in sources(".py") if path.relative_to(ROOT).parts[0] in ROOMS[:4]]
-    found = {str(path.relative_to(ROOT)): without_subject(path.read_text()) for path in files}
+    found = {str(path.relative_to(ROOT)): parsed(path)[1] for path in files}
     assert {path: names for path, names in found.items() if names} == {}
 
 
@@ -138,9 +148,10 @@ def test_every_comment_on_a_line_of_its_own_names_its_subject() -> None:
 
 def test_a_docstring_or_a_comment_without_a_subject_is_found() -> None:
     text = 'class A:\n    """Of one run."""\n    def b(self):\n        """True if it ran."""\n'
-    assert without_subject(text) == ["A"] and without_subject('"""How it ends."""') == ["the file itself"]
+    assert without_subject(ast.parse(text)) == ["A"]
+    assert without_subject(ast.parse('"""How it ends."""')) == ["the file itself"]
     same = {
-        end: without_subject(f'"""The same{end}"""')
+        end: without_subject(ast.parse(f'"""The same{end}"""'))
         for end in (" with a key.", " net in FP32.", ".", " net.")
     }
     assert [end for end, names in same.items() if not names] == [" net."]

@@ -113,6 +113,7 @@ def test_no_more_than_the_head_is_in_fp32(name: str) -> None:
     assert set(converted(name).kept) <= HEADS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SATURATING)
 def test_all_half_a_saturating_head_is_refused_for_its_order_and_for_nothing_else(name: str) -> None:
     done = converted(name, "O3")
@@ -122,6 +123,7 @@ def test_all_half_a_saturating_head_is_refused_for_its_order_and_for_nothing_els
     assert "ties" in rules and rules <= ORDER, report.summary()
 
 
+@pytest.mark.slow
 def test_all_half_a_head_that_does_not_saturate_passes() -> None:
     report = converted("dot product head", "O3").judged(samples_of("dot product head", CANDIDATES, seed=4))
     assert report is not None
@@ -139,6 +141,7 @@ def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[
         assert count_swapped(iter(columns)) == 0
 
 
+@pytest.mark.slow
 @every_file
 def test_no_more_than_the_head_of_a_file_is_in_fp32(
     name: str, file_of: Callable[[str], ConvertedFile]

@@ -103,6 +103,7 @@ def test_names_of_one_weight_are_one_weight_on_the_device_too() -> None:
     assert moved.state_dict["first.weight"] is moved.state_dict["second.weight"]
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_on_the_device_already_is_not_copied() -> None:
     came = torch.export.export(Tied().eval().requires_grad_(False), (torch.randn(3, 4),))
     moved = on_device(came, "cpu")

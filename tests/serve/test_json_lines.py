@@ -68,6 +68,7 @@ def test_the_level_is_that_of_the_library(line: str, level: str) -> None:
     assert (found["level"], found["message"]) == (level, line)
 
 
+@pytest.mark.slow
 def test_a_server_writes_nothing_but_objects(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "halfeven", "serve", "--store", str(tmp_path), "--port", "0"]
     command += ["--grpc-port", "0"]

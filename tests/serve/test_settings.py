@@ -67,6 +67,7 @@ def test_an_argument_that_only_the_environment_can_give_is_refused_with_its_vari
         read_settings(convert_memory_mib=4096)
 
 
+@pytest.mark.slow
 def test_every_setting_that_is_an_argument_is_read_somewhere() -> None:
     serve = Path(halfeven.__file__).parent / "serve"
     text = "".join(file.read_text() for file in serve.rglob("*.py"))

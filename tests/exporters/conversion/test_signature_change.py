@@ -45,6 +45,7 @@ def test_a_file_that_is_called_model_has_the_name_of_its_folder() -> None:
     assert names == ["one", "two", "net"]
 
 
+@pytest.mark.slow
 def test_a_bare_file_gets_a_name_of_its_own(tmp_path: Path) -> None:
     store = ("--store", tmp_path / "store")
     (tmp_path / "a").mkdir()

@@ -33,6 +33,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_a_half_transpose_is_parted_from_the_product_that_reads_it(pair: str, tmp_path: Path) -> None:
     text = f"g (float[s,n,16] x) => (float[a,b,c] y) {{ h = Cast<to=10>(x) {pair} y = Cast<to=1>(z) }}"

@@ -53,6 +53,7 @@ KINDS = {  # parts of the input, inverse, onesided
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axis", [1, 2, -2])

@@ -39,12 +39,14 @@ def test_an_engine_with_a_faulty_part_is_refused(fault: str) -> None:
     assert refusals(name, engine_of(name, module))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", AROUND)
 def test_an_engine_that_takes_or_gives_the_wrong_rows_is_refused(fault: str) -> None:
     name, sabotage = AROUND[fault]
     assert refusals(name, sabotage(engine_of(name, module_of(name))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({name for name, _ in (*IN_PARTS.values(), *AROUND.values())}))
 def test_the_same_engine_without_a_fault_passes(name: str) -> None:
     assert refusals(name, engine_of(name, module_of(name))) == []

@@ -212,6 +212,7 @@ def test_what_the_largest_batch_needs_is_known_from_two_rows(
         assert np.allclose(file.answer(inputs), before, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_in_a_body_is_rewritten_where_its_sizes_are_fixed(
     tmp_path: Path, random: np.random.Generator
 ) -> None:

@@ -82,6 +82,7 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > -1e9, large, lambda x: x * 1.0, (x,))
 
 
+@pytest.mark.slow
 def test_nodes_within_a_branch_are_on_the_curve_and_can_be_the_first():
     found = drift(Branches(), x=torch.rand(5, 8) + 2)
     assert found.first is not None and found.first.node.startswith("true_graph_0.") and found.first.lost

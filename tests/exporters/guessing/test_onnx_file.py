@@ -56,6 +56,7 @@ def test_a_folder_with_a_colon_in_its_name_is_no_function_of_a_file(tmp_path: Pa
     assert guess_at(str(folder / "net.onnx")).spec == guess_onnx(folder / "net.onnx").spec
 
 
+@pytest.mark.slow
 def test_a_model_toml_beside_the_file_that_names_it_is_what_counts(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "net.onnx")
     text = guess_onnx(tmp_path / "net.onnx").toml().replace('name = "net"', 'name = "mine"')
@@ -311,6 +312,7 @@ def test_a_batch_is_as_large_as_its_largest_value_allows(tmp_path: Path) -> None
         assert guessed(tmp_path, model).max_batch_size == rows
 
 
+@pytest.mark.slow
 def test_a_number_without_axes_is_an_input_like_any_other(tmp_path: Path) -> None:
     """The adversarial samples of such an input are numbers too."""
     onnx.save(

@@ -70,6 +70,7 @@ def test_an_exported_program_that_takes_a_number_is_refused_by_its_name(tmp_path
     assert code != 0 and "takes 'factor', which is no tensor" in said
 
 
+@pytest.mark.slow
 def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) -> None:
     onnx.save_model(
         mlp(), tmp_path / "net.onnx", save_as_external_data=True, location="net.bin", size_threshold=0
@@ -107,6 +108,7 @@ def test_a_model_toml_is_overwritten_only_when_that_is_asked(tmp_path: Path) -> 
     assert code == 0 and CONFIRM in (tmp_path / "model.toml").read_text(), said
 
 
+@pytest.mark.slow
 def test_a_file_of_the_folder_is_overwritten_only_when_that_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,6 +246,7 @@ def test_a_folder_that_could_not_be_read_is_refused(tmp_path: Path) -> None:
         write_toml(one.guess, (), tmp_path)
 
 
+@pytest.mark.slow
 def test_files_of_the_folder_are_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
     path = archive(tmp_path / "net.mar", {"net.onnx": onnx_bytes()}, serializedFile="net.onnx")
     mine = tmp_path / "out/net/net.onnx"

@@ -141,6 +141,7 @@ def test_another_sign_is_a_difference() -> None:
     assert wrong is not None and "output 'y'" in wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "reader"),
     [

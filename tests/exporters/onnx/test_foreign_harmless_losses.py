@@ -74,6 +74,7 @@ def test_what_guards_a_logarithm_stays(tmp_path: Path) -> None:
     assert np.isfinite(foreign.oracle_answers()({"x": np.zeros((3, 8), np.float32)})["y"]).all()
 
 
+@pytest.mark.slow
 def test_what_stands_for_infinity_is_halfs_largest_number(tmp_path: Path) -> None:
     foreign = made(tmp_path, NAN_TO_NUM, x(), largest=f32(np.finfo(np.float32).max))
     assert foreign.kept == () and foreign.written.half_graph is not None

@@ -99,6 +99,7 @@ def test_a_quantised_file_is_served_in_fp32(tmp_path: Path) -> None:
     assert "it is quantised: 4096 of its 4161 weights are integers already" in reason
 
 
+@pytest.mark.slow
 def test_a_file_without_a_node_that_may_be_half_is_served_in_fp32(tmp_path: Path) -> None:
     _, reason = original(tmp_path, parsed("g (float[n,8] x) => (float[n,8] y) { y = Sigmoid(x) }"))
     assert "no node of the program is half" in reason
@@ -132,6 +133,7 @@ def test_what_cannot_be_planned_and_runs_is_served_in_fp32(tmp_path: Path) -> No
     assert "it cannot be planned: " in reason and "Sequence" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [7, 9, 11])
 def test_an_old_opset_is_converted(opset: int, tmp_path: Path) -> None:
     """ir_version 3, where an initialiser must be an input as well; some exporters leave it out."""

@@ -57,6 +57,7 @@ def model(body: str) -> ModelProto:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "casts"),
     [
@@ -84,12 +85,14 @@ def test_what_the_file_casts_already_is_not_cast_again(tmp_path: Path) -> None:
     assert sum(node.op_type == "Cast" and node.input[0] == "h" for node in foreign.half.graph.node) == 1
 
 
+@pytest.mark.slow
 def test_half_that_goes_to_fp32_and_back_is_read_before_it_goes(tmp_path: Path) -> None:
     foreign = convert(tmp_path, model("h = MatMul(x, w) f = Cast<to=1>(h) y = MatMul(f, w)"), x_rows())
     assert foreign.half is not None and foreign.written.casts == 2
     assert [node.op_type for node in foreign.half.graph.node] == ["Cast", "MatMul", "MatMul", "Cast"]
 
 
+@pytest.mark.slow
 def test_what_reaches_an_fp32_reader_unrounded_stays_unrounded(tmp_path: Path, monkeypatch) -> None:
     """The concatenation would cost fewer bytes in half, and the slice behind it would be rounded."""
     body = (

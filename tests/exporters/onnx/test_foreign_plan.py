@@ -104,6 +104,7 @@ def test_the_counts_add_up(tmp_path: Path) -> None:
     assert foreign.written.bytes == stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["relu", "op:Relu", "op:relu", "rel*", "op:R?lu"])
 def test_keep_patterns_name_nodes_and_ops(pattern: str, tmp_path: Path) -> None:
     foreign = convert(tmp_path, encoder(), ids(), keep=[pattern])

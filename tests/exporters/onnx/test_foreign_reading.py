@@ -220,6 +220,7 @@ def test_initialisers_that_are_inputs_as_well_are_constants(tmp_path: Path) -> N
     assert foreign.half is not None and [value.name for value in foreign.half.graph.input] == ["x"]
 
 
+@pytest.mark.slow
 def test_stale_value_info_and_disorder_do_no_harm(tmp_path: Path) -> None:
     model = linear(
         "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) s = Softmax<axis=-1>(h) y = MatMul(s, w) }"

@@ -14,6 +14,7 @@ INTEGERS = (
 FLOATS = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, w) }"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "casts"), [(INTEGERS, 1), (FLOATS, 2)])
 def test_every_cast_between_floats_is_counted_with_its_bytes(text: str, casts: int, tmp_path: Path) -> None:
     random = np.random.default_rng()

@@ -147,6 +147,7 @@ def test_a_max_batch_size_of_one_asks_for_nothing(tmp_path: Path) -> None:
     assert notes == []
 
 
+@pytest.mark.slow
 def test_the_half_of_a_freed_file_is_planned_and_equal_on_batches(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, file(*CONSTANTS["rows merged with steps"]))
     converted = convert_file(folder, generate(folder.spec, 24), folder.precision)

@@ -31,6 +31,7 @@ def test_a_squeeze_that_drops_no_axis_of_two_rows_keeps_the_batch_of_one(
     assert version.spec().max_batch_size > 1 and shapes == [(1, 12), (3, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [11, 17])
 def test_a_squeeze_without_axes_keeps_the_batch(
     tmp_path: Path, opset: int, random: np.random.Generator

@@ -186,6 +186,7 @@ def test_the_order_has_to_leave_room_for_swaps_while_there_is_room_alone() -> No
     assert not found.search(half) and found.misordered(half) is None
 
 
+@pytest.mark.slow
 def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_more_where_they_do_not_show_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -130,6 +130,7 @@ def test_the_one_node_that_overflows_is_kept_with_reason_and_evidence() -> None:
     assert made.plan.found is not None and made.plan.found.minimal and made.search == "complete"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_without_its_kept_node_the_half_would_fail(level: str) -> None:
     graph, planning, _ = prepared(Gate(), Precision(level))
@@ -165,6 +166,7 @@ class TooFine(nn.Module):
         return (x + 20.0) - 20.0
 
 
+@pytest.mark.slow
 def test_where_only_fp32_everywhere_would_pass_the_half_is_left_as_it_is() -> None:
     """The gate refuses it then, and names the override that would accept it."""
     made = settled(TooFine(), Precision("O2"))
@@ -172,6 +174,7 @@ def test_where_only_fp32_everywhere_would_pass_the_half_is_left_as_it_is() -> No
     assert "output 'y0' errs by" in made.why_failed and "--keep" not in made.why_failed
 
 
+@pytest.mark.slow
 def test_asked_again_it_only_says_so_where_the_plan_is_another() -> None:
     made = settled(Healthy())
     assert made.settle(SHARES[1], lambda _: None) is False
@@ -201,6 +204,7 @@ class Coarse(nn.Module):
         return self.second(torch.relu(self.first((x + 20.0) - 20.0)))
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_nearest_plan_that_passes() -> None:
     made = planner(Coarse(), Precision("O2"))
     sentence = made.nearest(lambda _: None)
@@ -325,6 +329,7 @@ def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone(
     assert {share for kept, share in asked if kept > 0} == {SEARCHED}
 
 
+@pytest.mark.slow
 def test_after_a_proof_that_failed_the_lists_alone_are_held_to_stricter_limits_too(
     asked: list[tuple[int, float]],
 ) -> None:

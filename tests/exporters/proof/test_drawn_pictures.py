@@ -60,6 +60,7 @@ def test_pixels_are_as_bright_as_what_the_model_was_trained_on(brightest: float,
     assert any(f"pixels from 0 to {brightest:g}" in note for note in subject.notes)
 
 
+@pytest.mark.slow
 def test_what_is_no_picture_and_what_was_given_stays() -> None:
     for module, row in (
         (Reader(1.0, False, convolves=False), (3, 20, 48)),
@@ -103,6 +104,7 @@ def test_faults_are_planted_only_where_they_decide_which_pixels_are_taken() -> N
             assert found.asked == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("brightest", [1.0, 255.0])
 def test_the_share_of_fine_faults_is_the_same_without_large_ones(brightest: float) -> None:
     maker = ProgramForms(drawn(subject_of(Reader(brightest, False), 3, 20, 48)))

@@ -38,6 +38,7 @@ def reason(
     return facts["forms"]["onnx"].get("original_because", ""), " ".join(facts["notes"])
 
 
+@pytest.mark.slow
 def test_a_normalisation_in_training_is_named(tmp_path: Path) -> None:
     text = """g (float[n,3,8,8] x) => (float[n,5] y) { h = Conv<kernel_shape=[3,3]>(x, k)
         e, means, spreads = BatchNormalization<training_mode=1>(h, one, zero, zero, one) r = Relu(e)
@@ -48,6 +49,7 @@ def test_a_normalisation_in_training_is_named(tmp_path: Path) -> None:
     assert "(BatchNormalization in training) computes with the mean of the batch" in why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("node", "op"),
     [

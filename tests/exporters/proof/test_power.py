@@ -319,6 +319,7 @@ def test_a_head_that_nobody_reads_is_no_part_of_the_proof(tmp_path: Path) -> Non
         assert power.is_shown and len(power.planted) <= 3, power.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLIND_PARTS)
 def test_a_part_of_an_output_that_shows_nothing_is_named(name: str, tmp_path: Path) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:

@@ -209,6 +209,7 @@ def test_a_healthy_net_is_hardly_suspicious(name: str) -> None:
     assert max((entry.score for entry in suspicion(held)), default=0.0) < 25.0
 
 
+@pytest.mark.slow
 def test_a_guard_that_nothing_small_reaches_is_less_suspicious_than_one_that_is_needed() -> None:
     def score(name: str) -> float:
         held = profile(runnable(captured(name).program), [list(fresh(name, 32, 1).values())])

@@ -175,6 +175,7 @@ def seeded() -> None:
     torch.manual_seed(11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_a_mask_is_rewritten_and_every_fp32_answer_stays_bit_equal(name: str) -> None:
     made = captured(REWRITTEN[name])
@@ -311,6 +312,7 @@ def test_what_cannot_be_proven_is_not_touched_and_its_ops_are_named(name: str) -
     assert {kept.node for kept in result.keep} <= names
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_an_answer_is_a_sentinel_there_and_one_with_scores_added_is_not_touched() -> None:
     def summed(self, x: Tensor, mask: Tensor) -> Tensor:
         return scores(x) + torch.zeros(mask.shape).masked_fill(mask == 0, -1e9)[:, None]

@@ -130,6 +130,7 @@ def test_the_judge_is_never_asked_twice_and_asking_is_deterministic() -> None:
     assert len(set(first)) == len(first) and run() == first
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 9), st.data())
 def test_any_judge_however_erratic_gets_a_passing_set_with_a_true_certificate(

@@ -74,6 +74,7 @@ def answers_of(module: GraphModule) -> Callable[[Any], dict[str, np.ndarray]]:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*GROWING, "a loop"])
 def test_what_no_sample_needs_is_refused_before_it_is_made(name: str) -> None:
     module, samples = program_of(name)
@@ -94,6 +95,7 @@ def test_a_program_that_reads_no_size_is_not_bounded(name: str) -> None:
     assert within(None, answers) is answers
 
 
+@pytest.mark.slow
 def test_a_loop_that_never_ends_is_refused_within_the_count_of_calls() -> None:
     module, _ = program_of("a loop")
     bounded = within(Bounds("net", 500, 10**6), answers_of(module))

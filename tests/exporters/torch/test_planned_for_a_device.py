@@ -62,6 +62,7 @@ def kept(version: Version) -> dict[str, str]:
     return {one["op"]: one["reason"] for one in version.json("precision.json")["kept"]}
 
 
+@pytest.mark.slow
 def test_a_plan_asks_its_device_and_the_proof_holds_there_alone(
     net: Original, gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

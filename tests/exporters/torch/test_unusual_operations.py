@@ -84,6 +84,7 @@ def graph_of(name: str, level: str) -> ProgramGraph:
     return program_graph(subject, samples, model.example)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("name", ALL)
 def test_every_plan_runs_whatever_it_keeps(name: str, level: str) -> None:

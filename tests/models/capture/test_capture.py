@@ -248,6 +248,7 @@ def check_against(module: nn.Module, captured: Captured, *shapes: Sequence[int])
     np.testing.assert_allclose(came[0], expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
 def test_the_program_is_the_module_at_every_batch_size(rows: int, captures: Captures) -> None:
     captured = captures.captured("plain")
@@ -262,6 +263,7 @@ def test_no_byte_code_is_written_beside_the_operators_code(captures: Captures) -
     assert list((captures.root / "plain").rglob("*.pyc")) == []
 
 
+@pytest.mark.slow
 def test_inputs_go_by_name_and_outputs_of_a_dictionary_come_in_the_specs_order(captures: Captures) -> None:
     x, z = samples_of({"x": (4,), "z": (4,)}, count=5).values()
     first, second = answers(captures.captured("by-name"), x, z)

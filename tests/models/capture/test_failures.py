@@ -107,6 +107,7 @@ def makes_sparse(net: Net, x: Tensor) -> Tensor:
     return torch.sparse.mm(x.to_sparse(), net.linear.weight)  # decides
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CUDA")
 @pytest.mark.parametrize(
     ("forward", "construct", "remedy", "theirs"),
@@ -206,6 +207,7 @@ def test_only_the_samples_that_are_nan_are_named() -> None:
     assert "output 'y0' is NaN for sample 2; 'log'" in message
 
 
+@pytest.mark.slow
 def test_a_weight_and_an_input_that_hold_a_nan_are_to_blame_themselves() -> None:
     def spoilt(net: Net, x: Tensor) -> Tensor:
         return net.linear(x)

@@ -44,6 +44,7 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_the_module_and_torchs_settings_are_as_before(tmp_path: Path) -> None:
     net = Counting().train()
     net.linear.bias.requires_grad_(False)

@@ -325,6 +325,7 @@ def test_weights_beside_an_onnx_file_are_checked_as_well(version: Version) -> No
 # Ops that write in place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_writing_in_place_changes_no_bit(name: str) -> None:
     net = NETS[name]

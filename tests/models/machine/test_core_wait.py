@@ -14,6 +14,7 @@ from tests.control_group_tree import UNIFIED, control_groups, of_version_1
 from tests.patience import PATIENCE_S
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count it")
 def test_two_threads_on_one_core_each_wait_for_the_other() -> None:
     core, block = {min(os.sched_getaffinity(0))}, bytes(1 << 20)

@@ -80,6 +80,7 @@ def test_the_end_of_the_time_is_told_while_the_work_goes_on() -> None:
     assert SECONDS_SETTING in said[0] and "no verdict" in said[0]
 
 
+@pytest.mark.slow
 def test_processes_of_an_order_are_bounded_together_where_a_control_group_can_be_made() -> None:
     code = "import sys; held = b'x' * (150 << 20); print('x', flush=True); sys.stdin.read()"
     with one_order(OrderBounds(memory_bytes=256 * MIB)) as order:

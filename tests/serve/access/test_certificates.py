@@ -67,6 +67,7 @@ def test_every_route_answers_over_tls_and_nothing_over_plain_http(pair: Pair) ->
             httpx.get(f"{url}/healthz", timeout=PATIENCE_S)  # an authority that this caller does not trust
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"], ids=["with a server name", "without one"])
 def test_a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on(pair: Pair, name: str) -> None:
     first = pair.renew()
@@ -78,6 +79,7 @@ def test_a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on(pa
         assert old.get(f"https://localhost:{port}/healthz").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["another key", "no pair", "gone", "expired"])
 def test_a_new_pair_that_cannot_be_used_is_not_taken_and_the_next_good_one_is(
     pair: Pair, fault: str, caplog: pytest.LogCaptureFixture

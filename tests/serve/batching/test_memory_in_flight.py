@@ -145,6 +145,7 @@ class Wide(nn.Module):
         return x[:, :1].repeat(1, 1 << 20) * 2
 
 
+@pytest.mark.slow
 def test_the_real_engine_on_a_device_with_memory_for_one_and_a_half_batches() -> None:
     with SimulatedGpu(random.Random(0), capacity=40 << 20) as gpu:
         engine = TorchEngine(original(Wide(), {"x": torch.randn(8, 4)}).program, "fp32", gpu.device)

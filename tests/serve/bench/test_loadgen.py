@@ -194,6 +194,7 @@ async def test_who_is_hung_up_on_is_counted_and_the_load_goes_on() -> None:
     assert found["ok"] == server.requests - server.requests // 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["closed", "open"])
 @async_test
 async def test_a_server_that_never_answers_costs_a_time_out_each_and_no_more_waiting(kind: str) -> None:

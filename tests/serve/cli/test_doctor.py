@@ -67,6 +67,7 @@ def refuses(*_: Any, **__: Any) -> None:
     raise RuntimeError("no kernel image is available for execution on the device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "has_kernels"),
     [((8, 6), True), ((9, 0), True), ((12, 0), True), ((7, 0), False), ((7, 5), True), ((8, 0), True)],

@@ -41,12 +41,14 @@ def test_home_has_a_card_for_each_model_and_says_how_the_server_is(served: tuple
     assert links | {"./events?model=net", "./v1/models/net/versions/1/report"} <= page.links()
 
 
+@pytest.mark.slow
 def test_an_empty_store_says_how_a_model_comes_into_it(versions: Versions, tmp_path: Path) -> None:
     with serving(Store(tmp_path / "empty")) as (address, _):
         said = browse(address, "/").text
     assert "The store is empty" in said and "halfeven convert" in said
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_serve_is_on_the_pages_with_its_reason(versions: Versions, store: Store) -> None:
     from halfeven.models.errors import EngineFailed
 
@@ -58,6 +60,7 @@ def test_a_model_that_cannot_serve_is_on_the_pages_with_its_reason(versions: Ver
         assert "not ready" in browse(address, "/").text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("below", ["", "/team/models"])
 def test_no_link_of_any_page_is_dead_or_leads_elsewhere(versions: Versions, store: Store, below: str) -> None:
     """Beginning at home, through every page that is reached; behind a proxy that shows the server below a path too."""
@@ -144,6 +147,7 @@ def test_an_order_that_cannot_be_carried_out_is_a_page_with_the_reason(
     assert words in Tags(shown.text).text and "../../" in Tags(shown.text).links()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("origins", ["", "*"])
 @pytest.mark.parametrize(
     "said",

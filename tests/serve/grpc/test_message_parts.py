@@ -64,6 +64,7 @@ def test_very_many_parts_are_refused(data: bytes) -> None:
         check_parts(data, KIND, most=30_000)
 
 
+@pytest.mark.slow
 def test_what_protobuf_reads_is_read_and_what_is_broken_ends_in_one_error(
     random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def read(body: bytes, coding: str, limit: int = LIMIT) -> bytes:
     return asyncio.run(decoded(body, coding, limit, unlimited()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", CODERS)
 @given(body=st.binary(max_size=300), times=st.sampled_from([1, 500, 3000]))
 def test_a_body_comes_back_as_it_went_in(coding: str, body: bytes, times: int) -> None:
@@ -49,6 +50,7 @@ def test_another_coding_is_refused_with_those_that_are_read(coding: str) -> None
     assert headers_of(refused.value) == {"accept-encoding": "gzip, deflate"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", CODERS)
 @pytest.mark.parametrize("times", [10, 80])  # small and large once compressed
 def test_a_bomb_is_refused_in_the_memory_that_a_good_body_may_take(coding: str, times: int) -> None:

@@ -73,6 +73,7 @@ def asked(
     return answer.status, answer.headers, json.loads(content) if is_json else content
 
 
+@pytest.mark.slow
 def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(
     whole: tuple[InferFront, str], dial: Dial
 ) -> None:

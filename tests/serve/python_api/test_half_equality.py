@@ -169,6 +169,7 @@ def test_other_answers_than_fp32_has_are_not_called_a_fault_of_halfeven(wrong: A
     assert "report" not in str(refused.value) and "--keep" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_lists_are_samples_and_functions_are_compared_without_torch() -> None:
     code = """
 import sys

@@ -39,6 +39,7 @@ def x() -> np.ndarray:
     return np.random.default_rng().normal(size=(16, 4)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [

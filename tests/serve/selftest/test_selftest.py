@@ -135,6 +135,7 @@ def test_a_stream_that_does_not_wait_or_a_slot_used_twice_switches_that_fast_way
     assert "batches differ from the FP32 program" in outcome.evidence
 
 
+@pytest.mark.slow
 def test_a_size_that_is_wrong_in_half_alone_switches_the_torch_half_off(
     on_gpu: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_read_only_store_is_served_and_nothing_is_written_into_it(
         until(lambda: len(roster.all()[0].loaded_versions()) == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [

@@ -164,6 +164,7 @@ def test_a_deleted_model_is_gone_from_every_answer_and_comes_back_when_it_does(
         assert call(address, "/v2/models/net/infer", asked)[0] == 200
 
 
+@pytest.mark.slow
 def test_where_the_folder_of_all_models_is_away_what_is_loaded_goes_on(
     store: Store, versions: Versions, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_model_that_two_renames_replace_is_served_without_a_gap(
         assert roster.served("net") is not None
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_copied_under_another_name_is_one_model_of_that_name(
     store: Store, versions: Versions
 ) -> None:

@@ -37,6 +37,7 @@ def half_casts(half: HalfProgram) -> list[tuple[str, Node]]:
     return [(name, node) for name, node in walk(half.program.graph_module) if node.target in CASTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONTROL_FLOW.keys() - {"loop"}))
 def test_the_weights_of_bodies_are_stored_in_half(name: str) -> None:
     half = converted(name)
@@ -52,6 +53,7 @@ def test_a_weight_that_a_body_reads_in_both_precisions_is_handed_over_in_both() 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROL_FLOW)
 def test_no_weight_is_cast_in_a_body(name: str) -> None:
     half = converted(name)

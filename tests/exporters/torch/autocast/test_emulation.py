@@ -114,6 +114,7 @@ class Counted(Emulation):
         return super()._called(node, args, kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_a_half_goes_on_where_its_plan_begins_to_differ_and_answers_the_same_bits(name: str) -> None:
     """Any order of plans and inputs: those before decide what is taken over, never an answer."""

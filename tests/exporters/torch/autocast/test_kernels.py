@@ -30,6 +30,7 @@ class Odd(nn.Module):
         return torch.special.bessel_j0(hidden) + hidden, torch.fft.rfft(hidden).abs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_what_has_no_half_kernel_stays_fp32_and_says_what_the_device_said(level: str) -> None:
     model = original(Odd(), {"x": torch.randn(8, 4)})

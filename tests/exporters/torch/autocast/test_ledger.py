@@ -46,6 +46,7 @@ class Cities(nn.Module):
         return self.product(torch.cat([self.table(ids).view(-1, 4), x], 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("largest", "kept"), [(1e5, {"linear"}), (6e4, set()), (3.4e38, set())])
 def test_whatever_reads_numbers_out_of_a_table_that_leaves_half_s_range_stays_fp32(
     largest: float, kept: set[str]

@@ -43,6 +43,7 @@ def half_on_cuda(name: str) -> Stream:
     return on_fake_cuda(half_program(name), inputs_of(name), autocast=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(name for name in TRACED if name not in KEPT or name in LOOPS))
 def test_the_half_program_computes_what_live_autocast_does_on_cuda(name: str) -> None:
     half = half_on_cuda(name)

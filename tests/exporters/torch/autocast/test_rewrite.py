@@ -63,6 +63,7 @@ def dtype_of(node: Node) -> torch.dtype:
     return node.meta["val"].dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_it_really_computes_in_half(name: str) -> None:
     half = converted(name)
@@ -86,6 +87,7 @@ def test_no_weight_is_cast_when_the_program_runs(name: str) -> None:
     assert from_weights == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NETS.keys() - {"island"}))  # where the user casts as well
 @pytest.mark.parametrize("lists", ["cpu", "cuda"])
 def test_no_tensor_is_cast_twice_to_the_same_type(name: str, lists: str) -> None:
@@ -198,6 +200,7 @@ def test_integers_booleans_and_float64_stay_what_they_are(level: str) -> None:
     assert came[3].isfinite().all() and came[3].abs().max() > 1e290
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_changes_in_place_are_neither_lost_nor_remembered(level: str) -> None:
     model = captured_net("in place")

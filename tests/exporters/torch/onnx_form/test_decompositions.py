@@ -45,6 +45,7 @@ KINDS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], int]] = {  # how ofte
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_cannot_be_translated_otherwise_is_traced_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def dims(value: onnx.ValueInfoProto) -> list[int | str]:
     return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 11])
 @pytest.mark.parametrize("name", sorted(NETS.keys() - {"in place"}))
 def test_the_original_answers_as_the_program_does_at_other_batch_sizes(
@@ -456,6 +457,7 @@ def uneven_parts(x: Tensor) -> Tensor:
     return first[:rows] - last.tanh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [halves, chunks, uneven_parts])
 def test_a_split_into_parts_as_long_as_the_batch_is_written_without_a_sequence(
     forward: Callable[[Tensor], Tensor], tmp_path: Path

@@ -34,6 +34,7 @@ def packed(net: nn.Module, *shape: int) -> tuple[GraphModule, list[str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_packing_changes_no_answer(name: str) -> None:
     net = NETS[name]

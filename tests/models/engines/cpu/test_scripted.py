@@ -103,6 +103,7 @@ def unforced() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unforced")
 def test_a_program_runs_to_its_end_while_another_thread_keeps_pythons_lock() -> None:
     module = runnable(exported_as_it_is(Counting(), {"x": torch.zeros(8, 1)}).program)
@@ -162,6 +163,7 @@ def test_an_error_says_what_torch_said_and_the_next_batch_is_answered() -> None:
     assert engine.run([[np.array([[9]])]])[0].shape == (1, 1, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [True, False])
 def test_torchscript_of_others_on_the_thread_is_optimised_as_before(wanted: bool) -> None:
     module = runnable(original(Steps(), {"x": torch.randn(8, 4)}).program)
@@ -174,6 +176,7 @@ def test_torchscript_of_others_on_the_thread_is_optimised_as_before(wanted: bool
         torch._C._set_graph_executor_optimize(before)
 
 
+@pytest.mark.slow
 def test_what_torchscript_does_not_know_stays_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     module = runnable(original(Steps(), {"x": torch.randn(8, 4)}).program)
     for node in module.graph.nodes:

@@ -74,6 +74,7 @@ def content() -> bytes:
     return random.bytes(70_000) + b"\r\n--edg\r\n--\r--edge" + random.bytes(70_000) + b"\r\n--ed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 7, 4096, 10**6])
 def test_the_bytes_come_through_however_the_body_is_cut(files: Files, content: bytes, size: int) -> None:
     content = content if size > 1 else content[69_990:70_030]

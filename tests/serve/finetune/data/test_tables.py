@@ -305,6 +305,7 @@ def test_a_number_beyond_fp32_is_refused_by_its_row(arrays: Arrays, tmp_path: Pa
         read(path)
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_json_lines_without_a_target_is_read_beside_those_that_have_one(tmp_path: Path) -> None:
     rows = [
         {"image": [[float(row)] * 3] * 2, "id": [row], "target:y": row % 4, "target:value": [None, None]}

@@ -46,6 +46,7 @@ def test_a_metric_and_its_classes_are_those_of_the_field(metric: str, decisions:
     assert {label: value for label, value in found.items() if value is not None} == pytest.approx(classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decisions", [(), (3,)])
 @pytest.mark.parametrize("metric", ["f1", "auroc"])
 def test_each_draw_has_the_value_of_its_rows(metric: str, decisions: tuple[int, ...]) -> None:

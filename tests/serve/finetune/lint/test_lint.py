@@ -121,6 +121,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_cannot_be_read_as_python_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     data, words = BAD[name]

@@ -125,6 +125,7 @@ class Named(nn.Module):
         return self.head(self.net["base_layer"](inner))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the libraries that peft loads
 def test_a_weight_that_is_used_elsewhere_or_computed_gets_no_adapter() -> None:
     net, plain, x = Named(), Named(), torch.randint(0, 7, (5,))

@@ -381,6 +381,7 @@ def test_running_out_of_memory_is_said_so(small: Line) -> None:
     assert "batch_size" in lines[-1]["message"]
 
 
+@pytest.mark.slow
 def test_cancel_ends_the_job_after_a_step(small: Line) -> None:
     long = {"n_epochs": 5000, "batch_size": 16}
     with started(with_code(small) | {"hyperparameters": long}) as process:

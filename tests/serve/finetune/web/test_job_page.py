@@ -125,6 +125,7 @@ def test_a_line_breaks_where_a_number_is_not_finite_and_is_never_drawn_there() -
     assert "nan" not in curve.path and "inf" not in curve.path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value", [None, math.nan, math.inf, -math.inf, 0.0, 5e-324, -1.0, 1e308, 10**400, "0.5", True]
 )

@@ -49,6 +49,7 @@ def test_the_best_come_first_with_their_value_index_and_label() -> None:
     }
 
 
+@pytest.mark.slow
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9))), st.integers(1, 12))
 def test_whatever_the_scores_the_order_is_descending_with_ties_by_index(array: np.ndarray, most: int) -> None:
     shape, texts = classify(array, scores("FP32", array.shape[1]), most, True)

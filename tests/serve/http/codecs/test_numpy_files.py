@@ -141,6 +141,7 @@ def test_a_zip_bomb_is_refused_by_the_sizes_it_declares(monkeypatch: pytest.Monk
         read_npz(body, MIB, unlimited())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
 )

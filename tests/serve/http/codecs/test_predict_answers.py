@@ -104,6 +104,7 @@ def test_pictures_and_long_answers_are_not_written_on_the_event_loop(outputs: li
     assert not is_quick_to_write(NUMBERS, [np.zeros((2**19, 2), np.float32)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize(
     "shape", [(2, 3, PIECE), (2 * PIECE + 1,), (1, PIECE + 1), (PIECE + 1, 1), (1, 9, 64, 512), (PIECE, 3)]

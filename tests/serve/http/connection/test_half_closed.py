@@ -160,6 +160,7 @@ def test_an_answer_that_takes_long_reaches_a_caller_that_has_sent_its_last_byte(
         assert not double.cancelled.is_set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_caller_that_has_left_gives_its_place_back_before_there_is_an_answer(way: str) -> None:
     roster = make_roster()

@@ -159,6 +159,7 @@ def test_a_body_is_refused_at_the_piece_that_does_not_fit() -> None:
     assert used_by(steps, MIB) == (TooLarge, MIB, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [MIB, 3 * MIB, 40 * MIB])
 def test_a_body_that_is_inflated_counts_while_it_grows(budget: int) -> None:
     bomb = gzip.compress(bytes(16 * MIB))

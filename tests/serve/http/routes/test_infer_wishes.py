@@ -104,6 +104,7 @@ def test_a_model_that_is_still_starting_is_503_to_the_strict_too(roster: Any) ->
     assert answer.status_code == 503 and "no active version" in answer.json()["error"]
 
 
+@pytest.mark.slow
 def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwhile(
     roster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,7 @@ def test_while_versions_are_loaded_nothing_is_measured(stage: Stage) -> None:
     assert stage.after(1, serve=0.1) == 1
 
 
+@pytest.mark.slow
 def test_a_version_that_left_is_forgotten_and_a_fault_ends_no_thread(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,6 +56,7 @@ def timed(gpu: SimulatedGpu, seconds: float) -> Callable[[Callable[[], Any]], fl
     return look
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "sentence", "used"), [(0.5, "2 times as fast", True), (0.99, "not faster", False)]
 )
@@ -90,6 +91,7 @@ class Waiting(nn.Module):
         return x * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["is emptied", "cannot be emptied"])
 def test_a_capture_that_fails_never_fails_the_load(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(Waiting())

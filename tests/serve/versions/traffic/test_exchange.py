@@ -54,6 +54,7 @@ def test_engines_and_batch_sizes_are_exchanged_and_every_request_is_answered(
     assert callers.by_version == {"1": callers.answered}
 
 
+@pytest.mark.slow
 def test_an_engine_that_serves_no_more_is_not_exchanged(store: Store, versions: Versions) -> None:
     with serving(store) as (_, roster):
         loaded = loaded_of(roster)

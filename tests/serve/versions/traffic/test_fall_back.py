@@ -95,6 +95,7 @@ def test_a_half_that_drifts_falls_back_to_its_original_within_the_stated_number_
     assert drifted(store.version("net", 1), "cpu") is None
 
 
+@pytest.mark.slow
 def test_the_decisions_that_have_alerts_are_counted_from_0_on(store: Store, versions: Versions) -> None:
     """A counter that appears with 1 has not increased: Prometheus would miss the first one."""
     rules = (ROOT / "docker/rules.yml").read_text()

@@ -204,6 +204,7 @@ def by_hand(case: Case, net: Net, settings: Settings) -> int:
     return skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 # Torch looks for the optimizer's own step.
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

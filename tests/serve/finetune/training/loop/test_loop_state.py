@@ -67,6 +67,7 @@ def gone_on(steps: int) -> tuple[Loop, Loop]:
     return first, second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 5, 11, 30])
 def test_the_steps_of_a_loop_that_goes_on_are_those_of_the_first(steps: int) -> None:
     first, second = gone_on(steps)
