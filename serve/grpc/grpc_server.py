@@ -86,6 +86,9 @@ class GrpcServer:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # else two servers could share the port
             ("grpc.max_allowed_incoming_connections", connections),  # each takes a descriptor
+            # A connection that begins nothing, or asks for nothing any more, would keep its place from others.
+            ("grpc.server_handshake_timeout_ms", round(self._limits.arrival_seconds * 1000)),
+            ("grpc.max_connection_idle_ms", self._limits.idle_seconds * 1000),
             # One connection would fill the queue of calls if there were no bound, and gRPC would drop others' calls
             # from it.
             ("grpc.max_concurrent_streams", self._limits.streams_per_connection),

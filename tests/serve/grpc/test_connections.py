@@ -1,5 +1,6 @@
 """The acts of one gRPC connection: it may ping, hold calls and reset them; none of it touches the calls of others."""
 
+import socket
 import struct
 import threading
 from dataclasses import replace
@@ -61,6 +62,21 @@ def test_a_connection_is_told_how_many_calls_it_may_hold(start: Start) -> None:
 
 
 @pytest.mark.slow
+def test_a_connection_that_begins_nothing_ends_with_the_time_for_a_head(start: Start) -> None:
+    both = start(limits=replace(DEFAULTS, arrival_seconds=0.3))
+    host, _, port = both.grpc.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as silent:  # seconds: gRPC itself would wait for 120
+        while silent.recv(4096):  # the server's own settings, before it closes
+            pass
+
+
+def test_a_connection_without_a_call_ends_with_the_time_for_idle_ones(start: Start) -> None:
+    connection = Connection(start(limits=replace(DEFAULTS, idle_seconds=1)).grpc)
+    kinds = [kind for kind, _, _ in connection.read()]
+    connection.close()
+    assert GOAWAY in kinds
+
+
 def test_calls_that_are_reset_by_the_thousands_touch_no_other_caller(start: Start) -> None:
     both, faults, ended = start(), list[str](), threading.Event()
     answered = threading.Semaphore(0)
