@@ -97,7 +97,9 @@ class Half:
     def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
         values = {"": np.zeros(0), **self.constants, **inputs}
         for place, node in enumerate(self.graph.node):
-            values.update(zip(node.output, self._run(place, node, values), strict=False))
+            # An output that is left out has no name, and no array comes for it.
+            named = filter(None, node.output)
+            values.update(zip(named, self._run(place, node, values), strict=True))
         return {value.name: values[value.name] for value in self.graph.output}
 
     def _run(self, place: int, node: NodeProto, values: Arrays) -> list[np.ndarray]:

@@ -21,6 +21,7 @@ from halfeven.models.errors import HalfevenError, ParityRefused
 from halfeven.models.store.manifest import digest_of, sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from tests.exporters.half_files import onnx_net
 from tests.exporters.half_files.verifier import VERIFIER, verified, verified_here
 
 pytestmark = pytest.mark.slow  # a conversion
@@ -353,6 +354,21 @@ def test_the_two_names_of_the_domain_of_onnx_are_one(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("ai.onnx", 18)]), path)
     assert module["Half"](path)({"x": np.array([-1, 2], np.float32)})["y"].tolist() == [0, 2]
+
+
+def test_an_output_that_is_left_out_takes_no_place_among_the_answers(tmp_path: Path) -> None:
+    module = runpy.run_path(str(VERIFIER))
+    sizes = {"x": (3, 1, 2), "w": (1, 15, 2), "r": (1, 15, 5)}
+    arrays = {name: np.random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    node = onnx.helper.make_node("GRU", [*sizes], ["", "last"], hidden_size=5)
+    x = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes["x"])
+    last = onnx.helper.make_tensor_value_info("last", TensorProto.FLOAT, [1, 1, 5])
+    weights = [numpy_helper.from_array(arrays[name], name) for name in "wr"]
+    graph = onnx.helper.make_graph([node], "net", [x], [last], weights)
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "net.onnx")
+    found = module["Half"](tmp_path / "net.onnx")({"x": arrays["x"]})["last"]
+    np.testing.assert_allclose(found, onnx_net.answers(tmp_path / "net.onnx", arrays["x"]), atol=1e-5)
 
 
 def test_an_operation_that_the_verifier_lacks_is_named(tmp_path: Path) -> None:
