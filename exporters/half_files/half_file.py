@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, NewerFormat, ParityRefused
-from ...models.files.durable import fsync
+from ...models.files.durable import fsync, passing_folder, remove_dead_folders
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Options, convert
@@ -39,6 +39,7 @@ FP32: Verdict = "fp32"
 REFUSED: Verdict = "refused"
 # Limits beyond these prove nothing, whatever a proof says.
 WIDEST_U, LOWEST_DB, LARGEST_SHARE = 64.0, 10.0, 0.5
+_PASSING = ".halfeven-fp16-"  # folders of one run alone; those of a run that was killed go with the next one
 _FORMER = "former.proof"  # in the hidden folder: the proof that another takes the place of
 _AGAIN = "write it again from the model (halfeven fp16)"
 
@@ -93,11 +94,14 @@ def write_half(
     _check(source, target)
     if source.exists():  # else `convert` says so, and nothing is moved
         _finish(target)
-    with tempfile.TemporaryDirectory(prefix="halfeven-store-") as place:
+    shared = Path(tempfile.gettempdir())
+    for place in (shared, target.parent):
+        remove_dead_folders(place.glob(f"{_PASSING}*"))
+    with passing_folder(shared, _PASSING) as place:
         asked = replace(options or Options(), forms=("onnx",))
-        around = around_custom(source, asked.samples, asked.name, Path(place) / "cut")
+        around = around_custom(source, asked.samples, asked.name, place / "cut")
         asked = replace(asked, samples=around.samples) if around else asked
-        done = convert(around.folder if around else source, Store(Path(place) / "store"), asked, notify)
+        done = convert(around.folder if around else source, Store(place / "store"), asked, notify)
         facts = {**done.shown(), "verdict": verdict_of(done.version), "file": None, "proof": None}
         facts |= {"around": around.facts()} if around else {}
         if facts["verdict"] == EQUAL:
@@ -168,10 +172,8 @@ def _written(
     version: Version, source: Path, target: Path, around: AroundCustom | None, notify: Notify
 ) -> dict[str, Any]:
     """Write both; gives their paths and the digest of the file."""
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.stem}-", dir=target.parent, ignore_cleanup_errors=True
-    ) as place:
-        draft = Path(place) / "whole" / proof_folder(target).name
+    with passing_folder(target.parent, _PASSING) as place:
+        draft = place / "whole" / proof_folder(target).name
         facts = export(version, "onnxruntime", draft, notify)
         data = target.with_suffix(DATA).name  # of a large half alone; two halves may stand in one folder
         stated = {key: value for key, value in facts.items() if key not in ("folder", "files")}

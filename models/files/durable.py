@@ -6,13 +6,14 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..errors import BadSetting, Conflict
 
 READABLE = 0o644
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNFINISHED = ".unfinished"  # the end of the name of a file that `replace_bytes` is still writing
 
 
@@ -125,6 +126,46 @@ def _locked_file(path: Path) -> tuple[int, str]:
         if Path(draft).exists():  # nobody removed it before it was locked
             return handle, draft
         os.close(handle)
+
+
+@contextmanager
+def passing_folder(place: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in ``place``, which is made where there is none. The folder vanishes when the block ends; where the
+    process is killed, `remove_dead_folders` deletes it: the system gives its lock back however the process ends."""
+    path, lock = _locked_folder(place, prefix)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(place: Path, prefix: str) -> tuple[Path, int]:
+    while True:
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            lock = os.open(path, _FOLDER)
+        except FileNotFoundError:  # another process removed this one, or the place
+            continue
+        with suppress(OSError):  # NFS locks no folder, so that nobody deletes one there
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_dir():  # nobody removed it before it was locked
+            return path, lock
+        os.close(lock)
+
+
+def remove_dead_folders(paths: Iterable[Path]) -> None:
+    """Delete those of the folders of `passing_folder` whose processes were killed: their locks are gone."""
+    for path in paths:
+        try:
+            lock = os.open(path, _FOLDER)
+        except OSError:
+            continue  # renamed or deleted meanwhile
+        with ExitStack() as held, suppress(OSError):
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_new_folder(option: str, folder: Path) -> None:

@@ -8,20 +8,18 @@ A draft is a hidden folder beside the versions; publishing fsyncs it and renames
 """
 
 import errno
-import fcntl
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
-from ..files.durable import fsync, remove_dead_files, replace_text
+from ..files.durable import fsync, passing_folder, remove_dead_files, remove_dead_folders, replace_text
 from ..files.opened_file import OpenedFile
 from ..files.stored_json import json_of, stored_bytes
 from ..folder.model_name import NAME
@@ -310,12 +308,11 @@ class Store:
         """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed, the
         next draft or server deletes it (`remove_dead_drafts`)."""
         self.remove_dead_drafts()
-        path, lock = _locked_draft(folder := self._folder(name))
+        folder = self._folder(name)
         try:
-            yield Draft(self, name, path)
+            with passing_folder(folder, ".draft-") as path:
+                yield Draft(self, name, path)
         finally:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
             with suppress(OSError):  # a folder that holds something stays
                 folder.rmdir()
 
@@ -323,15 +320,7 @@ class Store:
         """Delete the drafts and half-written files of processes that were killed: their locks are gone."""
         for folder in (self.root, *self._models.glob("*"), *self._models.glob("*/[a-z]*")):
             remove_dead_files(folder)
-        for path in self._models.glob("*/.draft-*"):
-            try:
-                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                continue  # published or deleted meanwhile
-            with ExitStack() as held, suppress(BlockingIOError):
-                held.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+        remove_dead_folders(self._models.glob("*/.draft-*"))
 
     def _folder(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -383,18 +372,3 @@ class Draft:
             for folder in target.parents[:3]:  # the model's folder and that of all models may be new as well
                 fsync(folder)
             return self._store.version(self._name, number)
-
-
-def _locked_draft(folder: Path) -> tuple[Path, int]:
-    """A new draft, and its lock: an open folder, which the system closes however the process ends."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # another process ended a draft, or removed this one
-            continue
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.is_dir():  # nobody removed it before it was locked
-            return path, lock
-        os.close(lock)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,20 @@ def test_a_replacement_that_was_cut_off_is_finished(
     assert sorted(path.name for path in half.parent.iterdir()) == [
         "net.fp16.onnx", "net.fp16.proof", "net.onnx", "x.npz",
     ]  # fmt: skip
+
+
+def test_the_folders_of_a_run_that_was_killed_go_with_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+    source = written(tmp_path / "net.onnx")
+    dead = [tmp_path / place / ".halfeven-fp16-dead" for place in ("", "shared")]
+    for folder in dead:
+        folder.mkdir(parents=True)
+        (folder / "weights").touch()
+    with pytest.raises(BadSamples, match="cannot be read"):
+        write_half(source, tmp_path / "half.onnx", Options(samples=tmp_path / "unknown.npz"))
+    assert not any(folder.exists() for folder in dead) and not [*(tmp_path / "shared").iterdir()]
 
 
 def test_nothing_but_a_half_is_moved_out_of_the_hidden_folder(half: Path) -> None:
