@@ -23,6 +23,7 @@ from ...models.errors import (
     ParityRefused,
 )
 from ...models.files.durable import replace_text
+from ...models.files.opened_file import opened_named
 from ...models.files.stored_json import stored_json
 from ...models.version import __version__
 from ..proof.maker import Notify
@@ -188,7 +189,7 @@ def read_lock(path: Path) -> list[Facts]:
     for one of a later release."""
     wrong = f"{path} is not a lock that `halfeven lock` wrote"
     try:
-        lock = stored_json(path)
+        lock = stored_json(path, opened_named)
     except OSError as error:
         raise BadInput(
             f"{path} cannot be read ({error.strerror or error}): expected a lock, which `halfeven lock` writes"

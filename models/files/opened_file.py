@@ -68,8 +68,11 @@ class OpenedFile(AbstractContextManager["OpenedFile"]):
 
 
 def opened_named(path: Path, most_bytes: int | None = None) -> OpenedFile:
-    """A file that the user names, wherever symbolic links lead. Raises OSError as `OpenedFile`."""
-    return OpenedFile(_resolved(path), most_bytes)
+    """A file that the user names, wherever symbolic links lead; it keeps the name that it was given. Raises OSError as
+    `OpenedFile`."""
+    opened = OpenedFile(_resolved(path), most_bytes)
+    opened.path = path
+    return opened
 
 
 def opened_inside(folder: Path, path: Path, most_bytes: int | None = None) -> OpenedFile:

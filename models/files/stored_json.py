@@ -1,7 +1,7 @@
 """Small files that were written to the store, and may be damaged or replaced since: texts and JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,18 +10,19 @@ from .opened_file import OpenedFile
 
 T = TypeVar("T")
 MOST_BYTES = 64 * 2**20
+Opener = Callable[[Path, int | None], OpenedFile]
 
 
-def stored_bytes(path: Path) -> bytes:
+def stored_bytes(path: Path, opener: Opener = OpenedFile) -> bytes:
     """All bytes of a file of the store. Raises OSError, also for what is no regular file (a pipe would be waited for
-    without end), a symbolic link, or larger than `MOST_BYTES`."""
-    with OpenedFile(path, MOST_BYTES) as opened:
+    without end), a symbolic link (except with ``opener`` `opened_named`), or larger than `MOST_BYTES`."""
+    with opener(path, MOST_BYTES) as opened:
         return opened.read()
 
 
-def stored_json(path: Path) -> Any:
+def stored_json(path: Path, opener: Opener = OpenedFile) -> Any:
     """The value in a file of the store. Raises OSError as `stored_bytes`, ValueError as `json_of`."""
-    return json_of(stored_bytes(path))
+    return json_of(stored_bytes(path, opener))
 
 
 def json_of(text: bytes) -> Any:

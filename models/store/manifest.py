@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import DamagedFile, NewerFormat
 from ..files.durable import READABLE, fsync
-from ..files.stored_json import stored_json
+from ..files.opened_file import OpenedFile
+from ..files.stored_json import Opener, stored_json
 
 LIVE, REFUSED = "live", "refused"
 # The format of a version's folder. It rises with a change that older releases would misread; a manifest without a
@@ -20,10 +21,10 @@ _PRESENT, _OLDER = "original.", "whole."
 _KEYS = {"whole_because": "original_because", "accuracy_whole": "accuracy_original"}
 
 
-def read_manifest(path: Path) -> Mapping[str, Any]:
+def read_manifest(path: Path, opener: Opener = OpenedFile) -> Mapping[str, Any]:
     """Raises DamagedFile naming the file and what is wrong with it, NewerFormat where a later release wrote it."""
     try:
-        manifest = stored_json(path)
+        manifest = stored_json(path, opener)
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error.strerror}; {restored(error)}") from error
     except ValueError as error:

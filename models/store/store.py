@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
 from ..files.durable import fsync, passing_folder, remove_dead_files, remove_dead_folders, replace_text
-from ..files.opened_file import OpenedFile
-from ..files.stored_json import json_of, stored_bytes
+from ..files.opened_file import OpenedFile, opened_named
+from ..files.stored_json import Opener, json_of, stored_bytes
 from ..folder.model_name import NAME
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
@@ -40,12 +40,14 @@ OPERATOR, ROLLBACK, FOR_DEVICE = "operator", "rollback", "device"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One published version. ``status`` is ``live`` (may be active) or ``refused`` (kept as evidence)."""
+    """One published version. ``status`` is ``live`` (may be active) or ``refused`` (kept as evidence). ``opener``: how
+    its files are opened, in a store never through a symbolic link."""
 
     name: str
     number: int
     folder: Path
     manifest: Mapping[str, Any]
+    opener: Opener = OpenedFile
 
     @property
     def status(self) -> str:
@@ -86,10 +88,10 @@ class Version:
 
     def opened(self, file: str) -> OpenedFile:
         """One file, open, after its bytes were checked against the manifest: load it from the open file. Raises
-        DamagedFile naming the file where it is missing, was changed, or is a symbolic link."""
+        DamagedFile naming the file where it is missing, was changed, or is a symbolic link in a store."""
         path, expected = self.path(file), self.sha256(file)
         try:
-            opened = OpenedFile(path)
+            opened = self.opener(path, None)
         except OSError as error:
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise DamagedFile(f"{path} cannot be read ({reason}); {restored(error)}") from error
@@ -140,10 +142,10 @@ class Version:
 
     @classmethod
     def at(cls, folder: Path) -> "Version":
-        """The version that a folder outside of a store holds (`exporters/exported`). Raises DamagedFile."""
-        manifest = read_manifest(folder / "manifest.json")
-        number = manifest.get("version")
-        return cls(str(manifest.get("model")), number if isinstance(number, int) else 0, folder, manifest)
+        """The version in a folder outside of a store (`exporters/exported`); links are followed. Raises DamagedFile."""
+        manifest = read_manifest(folder / "manifest.json", opened_named)
+        number = found if isinstance(found := manifest.get("version"), int) else 0
+        return cls(str(manifest.get("model")), number, folder, manifest, opened_named)
 
 
 class Store:

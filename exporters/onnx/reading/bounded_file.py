@@ -270,14 +270,16 @@ def external_files(path: Path, model: ModelProto) -> dict[str, Path]:
 
 
 def _inside(path: Path, folder: Path, tensor: str, location: str) -> Path:
-    """The plain file that ``location`` names below the model file, which has to lie in the folder, links or not."""
+    """The plain file that ``location`` names below the model file. Links may lead to the folder, and to that of the
+    model file itself: a download cache has the model and its data as links to two files of one folder."""
     place = PurePosixPath(location)
     file = path.parent / place
     wrong = not location or place.is_absolute() or ".." in place.parts or "\\" in location or "\0" in location
-    if wrong or not file.resolve().is_relative_to(folder):
+    if wrong or not any(file.resolve().is_relative_to(one) for one in (folder, path.resolve().parent)):
         raise BadFolder(
             f"{path}: the data of tensor '{tensor}' is said to lie at {location!r}, outside the model folder; "
-            "external data must be a plain file inside it: save the model again with its data beside it"
+            "external data must be a plain file inside it: save the model again with its data beside it, or put the "
+            "file itself in the place of a link"
         )
     if not file.is_file():
         raise BadFolder(f"{path}: the data of tensor '{tensor}' should lie in {file}, which does not exist")

@@ -23,7 +23,7 @@ from halfeven.exporters.half_files.half_file import (
     verify,
     write_half,
 )
-from halfeven.exporters.half_files.lock_file import write_lock
+from halfeven.exporters.half_files.lock_file import read_lock, write_lock
 from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import BadInput, BadSamples, BadSetting, Conflict, ParityRefused
@@ -33,6 +33,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.benchmarks.one_file_plans import by_convert, digests
 from tests.exporters.half_files.onnx_net import answers, samples, written
 from tests.exporters.half_files.verifier import verified
+from tests.links import behind_links
 
 pytestmark = pytest.mark.slow  # conversions and children
 
@@ -357,6 +358,16 @@ def test_the_weights_of_large_halves_in_one_folder_are_held_apart(
     monkeypatch.undo()  # of a small half no file of weights is left
     assert write_half(tmp_path / "net 1.0.onnx", halves[0], Options(samples=rows))["verdict"] == EQUAL
     assert not data.exists() and verify(halves[0])["status"] == "equal"
+
+
+def test_a_half_is_verified_and_locked_where_a_cache_has_its_files_as_links(half: Path) -> None:
+    lock = half.with_name("halfeven.lock")
+    behind_links([half, *proof_folder(half).iterdir()], half.parent / "cache")
+    assert verify(half)["status"] == "equal"
+    locked = write_lock(lock, {"": found_file(half)})["halves"]
+    behind_links([lock], half.parent / "cache of locks")
+    assert [facts["file"] for facts in read_lock(lock)] == [facts["file"] for facts in locked]
+    write_lock(lock, {"": found_file(half)})
 
 
 def test_a_file_without_a_proof_is_not_verified(half: Path) -> None:

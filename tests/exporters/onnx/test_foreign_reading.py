@@ -17,6 +17,7 @@ from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto, helper
 
 from tests.exporters.onnx.onnx_files import convert, errors_u, parsed, saved, spec_of
+from tests.links import behind_links
 
 LINEAR = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = Relu(h) }"
 
@@ -85,6 +86,13 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model" / "link.bin").symlink_to(tmp_path / "secret")
     with pytest.raises(BadFolder, match="outside the model folder"):
         read_model(file, tmp_path / "model")
+
+
+def test_a_model_and_its_data_may_be_links_to_files_of_one_folder(tmp_path: Path) -> None:
+    file = with_external_data(tmp_path / "model", "weights.bin")
+    expected = read_model(file, file.parent)
+    behind_links([file, file.with_name("weights.bin")], tmp_path / "cache")
+    assert read_model(file, file.parent) == expected
 
 
 def test_external_data_that_is_cut_off_or_absent_is_named_wherever_a_file_is_taken(tmp_path: Path) -> None:

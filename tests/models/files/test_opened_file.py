@@ -80,7 +80,7 @@ def test_what_the_user_names_is_a_file(tmp_path: Path, way: str) -> None:
     (tmp_path / "file").write_bytes(b"1")
     place.symlink_to("file")
     with opened_named(place) as opened:
-        assert opened.read() == b"1"
+        assert opened.read() == b"1" and opened.path == place
 
 
 def test_a_link_inside_of_the_folder_is_followed_and_a_size_is_bounded(tmp_path: Path) -> None:
