@@ -33,6 +33,7 @@ from ..on_device.environment import environment
 from ..onnx.conversion import NotPlanned, read_foreign
 from ..onnx.forms import foreign_subject
 from ..proof.maker import Maker, Notify
+from ..proof.prove import MAX_JUDGED
 from ..proof.subject import CPU, Subject
 from ..question import RowsDiffer
 from ..report.evidence import SOURCE_SUFFIXES, files_of
@@ -277,6 +278,8 @@ def _samples(folder: ModelFolder, options: Options, store: Store) -> tuple[Model
     """The samples that choose and judge, and the folder with notes about them."""
     folder, samples = _own_samples(folder, options)
     samples, notes = with_drifted(samples, folder.spec, store)
+    if (more := samples.judging.count - MAX_JUDGED) > 0:
+        notes = (*notes, f"{more} samples are left out: the first {MAX_JUDGED} of those that may judge do")
     return replace(folder, notes=(*folder.notes, *notes)), samples
 
 

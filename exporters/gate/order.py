@@ -25,6 +25,7 @@ KINDS = ("score", "probabilities", "embedding")
 ALLOWED_U = 4.0
 MAX_PAIRS = 1 << 19  # of all lists together
 MAX_LISTS = 16  # classes or anchors, evenly taken
+MAX_OF_NOISE = 2048  # rows, evenly taken, whose similarities to each other tell the noise
 MAX_POSITIONS = 4  # of an embedding with several vectors a sample
 BEST = 10
 LAST_PLACES = 2.0**-22  # of the largest value of a list
@@ -108,7 +109,8 @@ def _similarities(run: Run, others: Sequence[Run], kind: str) -> Iterator[_List]
     for position in positions:
         noise = 0.0
         for other in others:
-            mine, theirs = (_vectors(both)[:, position] for both in _both(run, other))
+            both = (_vectors(one)[:, position] for one in _both(run, other))
+            mine, theirs = (one[_evenly(len(one), MAX_OF_NOISE)] for one in both)
             gap = _finite_gap(_cosines(mine, mine), _cosines(theirs, theirs))
             noise = max(noise, float(gap.max(initial=0.0)))
         left, right = original[:, position], half[:, position]

@@ -39,7 +39,7 @@ SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations
 SMALL_OPERATIONS = 1 << 35  # than this for them all
 SMALL_BYTES = 1 << 30  # of their inputs and answers, in the same way
-MAX_JUDGED = 2048
+MAX_JUDGED = 2048  # of a conversion's own samples; of others all judge
 # Above this the bulk is judged by emulation. Where a CPU has no half convolutions an operation of theirs takes ten
 # times as long as in FP32 (0.7 ns against 0.07 on one core): 12 seconds.
 TRUE_KERNELS_OPERATIONS = 1 << 34
@@ -118,7 +118,8 @@ def ask_reference(
 
     ``exact``: the original evaluated another way, where there is one.
     """
-    judging = judging.take(slice(0, MAX_JUDGED))
+    if not judging.all_judge:
+        judging = judging.take(slice(0, MAX_JUDGED))
 
     def ask(samples: tuple[int, ...], inputs: Arrays, name: str = "") -> Question:
         return Question(samples, inputs, original(inputs), name)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.conversion.convert import Conversion, Options, convert
+from halfeven.exporters.conversion.convert import Conversion, Options, _samples, convert
 from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.onnx.forms import foreign_subject
+from halfeven.exporters.proof.prove import MAX_JUDGED
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import DamagedFile
-from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.folder.package import ModelFolder, Precision, read_folder
 from halfeven.models.store.store import Store
 
 from tests.conversions import samples_of
@@ -93,6 +94,13 @@ def build():
     weights = "weights.safetensors"
     assert first.manifest["files"][weights] != again.version.manifest["files"][weights]
     assert converted(folder, tmp_path / "store").unchanged
+
+
+def test_a_note_says_how_many_samples_are_more_than_are_judged(tmp_path: Path) -> None:
+    rows = np.random.default_rng().standard_normal((2 * MAX_JUDGED + 3, 4)).astype(np.float32)
+    folder = read_folder(write_folder(tmp_path / "net", LINEAR, samples={"x": rows}))
+    noted, _ = _samples(folder, Options(), Store(tmp_path / "store"))
+    assert noted.notes == ("2 samples are left out: the first 2048 of those that may judge do",)
 
 
 @pytest.mark.slow

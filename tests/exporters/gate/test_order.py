@@ -1,5 +1,6 @@
 """Claims about order: what a half may do to a ranking, and what FP32 itself cannot tell is not asked of it."""
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -284,6 +285,15 @@ def test_only_directions_are_ranked(random):
     lengths = random.uniform(0.5, 2.0, (60, 1))
     found = order_of(pair(original, original * lengths), kind="embedding")
     assert (found.tied, found.swapped) == (0, 0)
+
+
+def test_many_vectors_take_no_memory_for_each_pair_of_them(random):
+    original = random.standard_normal((6000, 2))
+    tracemalloc.start()
+    order_of(pair(original, original), pair(original, original), kind="embedding")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < len(original) ** 2 * 8, "bytes of one array with a number for each pair"
 
 
 def test_each_position_of_an_embedding_of_tokens_is_ranked_by_itself(random):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.proof.prove import (
+    MAX_JUDGED,
     ReferenceRun,
     ask_reference,
     check_original_form,
@@ -38,10 +39,19 @@ def test_samples_are_asked_at_every_size_that_batches_are_filled_up_to(
     assert {len(question.samples) for question in (*run.small, *run.bulk)} == sizes
 
 
-def run_on(count: int, original: Answers) -> ReferenceRun:
+def run_on(count: int, original: Answers, all_judge: bool = False) -> ReferenceRun:
     tensors = [TensorSpec(name, "FP32", (Dim(), Dim(4, 4))) for name in ("x", "y")]
     x = np.random.default_rng(5).standard_normal((count, 4)).astype(np.float32)
-    return ask_reference(ModelSpec("m", (tensors[0],), (tensors[1],), 8), Samples({"x": x}), original)
+    samples = Samples({"x": x}, all_judge=all_judge)
+    return ask_reference(ModelSpec("m", (tensors[0],), (tensors[1],), 8), samples, original)
+
+
+@pytest.mark.parametrize(("all_judge", "asked"), [(True, MAX_JUDGED + 9), (False, MAX_JUDGED)])
+def test_all_rows_of_other_samples_judge_and_of_a_conversion_s_own_the_first(
+    all_judge: bool, asked: int
+) -> None:
+    run = run_on(MAX_JUDGED + 9, lambda inputs: {"y": inputs["x"]}, all_judge)
+    assert {sample for question in run.bulk for sample in question.samples} == {*range(asked)}
 
 
 def test_few_judging_samples_are_joined_by_perturbed_ones_which_are_judged_apart() -> None:
