@@ -237,7 +237,8 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
     version = proof_of(file)
     check_digests(file, version)
     spec = version.spec()
-    proven = prove_engine(version, judging_samples(version, samples), onnx_file(file, spec), notify)
+    judging = judging_samples(version, samples).distinct()
+    proven = prove_engine(version, judging, onnx_file(file, spec), notify)
     return {"file": str(file), "proof": str(version.folder), "digests": "as proven"} | dict[str, Any](proven)
 
 

@@ -58,6 +58,8 @@ def test_the_proof_proves_the_file_again_and_with_samples_that_are_new(half: Pat
     facts = verify(half)
     assert facts["status"] == "equal" and facts["samples"]["judging"] == 12
     assert verify(half, samples(tmp_path / "new.npz", 40))["samples"]["judging"] == 40
+    np.savez(tmp_path / "copies.npz", x=np.ones((200, 16), np.float32))
+    assert verify(half, tmp_path / "copies.npz")["samples"]["judging"] == 1
 
 
 def test_a_proof_says_whose_samples_it_was_made_on_also_when_it_is_made_again(tmp_path: Path) -> None:
