@@ -27,7 +27,7 @@ from ...models.store.store import LIVE, Store, Version
 from ..guessing.bare import folder_at
 from ..guessing.given_samples import laid_out
 from ..inputs.drifted_inputs import drifted_digests, with_drifted
-from ..inputs.samples import Samples, checked_samples, load_samples, read_tensors
+from ..inputs.samples import Samples, load_samples
 from ..inputs.synthetic import generate, in_range, range_of, with_smaller_integers
 from ..on_device.environment import environment
 from ..onnx.conversion import NotPlanned, read_foreign
@@ -300,9 +300,9 @@ def _own_samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Sa
 
 def _given(path: Path, folder: ModelFolder) -> Samples:
     """Samples that were read; of a bare ONNX file in the layout of the file or of the guess."""
-    if folder.guessed is None or folder.kind != "onnx" or path.is_dir():
+    if folder.guessed is None or folder.kind != "onnx":
         return load_samples(path, folder.spec)
-    return checked_samples(laid_out(read_tensors(path), folder.spec), folder.spec)
+    return load_samples(path, folder.spec, layout=laid_out)
 
 
 def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolder:

@@ -17,7 +17,8 @@ from ...models.errors import BadInput, BadSamples, BadSetting
 from ...models.files.json_fields import JsonFields
 from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec
 from ...models.store.store import Version
-from ..inputs.samples import Samples, load_samples, read_tensors
+from ..guessing.given_samples import judging_samples
+from ..inputs.samples import Samples, read_tensors
 from ..proof.maker import Notify
 from ..proof.prove import answers_of
 from ..proof.subject import CPU
@@ -144,7 +145,7 @@ def check_index(
     name = _output(spec, output)
     if precision is None:
         raise BadInput(f"{version} has no half whose vectors could be compared: {version.manifest['reason']}")
-    rows = load_samples(queries, spec)
+    rows = judging_samples(version, queries)
     relevance = _relevance(judgements, rows.count, len(index)) if judgements else None
     _check_finite(index, "vector {} of the index")
     found = dict[str, Any]()

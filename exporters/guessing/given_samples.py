@@ -7,7 +7,8 @@ has no axes [n].
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from onnx import ValueInfoProto
@@ -16,7 +17,8 @@ from ...models.errors import BadSamples
 from ...models.spec.batch_axis import array_batch_back, array_batch_first, batch_back, batch_first
 from ...models.spec.datatypes import name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
-from ..inputs.samples import TARGET, as_fp32, check_in_fp32
+from ...models.store.store import Version
+from ..inputs.samples import TARGET, Samples, as_fp32, check_in_fp32, load_samples, stored_samples
 from ..onnx.reading.signature import datatype_of, size_of
 
 Arrays = Mapping[str, np.ndarray]
@@ -67,11 +69,23 @@ class GivenSamples:
         )
 
 
+def judging_samples(version: Version, given: Path | None) -> Samples:
+    """The samples in the file ``given``, all of which judge, or the version's own; of an ONNX file also in its own
+    layout. Raises as `load_samples` does."""
+    if given is None:
+        return stored_samples(version)
+    if not version.has("original.onnx"):
+        return replace(load_samples(given, version.spec()), all_judge=True)
+    return replace(load_samples(given, version.spec(), layout=laid_out), all_judge=True)
+
+
 def laid_out(arrays: Arrays, spec: ModelSpec) -> dict[str, np.ndarray]:
-    """The arrays as samples.safetensors has them, for the spec that was guessed. Targets stay as they are."""
+    """The arrays as samples.safetensors has them, for the spec of an ONNX file. What has that layout stays as it is, as
+    do targets, and what no input could be."""
     found = dict(arrays)
-    count = next((len(arrays[one.name]) for one in spec.inputs if arrays[one.name].ndim > len(one.shape)), 0)
-    for tensor in spec.inputs:
+    inputs = [one for one in spec.inputs if one.name in arrays and arrays[one.name].ndim]
+    count = next((len(arrays[one.name]) for one in inputs if arrays[one.name].ndim > len(one.shape)), 0)
+    for tensor in inputs:
         own = batch_back(tensor.shape, tensor.batch_axis)
         sizes = [dim.minimum if dim.fixed else None for dim in own]
         array, axes = _rows_first(arrays[tensor.name], sizes, tensor.batch_axis), len(tensor.shape)

@@ -25,7 +25,7 @@ from ..conversion.convert import Options, convert
 from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
-from ..inputs.samples import judging_samples
+from ..guessing.given_samples import judging_samples
 from ..onnx.reading.bounded_file import external_files, read_graph
 from ..onnx.reading.large_files import DATA
 from ..proof.maker import Notify

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from ..policy.operations import UNKNOWN, Operations
 from .picture_folder import read_pictures
 
 TARGET = "target:"
+Layout = Callable[[Mapping[str, np.ndarray], ModelSpec], Mapping[str, np.ndarray]]
 _MOST_EMPTY = 1000  # rows that take no bytes in a file, so that its size does not bound them
 MAX_BYTES = 4 << 30  # of the file, and of what a compressed one unpacks to
 _NAMES = {"F16": "FP16", "F32": "FP32", "F64": "FP64"} | {
@@ -108,15 +109,18 @@ class Samples:
 
 
 @guarded("samples")
-def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Samples:
-    """Read samples from safetensors or npz (recognised by their first bytes), or from a folder of pictures.
+def load_samples(
+    path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES, layout: Layout = lambda tensors, _: tensors
+) -> Samples:
+    """Read samples from safetensors or npz (recognised by their first bytes), or from a folder of pictures. ``layout``
+    puts the tensors into the layout of this file.
 
     Raises BadSamples naming the tensor, the row where there is one, what was expected and what came.
     """
     try:
         is_folder = path.is_dir()
         tensors = read_pictures(path, spec, max_bytes) if is_folder else _read(path, max_bytes)
-        return checked_samples(tensors, spec)
+        return checked_samples(layout(tensors, spec), spec)
     except BadSamples as error:
         raise BadSamples(f"{path.name or path}: {error}") from error
 
@@ -161,13 +165,6 @@ def stored_samples(version: Version) -> Samples:
         raise BadSamples(f"{path}: {error}") from error
     said = version.manifest.get("samples") or {}
     return replace(found, source=said.get("source", found.source))
-
-
-def judging_samples(version: Version, given: Path | None) -> Samples:
-    """The samples in the file ``given``, all of which judge, or the version's own. Raises as `load_samples` does."""
-    if given is None:
-        return stored_samples(version)
-    return replace(load_samples(given, version.spec()), all_judge=True)
 
 
 # Reading.

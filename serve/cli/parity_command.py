@@ -9,8 +9,9 @@ from typing import Any
 
 from ...exporters.conversion.convert import Options, convert
 from ...exporters.gate.rejudge import LIMITS, rejudge
+from ...exporters.guessing.given_samples import judging_samples
 from ...exporters.inputs.drifted_inputs import with_drifted
-from ...exporters.inputs.samples import judging_samples, stored_samples
+from ...exporters.inputs.samples import stored_samples
 from ...exporters.on_device.device_proofs import keep_proof
 from ...exporters.on_device.environment import environment
 from ...exporters.on_device.reprove import holds_here, reprove

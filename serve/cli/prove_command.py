@@ -16,7 +16,7 @@ from ...exporters.exported.other_engine import (
     onnx_file,
     prove_engine,
 )
-from ...exporters.inputs.samples import judging_samples
+from ...exporters.guessing.given_samples import judging_samples
 from ...exporters.report.headline import not_run
 from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.guessing.given_samples import GivenSamples, laid_out
+from halfeven.exporters.guessing.given_samples import GivenSamples, judging_samples, laid_out
 from halfeven.exporters.guessing.guess import Guess
 from halfeven.exporters.guessing.onnx_file import guess_onnx, samples_of_feed
 from halfeven.exporters.inputs.samples import read_tensors
 from halfeven.models.errors import BadSamples
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store.manifest import sha256_of
+from halfeven.models.store.store import Version
 from onnx import ModelProto
 from onnx.numpy_helper import to_array
 
@@ -186,6 +189,25 @@ def test_beside_a_scalar_a_state_of_one_call_has_its_samples_on_the_files_own_ax
     found = laid_out({"x": x, "h": own, "rate": np.ones(5, np.float32)}, spec)
     assert found["x"].shape == (5, 1, 4) and found["h"].shape == (5, 2, 1, 4)
     np.testing.assert_array_equal(found["h"][:, :, 0], own.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(("rows", "axis"), [(0, 0), (8, 1)], ids=["takes one picture", "has states"])
+def test_the_samples_that_made_a_half_judge_it_too(tmp_path: Path, rows: int, axis: int) -> None:
+    shape = (Dim(), Dim(2, 2), Dim(4, 4)) if rows else (Dim(1, 1), Dim(2, 2), Dim(4, 4))
+    state = TensorSpec("h", "FP32", shape, batch_axis=axis)
+    spec = ModelSpec("net", (state,), (replace(state, name="y"),), rows)
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_json()))
+    files = {"spec.json": sha256_of(tmp_path / "spec.json"), "original.onnx": ""}
+    version = Version("net", 1, tmp_path, {"files": files})
+    given = RANDOM.normal(size=(2, 5, 4) if rows else (5, 2, 4)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", h=given)
+    found = judging_samples(version, tmp_path / "x.npz")
+    assert found.all_judge and found.count == 5
+    expected = given.swapaxes(0, 1) if rows else given[:, None]
+    np.testing.assert_array_equal(found.arrays["h"], expected)
+    np.savez(tmp_path / "z.npz", z=given)
+    with pytest.raises(BadSamples, match=r"z\.npz: .*missing \['h'\], unknown \['z'\]"):
+        judging_samples(version, tmp_path / "z.npz")
 
 
 @pytest.mark.parametrize(
