@@ -13,12 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, NewerFormat, ParityRefused
-from ...models.files.durable import fsync, passing_folder, remove_dead_folders
+from ...models.files.durable import fsync, locked, passing_folder, remove_dead_folders
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Options, convert
@@ -92,8 +93,10 @@ def write_half(
     if target.suffix != ".onnx":
         raise BadSetting(f"-o {str(target)!r}: expected a name that ends with .onnx")
     _check(source, target)
-    if source.exists():  # else `convert` says so, and nothing is moved
-        _finish(target)
+    with _alone(target):
+        _check_replaced(target)
+        if source.exists():  # else `convert` says so, and nothing is moved
+            _finish(target)
     shared = Path(tempfile.gettempdir())
     for place in (shared, target.parent):
         remove_dead_folders(place.glob(f"{_PASSING}*"))
@@ -123,7 +126,6 @@ def _check(source: Path, target: Path) -> None:
         ) from None
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise BadSetting(f"-o {target}: expected a file in a folder that may be written")
-    _check_replaced(target)
 
 
 def _check_replaced(target: Path) -> None:
@@ -189,9 +191,19 @@ def _written(
             if (draft / name).exists():
                 shutil.copyfile(draft / name, draft.with_name(copied))
                 fsync(draft.with_name(copied))
-        draft.parent.rename(_ready(target))
-    _finish(target)
-    return {"file": str(target), "proof": str(proof_folder(target)), "digest": sha256_of(target)}
+        with _alone(target):
+            draft.parent.rename(_ready(target))
+            _finish(target)
+            return {"file": str(target), "proof": str(proof_folder(target)), "digest": sha256_of(target)}
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Hold the lock of the folder: of two runs on one target each moves its files to their places for itself."""
+    with ExitStack() as held:
+        with suppress(OSError):  # NFS locks no folder
+            held.enter_context(locked(target.parent))
+        yield
 
 
 def _ready(target: Path) -> Path:

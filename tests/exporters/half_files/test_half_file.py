@@ -1,5 +1,6 @@
 """One file in, one proven half out: the proof beside it proves the file again, and no other file."""
 
+import fcntl
 import json
 import os
 import re
@@ -158,6 +159,26 @@ def test_a_second_run_takes_the_place_of_the_first(half: Path) -> None:
         half.parent / "net.onnx", half, Options(samples=half.parent / "x.npz", keep=("first_product",))
     )
     assert facts["verdict"] == EQUAL and half.read_bytes() != before and verify(half)["status"] == "equal"
+
+
+def test_two_runs_on_one_target_move_their_files_one_after_the_other(
+    half: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, held = half_file._finish, list[bool]()
+
+    def finished(target: Path) -> None:
+        folder = os.open(half.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.append(False)
+        except BlockingIOError:
+            held.append(True)
+        os.close(folder)
+        finish(target)
+
+    monkeypatch.setattr(half_file, "_finish", finished)
+    write_half(half.parent / "net.onnx", half, Options(samples=half.parent / "x.npz"))
+    assert held == [True, True], "as the run begins, and when its half is whole"
 
 
 @pytest.mark.parametrize("moved", range(5))
