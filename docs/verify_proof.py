@@ -5,7 +5,9 @@
 It recomputes every digest, runs the half on the rows of the proof with the reference implementation of ONNX (each node
 of half is computed in FP32 and rounded once), and holds the answers against those of FP32 by the gate's rules about
 sentinels, masks, integers and errors (docs/precision.md). Exit code 0: verified; 3: not. It says nothing of the rules
-about decisions and order.
+about decisions and order. It is stricter than the gate in two things, and may refuse an honest proof for them: a slice
+that FP32 itself holds to less than 40 dB is judged too, for a proof does not have FP32's own noise; and of the numbers
+behind a step at most 1 in 100 may lie on its other side, also where `max_flips` is larger.
 """
 
 import hashlib
@@ -24,7 +26,7 @@ SENTINEL, LANDS = 1e9, 1e4
 ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 # Limits beyond these prove nothing, whatever the proof says.
 WIDEST_U, LOWEST_DB, MOST_TIED, MOST_STEPPED = 64.0, 10.0, 0.5, 0.01
-FAINT, DUST = 4.0, 2.0**-20
+FAINT, DUST, MOST_SLICES = 4.0, 2.0**-20, 4096
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -172,7 +174,7 @@ def check_output(name: str, half: np.ndarray, fp32: np.ndarray, judged: Mapping[
     )
     # These are numbers behind a rounding or a threshold: near it a few may differ.
     if judged["statistics"].get("stepped"):
-        free = min(judged["tied"], int(MOST_STEPPED * noise.size))
+        free = min(judged["tied"], max(1, int(MOST_STEPPED * noise.size)))
         noise.reshape(-1)[np.argsort(noise, axis=None)[noise.size - free :]] = 0.0
     scale = signal.max(initial=0.0)
     error = noise.max(initial=0.0)
@@ -183,7 +185,8 @@ def check_output(name: str, half: np.ndarray, fp32: np.ndarray, judged: Mapping[
     if decibels(signal, noise) < judged["min_sqnr_db"]:
         raise Refused(f"output '{name}' has {decibels(signal, noise):.1f} dB of signal to noise")
     for axis in range(1, a.ndim):
-        for index in range(a.shape[axis]):
+        length = a.shape[axis]
+        for index in np.linspace(0, length - 1, min(length, MOST_SLICES)).round().astype(int):
             part, its_noise = (np.take(one, index, axis) for one in (signal, noise))
             faint = part.max(initial=0.0) <= max(DUST, FAINT * u) * scale
             if not faint and decibels(part, its_noise) < judged["min_slice_sqnr_db"]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.exported.file_rows import write_npz
+from halfeven.exporters.gate.divergence import Divergence
 from halfeven.exporters.half_files.half_file import check_digests, proof_folder, proof_of
 from halfeven.exporters.half_files.half_metadata import digest_of_facts
 from halfeven.models.errors import HalfevenError, ParityRefused
@@ -60,6 +62,30 @@ def test_numbers_behind_a_step_may_differ_near_it_as_the_gate_counted() -> None:
             assert passed and found == 0
         except module["Refused"]:
             assert not passed, (tied, stepped, wrong)
+
+
+def test_of_a_few_numbers_behind_a_step_one_may_differ() -> None:
+    module = runpy.run_path(str(VERIFIER))
+    judged = {"limit_u": 8.0, "min_sqnr_db": 40.0, "min_slice_sqnr_db": 20.0, "tied": 1}
+    fp32 = np.arange(1, 11, dtype=np.float32)[None]
+    half = fp32 + (fp32 == 3)
+    assert module["check_output"]("y", half, fp32, judged | {"statistics": {"stepped": 10}}, 2.0**-11) == 0
+
+
+def test_of_a_long_axis_the_slices_are_judged_that_the_gate_judges() -> None:
+    module, u = runpy.run_path(str(VERIFIER)), 2.0**-11
+    judged = {"limit_u": 8.0, "min_sqnr_db": 40.0, "min_slice_sqnr_db": 20.0, "tied": 0, "statistics": {}}
+    for place, is_judged in ((1, False), (2, True)):  # of 8,192 every second one
+        fp32 = np.ones((2, 8192), np.float32)
+        fp32[:, place] = 6 * u
+        half = fp32.copy()
+        half[:, place] += np.float32(4 * u)
+        divergence = Divergence()
+        divergence.add(range(2), fp32.astype(np.float64), half.astype(np.float64))
+        (axis,) = divergence.slices(u)
+        assert (axis.worst_db < 20) == is_judged
+        with pytest.raises(module["Refused"], match="slice 2 ") if is_judged else nullcontext():
+            module["check_output"]("y", half, fp32, judged, u)
 
 
 def appended(name: str) -> Callable[[Path], None]:
