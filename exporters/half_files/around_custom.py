@@ -45,7 +45,7 @@ def around_custom(source: Path, samples: Path | None, name: str | None, place: P
         return None
     whole, model = read_model(source, source.parent), ModelProto()
     parts = parted(whole)
-    arrays = dict(read_tensors(samples)) if samples and samples.is_file() else {}
+    arrays = dict(read_tensors(samples)) if samples and not samples.is_dir() else {}
     _check_recorded(source, whole, parts, arrays)
     model.CopyFrom(whole)
     cut(model, _types(whole, parts, arrays))

@@ -160,6 +160,8 @@ def test_recorded_answers_that_are_missing_are_named_with_their_shape(tmp_path: 
                 BadSamples, match=f"does not know trt.plugins.Scale 'p'.*the arrays {array} too"
             ):
                 write_half(tmp_path / f"{name}.onnx", tmp_path / "half.onnx", Options(samples=samples))
+    with pytest.raises(BadSamples, match=r"misspelt\.npz: cannot be read \(No such file"):
+        write_half(tmp_path / "bare.onnx", tmp_path / "half.onnx", Options(samples=tmp_path / "misspelt.npz"))
     assert not (tmp_path / "half.onnx").exists()
 
 
