@@ -2,7 +2,7 @@
 written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, ValueInfoProto, helper, shape_inference
@@ -68,14 +68,20 @@ class NotPlanned(BadFolder):
 
 
 @guarded("an ONNX file")
-def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str]]:
-    """The file's graph with the outputs that model.toml names, under its names, and what to tell."""
+def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str], tuple[NodeProto, ...]]:
+    """The file's graph with the outputs that model.toml names, under its names; what to tell; and the file's own nodes
+    (`ForeignProgram.given`)."""
     model = read_model(path, folder.folder)
+    given = tuple(
+        NodeProto(name=node.name, op_type=node.op_type, output=node.output if graph is model.graph else ())
+        for graph in (model.graph, *model.functions)
+        for node in walk(graph)
+    )
     if folder.spec.batched:
         keep_squeezed_batch(model)
     notes = select(model, folder.spec, folder.file_names, path)
     _give_axes(model, folder.spec)
-    return model, notes
+    return model, notes, given
 
 
 def _give_axes(model: ModelProto, spec: ModelSpec) -> None:
@@ -104,11 +110,11 @@ def read_foreign(
     ``free_batch``: a batch of 1 is made free. Raises NotPlanned for a graph that is not valid or not taken, BadFolder
     where it is not what model.toml says, CannotConvert where the batch cannot be free.
     """
-    model, taken_out = read_selected(model_path, folder)
+    model, taken_out, given = read_selected(model_path, folder)
     if free_batch:
         declare_free(model, folder.spec)
     try:
-        program = normalise(model, model_path)
+        program = replace(normalise(model, model_path), given=given)
     except BadFolder as error:
         raise NotPlanned(str(error)) from error
     except ValueError as error:

@@ -63,7 +63,7 @@ def foreign_subject(
     correct.
     """
     path = asked.folder / asked.source
-    model, notes = read_selected(path, asked)
+    model, notes, _ = read_selected(path, asked)
     why = original_because or why_original(model)
     if why is None:
         try:

@@ -26,6 +26,7 @@ from .placement import place
 from .profile import LARGEST
 from .rewrite import HalfConstants, HalfGraph, rewrite
 
+_LATER = {"Upsample": "Resize"}  # the conversion of opsets drops the node's name, and a file has not both
 _MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
 
 
@@ -175,16 +176,31 @@ class FileRules:
     def _keep_what_was_asked(self) -> None:
         for pattern in self.precision.keep:
             hits = [node for node in self.program.nodes if matches(node, pattern)]
-            if not hits:
-                ops = sorted({node.op_type for node in self.program.nodes})
-                names = [node.name for node in self.program.nodes][:10]
-                raise BadSetting(
-                    f"keep = {pattern!r} matches no node: expected op:NAME (one of {ops}) or a node's name "
-                    f"({', '.join(names)}, …)"
-                )
-            for node in hits:
+            for node in hits or self._in_place_of(pattern):
                 if self.rules.get(node.name) in _MAY_BE_HALF and self.precision.level != "O0":
                     self._hold(node, f"asked for by keep = {pattern!r}")
+
+    def _in_place_of(self, pattern: str) -> list[NodeProto]:
+        """The nodes that stand for those of the file that the pattern matches; none where all of them are folded or
+        read by no output. Raises BadSetting where the file has no such node."""
+        nodes = self.program.nodes
+        asked = [node for node in self.program.given if matches(node, pattern)]
+        if not asked:
+            ops = sorted({node.op_type for node in nodes})
+            names = [node.name for node in nodes][:10]
+            raise BadSetting(
+                f"keep = {pattern!r} matches no node: expected op:NAME (one of {ops}) or a node's name "
+                f"({', '.join(names)}, …)"
+            )
+        made = {output for node in asked for output in node.output if output}
+        # A node that is written out as several has its name in theirs before a dot, an inlined one before "__".
+        names = tuple(node.name + ("." if node.output else "__") for node in asked if node.name)
+        later = {_LATER.get(node.op_type) for node in asked}
+        return [
+            node
+            for node in nodes
+            if node.name.startswith(names) or not made.isdisjoint(node.output) or node.op_type in later
+        ]
 
     def _keep_what_has_no_kernel(self) -> None:
         for node in self.program.nodes:

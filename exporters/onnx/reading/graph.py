@@ -20,7 +20,8 @@ class ForeignProgram:
 
     ``model`` holds the nodes and no constants; ``weights`` holds the constants of all graphs by value name.
     ``types``: value → ONNX element type (0: no tensor). ``islands``: nodes that the file itself keeps in FP32;
-    ``halved``: Cast nodes by which the file itself goes to half.
+    ``halved``: Cast nodes by which the file itself goes to half. ``given``: the names, operators and outputs of the
+    file's own nodes, some of which are constants, other nodes or left out here; of a function's nodes no outputs.
     """
 
     model: ModelProto
@@ -29,6 +30,7 @@ class ForeignProgram:
     islands: frozenset[str] = frozenset()
     halved: frozenset[str] = frozenset()
     notes: tuple[str, ...] = field(default=())
+    given: tuple[NodeProto, ...] = field(default=(), repr=False)
 
     @property
     def graph(self) -> GraphProto:

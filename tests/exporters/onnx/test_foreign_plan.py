@@ -127,6 +127,28 @@ def test_a_keep_pattern_reaches_into_the_body_of_the_node_it_names(tmp_path: Pat
     assert not matches(NodeProto(name="iffy", op_type="Relu"), "if")
 
 
+REWRITTEN = {
+    "op:Upsample": (9, "g (float[n,1,8,8] x) => (float[n,1,16,16] y) { h = Conv(x, k) u = Upsample(h, twice) y = Relu(u) }", {"resize"}),
+    "make.c": (17, "g (float[n,1,8,8] x) => (float[n,1,8,8] y) { c = Constant<value_float = 2.0>() h = Conv(x, k) y = Mul(h, c) }", set()),
+    "op:Neg": (17, "g (float[n,1,8,8] x) => (float[n,1,8,8] y) { unread = Neg(x) y = Conv(x, k) }", set()),
+    "make.t": (17, 'g (float[n,1,8,8] x) => (float[n,1,8,8] y) { h = loc.f(x) y = Conv(h, k) } <domain: "loc", opset_import: ["" : 17]> f (a) => (b) { t = Neg(a) b = Tanh(t) }', {"make.t__1"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", REWRITTEN)
+def test_a_keep_pattern_means_also_a_node_of_the_file_that_is_folded_or_another_node(
+    pattern: str, tmp_path: Path
+) -> None:
+    opset, text, expected = REWRITTEN[pattern]
+    weights = {"k": np.ones((1, 1, 1, 1), np.float32), "twice": np.array([1, 1, 2, 2], np.float32)}
+    model = parsed(text, weights, opset, ', "loc" : 1')
+    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
+        node.name = f"make.{node.output[0]}"
+    rows = {"x": np.random.normal(size=(16, 1, 8, 8)).astype(np.float32)}
+    foreign = convert(tmp_path, model, rows, "O3", keep=[pattern], max_error_u=WIDE)
+    assert {kept.node for kept in foreign.kept} == expected
+
+
 def test_an_initialiser_is_stored_in_both_only_where_both_are_read(tmp_path: Path) -> None:
     trap = FOREIGN["an initialiser with readers of both kinds"]
     foreign = convert(tmp_path, trap.model(), trap.inputs(np.random.default_rng(), 16), max_error_u=WIDE)

@@ -150,6 +150,19 @@ def test_nodes_of_the_lists_stay_in_fp32_and_what_is_ignored_is_named(net: Path)
         drop_in.convert_float_to_float16(net.read_bytes())  # type: ignore[arg-type]
 
 
+def test_a_list_may_name_nodes_that_are_folded(net: Path) -> None:
+    model = onnx.load(net)
+    constant = helper.make_node(
+        "Constant", [], ["first"], "first_weight", value=model.graph.initializer.pop(0)
+    )
+    model.graph.node.insert(0, constant)
+    made = drop_in.convert_float_to_float16(model, op_block_list=["Constant", "Relu"])
+    assert ops(made).count("Cast") == 2 and len(halves(made)) == 2
+    onnx.save(model, net)
+    made = drop_in.convert_to_mixed_precision(net, nodes_to_exclude=["first.*"])
+    assert len(halves(made)) == 1
+
+
 def test_the_automatic_converter_judges_by_its_feed(net: Path) -> None:
     """The caller's own rule holds beside the gate."""
     feed, seen = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}, list[tuple[Any, Any]]()
