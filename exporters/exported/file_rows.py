@@ -111,4 +111,5 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+                # `ascontiguousarray` would give a scalar an axis.
+                np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)

@@ -179,7 +179,8 @@ def show(value: object) -> str:
 
 def writable(array: np.ndarray) -> np.ndarray:
     """The array as orjson can write it: C-contiguous, and BF16 as the FP32 numbers that it is exactly."""
-    return np.ascontiguousarray(array.astype(np.float32) if array.dtype == _BF16 else array)
+    # `ascontiguousarray` would give a scalar an axis.
+    return np.asarray(array.astype(np.float32) if array.dtype == _BF16 else array, order="C")
 
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY

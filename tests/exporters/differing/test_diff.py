@@ -316,6 +316,15 @@ def test_a_file_that_is_not_batched_takes_a_scalar(tmp_path: Path) -> None:
     )
     np.savez(samples, x=np.ones((3, 4), np.float32), by=np.ones(3, np.float32))
     assert differences(file, file, samples)["equal"]
+    facts = differences(file, lambda _: {"most": np.array(2, np.float32)}, samples, out=tmp_path / "node")
+    assert facts["first"]["tensor"] == "most"
+    alone = onnxruntime.InferenceSession(tmp_path / "node" / "node.onnx")
+    with (
+        np.load(tmp_path / "node" / "inputs.npz") as inputs,
+        np.load(tmp_path / "node" / "found.npz") as found,
+    ):
+        assert np.asarray(alone.run(None, dict(inputs))[0]) == found["a"] == 1
+        assert found["b"].shape == ()
 
 
 def test_an_output_that_is_a_sequence_is_passed_over(tmp_path: Path) -> None:

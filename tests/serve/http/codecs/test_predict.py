@@ -55,6 +55,8 @@ def test_a_model_that_is_not_batched_takes_one_instance_and_gives_one_prediction
     np.testing.assert_array_equal(request.arrays[0], [[1, 2], [3, 4]])
     assert request.rows == 1
     assert written(whole, np.array([5, 6, 7], np.float32)) == {"predictions": [[5, 6, 7]]}
+    number = ModelSpec("m", whole.inputs, (tensor("y", "FP32"),), 0)
+    assert written(number, np.array(5, np.float32)) == {"predictions": [5]}
     with pytest.raises(BadRequest, match="at most 1 instances in one request, got 2"):
         read(whole, [[[1, 2], [3, 4]]] * 2)
 
