@@ -113,6 +113,8 @@ def _has_answers(array: np.ndarray) -> bool:
 def _arrays(samples: Path) -> dict[str, np.ndarray]:
     """The inputs of a file of samples. Raises BadSamples."""
     arrays = {name: array for name, array in read_tensors(samples).items() if not name.startswith(TARGET)}
+    if not arrays:
+        raise BadSamples(f"{samples.name}: expected an array for each input of A, got none")
     if alone := [name for name, array in arrays.items() if array.ndim == 0 or not len(array)]:
         raise BadSamples(f"{samples.name}: '{alone[0]}' has no samples: expected them along axis 0")
     return arrays

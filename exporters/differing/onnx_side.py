@@ -14,9 +14,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from ...models.errors import BadFolder, BadSetting, NotRun
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
+from ..inputs.samples import as_fp32
 from ..onnx.reading.bounded_file import PACKED_BITS, read_model
 from ..onnx.reading.graph import attribute, read_by
 from ..onnx.reading.large_files import save, weights_as_inputs
+from ..onnx.reading.signature import datatype_of
 from ..onnx.runtime import session_of
 from ..question import Arrays
 from .elsewhere import NO_TENSOR, tensors_elsewhere
@@ -157,7 +159,8 @@ class OnnxSide:
                 tensor = value.type.tensor_type
                 alone = tensor.HasField("shape") and len(tensor.shape.dim) == array.ndim - 1
                 fixed = tensor.shape.dim[0].dim_value if tensor.shape.dim else 0
-                found[value.name] = array[0, ...] if alone else array[: fixed or most]
+                rows = array[0, ...] if alone else array[: fixed or most]
+                found[value.name] = as_fp32(rows, datatype_of(value))
         return found
 
     def units(self, tensors: Arrays, known: Collection[str]) -> dict[str, float]:

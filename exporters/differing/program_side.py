@@ -20,13 +20,14 @@ from ...models.archive.archive import save_program
 from ...models.capture.capture import capture
 from ...models.engines.arrays import to_numpy, to_torch
 from ...models.engines.torch_engine import half_program, original_program
-from ...models.errors import BadFolder, BadSetting, NotRun
+from ...models.errors import BadFolder, BadSamples, BadSetting, NotRun
 from ...models.folder.package import ModelFolder
 from ...models.program import runnable, writes_into_inputs
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Version
 from ..exported.file_rows import write_npz
 from ..graph.backend import GraphNode
+from ..inputs.samples import as_fp32
 from ..question import Arrays
 from ..torch.autocast.folding import SHARED
 from ..torch.program_graph import nodes_of
@@ -76,8 +77,9 @@ class ProgramSide:
 
     def rows(self, arrays: Arrays, most: int) -> dict[str, np.ndarray]:
         most = min(most, self.spec.max_batch_size)
+        rows: Any = slice(most) if self.spec.batched else (0, ...)
         return {
-            tensor.name: arrays[tensor.name][:most] if self.spec.batched else arrays[tensor.name][0, ...]
+            tensor.name: as_fp32(arrays[tensor.name][rows], tensor.datatype)
             for tensor in self.spec.inputs
             if tensor.name in arrays
         }
@@ -132,8 +134,15 @@ class ProgramSide:
 
 
 def captured_side(folder: ModelFolder, arrays: Arrays, python: Path | None) -> ProgramSide:
-    """A model folder whose code is captured, or whose program is given. Raises as `capture` does."""
-    captured = capture(folder, arrays)
+    """A model folder whose code is captured, or whose program is given. Raises BadSamples where an input is missing,
+    and as `capture` does."""
+    names = [tensor.name for tensor in folder.spec.inputs]
+    if not arrays.keys() >= set(names):
+        raise BadSamples(
+            f"samples: expected the inputs {names} of '{folder.spec.name}', got {sorted(arrays)}"
+        )
+    taken = {one.name: as_fp32(arrays[one.name], one.datatype) for one in folder.spec.inputs}
+    captured = capture(folder, taken)
     return ProgramSide(captured.program, captured.spec, python)
 
 

@@ -396,6 +396,9 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "none.npz", x=np.float32(3))
     with pytest.raises(BadSamples, match="'x' has no samples: expected them along axis 0"):
         differences(a, b, tmp_path / "none.npz")
+    np.savez(tmp_path / "empty.npz")
+    with pytest.raises(BadSamples, match="expected an array for each input of A, got none"):
+        differences(a, b, tmp_path / "empty.npz")
     with pytest.raises(BadInput, match="no tensor with the same name"):
         differences(a, lambda arrays: {"other": np.zeros(3)}, x)
     short = onnx.load(a)

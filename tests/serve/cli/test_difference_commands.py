@@ -95,6 +95,12 @@ def test_a_program_is_compared_with_its_file_and_a_version_with_its_half(tmp_pat
     subprocess.run([sys.executable, "node.py"], cwd=tmp_path / "node", check=True)
     code, facts, said = run("diff", folder, f"{folder}/model.py:build", *rows)
     assert code == 0 and facts["tensors"] == 3, said
+    x = np.random.normal(size=(6, 4))  # FP64, as NumPy makes them
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savez(tmp_path / "z.npz", z=x)
+    for file, expected, sentence in (("x.npz", 0, ""), ("z.npz", 2, "expected the inputs ['x'] of 'net'")):
+        code, _, said = run("diff", folder, "net", "--samples", tmp_path / file, *store)
+        assert code == expected and sentence in said, said
     code, _, said = run("diff", folder, "other", *rows)
     assert code == 2 and "'other' is neither a model folder nor a model of the store" in said
 
