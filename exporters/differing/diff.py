@@ -9,10 +9,12 @@ import numpy as np
 
 from ...models.errors import BadFolder, BadInput, BadSamples
 from ...models.files.durable import new_folder
+from ...models.folder.package import read_folder
 from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.store import Version
 from ..exported.file_rows import write_npz
-from ..guessing.bare import folder_at, guess_at, guessed_folder
+from ..guessing.bare import TOML, absolute, folder_at, guess_at, guessed_folder
+from ..guessing.guess import name_for
 from ..inputs.samples import TARGET, read_tensors
 from ..question import Answers, Arrays
 from .first_difference import before, compared
@@ -52,6 +54,17 @@ def side_of(target: Path | Version, samples: Path, half: bool = False, python: P
     if not target.has(f"{name}.onnx"):
         raise BadInput(f"{target} has no {name} as a file whose tensors could be seen")
     return OnnxSide(target.folder / f"{name}.onnx", python)
+
+
+def published_name(target: Path | Version, a: "Side") -> str:
+    """The name that `convert` publishes the model under. ``a``: its side."""
+    if isinstance(target, Version):
+        return target.name
+    if not isinstance(a, OnnxSide):
+        return a.spec.name
+    place = a.path.parent
+    folder = read_folder(place) if (place / TOML).is_file() else None
+    return folder.spec.name if folder and folder.source == a.path.name else name_for(absolute(a.path))
 
 
 def differences(

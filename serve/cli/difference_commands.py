@@ -2,6 +2,7 @@
 gives one the proven half, ``prove`` judges its answers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,9 @@ from ...models.errors import BadSetting
 from .console import DEFAULT_STORE, Ended, Key, KeyFileOf, StoreAt, notify, order
 
 if TYPE_CHECKING:
+    from ...exporters.differing.first_difference import Side
     from ...models.store.store import Version
+    from .v2_engine import V2Engine
 
 Theirs = Annotated[
     str | None,
@@ -68,8 +71,6 @@ def diff(
     from ...exporters.differing.diff import differences, side_of
     from ...exporters.differing.elsewhere import started_as
     from ...models.files.durable import check_new_folder
-    from ..access.client_key import request_headers
-    from .v2_engine import v2_engine
 
     if visible is not None:
         return _made_visible(
@@ -80,21 +81,20 @@ def diff(
         raise BadSetting(
             f"{lacking} is missing: expected halfeven diff A B --samples FILE, or halfeven diff A --visible FILE"
         )
-    _check_named(theirs, dtype)
+    _check_named(theirs, dtype, python)
     if out is not None:
         check_new_folder("--out", out)
     model = _model(ours, store)
     a = side_of(model, samples)
     if "://" in theirs:
-        name = model.stem if isinstance(model, Path) else model.name
-        b: Any = v2_engine(theirs, name, 60.0, request_headers(()))
+        b: Any = _server(theirs, model, a)
     else:
         b = side_of(_model(theirs, store), samples, half=True, python=started_as(python) if python else None)
     facts = differences(a, b, samples, dtype, out)
     return facts, _said(facts, "://" in theirs), 0 if facts["equal"] else 3
 
 
-def _check_named(theirs: str, dtype: str | None) -> None:
+def _check_named(theirs: str, dtype: str | None, python: str | None) -> None:
     from ...exporters.differing.diff import DTYPES
     from ..access.direct_requests import is_server_url
 
@@ -102,6 +102,22 @@ def _check_named(theirs: str, dtype: str | None) -> None:
         raise BadSetting(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     if "://" in theirs and not (is_server_url(theirs) and theirs.isascii()):
         raise BadSetting(f"B {theirs[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME")
+    if "://" in theirs and python is not None:
+        raise BadSetting(
+            f"--python {python}: B is a server, which runs with its own libraries: give --python with a model as B"
+        )
+
+
+def _server(url: str, model: "Path | Version", a: "Side") -> "V2Engine":
+    """The model at the URL as `differences` asks it. Samples of a file have the batch where the file has it."""
+    from ...exporters.differing.diff import published_name
+    from ...exporters.differing.onnx_side import OnnxSide
+    from ..access.client_key import request_headers
+    from .v2_engine import v2_engine
+
+    engine = v2_engine(url, published_name(model, a), 60.0, request_headers(()))
+    as_in_file = isinstance(model, Path) and isinstance(a, OnnxSide)
+    return replace(engine, input_axes={}, output_axes={}) if as_in_file else engine
 
 
 def _made_visible(model: "Path | Version", target: Path, alone: bool) -> Ended:

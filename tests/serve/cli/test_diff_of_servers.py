@@ -77,8 +77,8 @@ def served(path: Path, shown: Collection[str] = ()) -> Iterator[str]:
         yield url
 
 
-def rows(folder: Path) -> Path:
-    np.savez(folder / "x.npz", x=np.random.normal(size=(6, 8)).astype(np.float32))
+def rows(folder: Path, dtype: type = np.float32) -> Path:
+    np.savez(folder / "x.npz", x=np.random.normal(size=(6, 8)).astype(dtype))
     return folder / "x.npz"
 
 
@@ -178,3 +178,30 @@ def test_a_command_that_makes_tensors_visible_compares_nothing_and_says_so(tmp_p
             and "writes a file and compares nothing" in said
             and not (tmp_path / "visible.onnx").exists()
         )
+
+
+def test_a_server_is_asked_by_the_models_published_name_in_its_own_datatypes(tmp_path: Path) -> None:
+    """NumPy's own numbers are FP64. The name is that of the folder for a file that is called model.onnx."""
+    (tmp_path / "net").mkdir()
+    a = net(tmp_path / "net" / "model.onnx")
+    with served(a) as url:
+        code, said = printed("diff", a, url, "--samples", rows(tmp_path, np.float64))
+        assert code == 0 and "no difference" in said, said
+        code, said = printed("diff", a, url, "--samples", rows(tmp_path), "--python", "python")
+    assert code == 2 and "--python python: B is a server" in said, said
+
+
+def test_a_batch_that_is_not_first_in_the_file_is_sent_as_the_samples_have_it(tmp_path: Path) -> None:
+    state = {"name": "s", "datatype": "FP32", "shape": [2, -1, 4], "parameters": {"batch_axis": 1}}
+    a, model = tmp_path / "net.onnx", {"inputs": [state], "outputs": [{**state, "name": "y"}]}
+    onnx.save(parsed("g (float[2,n,4] s) => (float[2,n,4] y) { y = Neg(s) }"), a)
+    np.savez(tmp_path / "s.npz", s=np.random.normal(size=(2, 3, 4)).astype(np.float32))
+
+    def infer(body: bytes) -> dict[str, Any]:
+        (one,) = json.loads(body)["inputs"]
+        assert one["shape"] == [2, 3, 4]
+        return {"outputs": [{**one, "name": "y", "data": [-number for number in one["data"]]}]}
+
+    with odd({"/v2": {}, "/v2/models/net": model, "/v2/models/net/infer": infer}) as (url, _):
+        code, said = printed("diff", a, url, "--samples", tmp_path / "s.npz")
+    assert code == 0 and "no difference" in said, said
