@@ -2,10 +2,12 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...models.files.durable import check_new_folder
+from ...models.order.one_order import SECONDS_SETTING, one_order
 from ...models.store.store import Store
 from ..conversion.convert import Conversion, Options
 from ..guessing.bare import folder_at
@@ -24,6 +26,8 @@ def try_patches(
     folder: Path, done: Conversion, store: Store, options: Options, target: Path, notify: Notify
 ) -> dict[str, Any]:
     """Try the patches of a folder that was converted, and write into ``target``; gives the facts of `write_patches`."""
+    with one_order() as order:
+        order.published = str(done.version)
     trials = PatchTrials(folder, done, store, options, notify)
     return write_patches(trials, trials.go(), target)
 
@@ -35,15 +39,19 @@ def write_patches(trials: PatchTrials, tried: Iterable[TriedPatch], target: Path
     for number, patch in enumerate(tried, 1):
         file = None
         if not patch.why:
-            target.mkdir(parents=True, exist_ok=True)
             place = patch.place.replace("/", "-").replace(":", "-")
             file = target / ("all.patch" if patch.kind == ALL else f"{number}-{patch.kind}-{place}.patch")
-            file.write_text(_text(trials, patch), encoding="utf-8", newline="\n")
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                file.write_text(_text(trials, patch), encoding="utf-8", newline="\n")
+            except OSError as error:  # the version is there all the same
+                patch = replace(patch, why=f"it gains, but {file} cannot be written: {error.strerror}")
+                file = None
         facts = {
             name: getattr(patch, name) for name in ("kind", "place", "kept", "error_u", "moved_u", "why")
         }
         rows.append(facts | {"file": file and str(file), "sentence": _sentence(trials, patch, file)})
-    left = max(len(trials.places) - MOST, 0)
+    left = len(trials.places) - sum(row["kind"] != ALL for row in rows)
     return {
         "kept": trials.kept,
         "nodes": trials.nodes,
@@ -58,12 +66,13 @@ def patch_sentences(facts: Mapping[str, Any]) -> list[str]:
     kept, tried, left = facts["kept"], facts["tried"], facts["not_tried"]
     if not kept:
         return ["patches: no node is kept in FP32, so there is nothing to gain"]
-    if not tried:
+    if not tried and not left:
         return [f"patches: no known pattern is at the lines of the {kept} nodes that are kept in FP32"]
     lost = [row["sentence"] for row in tried if not row["file"]]
     lines = [row["sentence"] for row in tried if row["file"]]
     lines += [f"tried without gain: {'; '.join(lost)}"] if lost else []
-    return [*lines, f"{left} more were not tried, since {MOST} are tried at most"] if left else lines
+    bound = f"{MOST} are tried at most, and no more than {SECONDS_SETTING} gives time for"
+    return [*lines, f"{left} more were not tried, since {bound}"] if left else lines
 
 
 def _sentence(trials: PatchTrials, patch: TriedPatch, file: Path | None) -> str:

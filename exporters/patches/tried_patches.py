@@ -15,6 +15,7 @@ from ...models.engines.load import load_original
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, HalfevenError, OutOfTime
 from ...models.folder.package import ModelFolder
+from ...models.order.one_order import one_order
 from ...models.python_text.python_script import BadScript, Script, read_script
 from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Conversion, Options, convert, signature_change
@@ -31,6 +32,7 @@ from ..report.evidence import files_of
 from .known_patterns import Change, changed, changes_of
 
 MOST = 16  # changes that are tried one by one
+LONGER = 1.5  # times the longest conversion so far: the next may take so long
 ALL = "all"  # the kind of the last patch: all that gained
 Place = tuple[Path, Change]  # a file, relative to the model folder, and a change of it
 
@@ -76,19 +78,26 @@ class PatchTrials:
         self.places = self._places()
 
     def go(self) -> Iterator[TriedPatch]:
-        """Every patch when it was tried; the last is all that gained together, where several did."""
+        """Every patch when it was tried, as far as the order's time reaches; the last is all that gained together,
+        where several did."""
         use_true_fp32()
         found = []
+        with one_order() as order:
+            left_s = order.left_s
+            longest_s = order.bounds.seconds - left_s  # the folder itself was converted in it
         for number, place in enumerate(self.places[:MOST], 1):
+            if left_s < LONGER * longest_s:
+                return
             self.notify(f"trying patch {number} of {min(len(self.places), MOST)}")
             found.append((place, self._tried([place])))
+            longest_s, left_s = max(longest_s, left_s - order.left_s), order.left_s
             yield found[-1][1]
         gained = [place for place, patch in found if not patch.why]
         together = list[Place]()
         for path, change in gained:
             if not any(path == other and change.overlaps(one) for other, one in together):
                 together.append((path, change))
-        if len(together) > 1:
+        if len(together) > 1 and left_s >= LONGER * longest_s:
             yield self._all(together, found)
 
     def _all(self, together: Sequence[Place], found: Sequence[tuple[Place, TriedPatch]]) -> TriedPatch:

@@ -53,6 +53,13 @@ class Order:
         self.memory_bytes = bounds.memory_bytes or int(usable_memory() * SHARE) // bounds.at_once
         self._clock, self._end_s = clock, clock() + self.bounds.seconds
         self.group: MemoryGroup | None = None
+        self.published = ""  # the version that is in the store already
+
+    @property
+    def _so_far(self) -> str:
+        if self.published:
+            return f"{self.published} was made before that, and is in the store"
+        return "There is no verdict, and nothing was published"
 
     @property
     def left_s(self) -> float:
@@ -91,15 +98,14 @@ class Order:
         """``what`` was running at the end of the time."""
         return OutOfTime(
             f"{what} was ended: the order has taken {self.bounds.seconds:g} s, the most that one may take. Raise "
-            f"{SECONDS_SETTING}, or give the machine less to do. There is no verdict, and nothing was published"
+            f"{SECONDS_SETTING}, or give the machine less to do. {self._so_far}"
         )
 
     def out_of_memory(self, what: str) -> OutOfMemory:
         """``what`` asked for more than there is."""
         return OutOfMemory(
             f"{what} was ended: it needs more than {self.memory_bytes / 2**20:,.0f} MiB of memory, the most of this "
-            f"order. Raise {MEMORY_SETTING}, or convert it on a machine with more memory. There is no verdict, and "
-            "nothing was published"
+            f"order. Raise {MEMORY_SETTING}, or convert it on a machine with more memory. {self._so_far}"
         )
 
     @contextmanager

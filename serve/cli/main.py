@@ -160,13 +160,13 @@ def convert(
     with progress("converting") as show:
         done = convert(folder, opened := store_at(store, "the new version"), options, show)
         gained, said = {}, []
+        if report is not None:
+            report.write_text(stored_page(done.version))
         if patches is not None:
             from ...exporters.patches.patch_files import patch_sentences, try_patches
 
             gained = {"patches": try_patches(folder, done, opened, options, patches, show)}
             said = patch_sentences(gained["patches"])
-    if report is not None:
-        report.write_text(stored_page(done.version))
     if done.unchanged:
         notify(f"{done.version}: the folder has not changed since; no new version")
     passed = done.any_passed if form in (None, "auto") else done.asked_passed

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from halfeven.exporters.patches import tried_patches
 from halfeven.exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
 from halfeven.exporters.patches.tried_patches import PatchTrials, TriedPatch
 from halfeven.models.errors import BadInput, BadSetting, EngineFailed
+from halfeven.models.order.one_order import SECONDS_SETTING, Order, OrderBounds, one_order
 from halfeven.models.store.store import Store
 
+from tests.command_line import run
 from tests.few_unseen import unseen_samples
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
 
@@ -197,3 +200,48 @@ def test_patches_of_two_conversions_are_not_mixed(tmp_path: Path) -> None:
         BadSetting, match=r"--patches .* is not an empty folder: expected a new or an empty one"
     ):
         check_patches_asked(write_folder(tmp_path / "net"), tmp_path / "patches", Options())
+
+
+class Timed(PatchTrials):
+    """Five trials, each of which takes as long as the conversion did: 20 seconds."""
+
+    def __init__(self, order: Order, now_s: list[float], why: str) -> None:
+        self.order, self.now_s, self.why, self.version = order, now_s, why, None  # type: ignore[assignment]
+        self.places, self.scripts = [(Path(), None)] * 5, {}  # type: ignore[list-item]
+        self.kept, self.nodes, self.limit_u, self.notify = 4, 9, 2.0, lambda _: None
+
+    def _tried(self, places: Any) -> TriedPatch:
+        self.now_s[0] += 20
+        return TriedPatch("guard", "model.py:1", {}, 3, 1.0, 1.0, self.why)
+
+
+@pytest.mark.parametrize("why", ["no gain", ""], ids=["no gain", "a file that cannot be written"])
+def test_trials_end_before_the_orders_time_and_the_rest_is_counted(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    order = Order(OrderBounds(seconds=100.0), lambda: now_s[0])
+    monkeypatch.setattr(tried_patches, "one_order", lambda: nullcontext(order))
+    now_s[0] = 20.0
+    (tmp_path / "file").touch()
+    trials = Timed(order, now_s, why)
+    facts = write_patches(trials, trials.go(), tmp_path / "file")
+    assert (len(facts["tried"]), facts["not_tried"]) == (3, 2)
+    assert SECONDS_SETTING in patch_sentences(facts)[-1]
+    lost = "it gains, but .*file.* cannot be written"
+    assert all(row["file"] is None and re.match(why or lost, row["why"]) for row in facts["tried"])
+
+
+@pytest.mark.slow
+def test_a_version_that_is_there_keeps_its_report_where_the_time_ends_in_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: Any) -> Any:
+        with one_order() as order:
+            raise order.out_of_time("the work")
+
+    monkeypatch.setattr(PatchTrials, "go", late)
+    folder, report = write_folder(tmp_path / "net", LINEAR), tmp_path / "report.html"
+    store, patches = ("--store", tmp_path / "store"), ("--patches", tmp_path / "patches")
+    code, _, said = run("convert", folder, "--form", "torch", *store, *patches, "--report", report)
+    assert code == 4 and report.is_file() and "net@1 was made before that, and is in the store" in said, said
