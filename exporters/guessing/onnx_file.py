@@ -15,7 +15,7 @@ from ...models.spec.datatypes import DATATYPES
 from ...models.spec.filled_lengths import settled
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
 from ...models.spec.value_range import ValueRange
-from ..inputs.samples import checked_samples
+from ..inputs.samples import checked_samples, read_tensors
 from ..inputs.synthetic import USUAL_LENGTH
 from ..onnx.reading.bounded_file import read_graph
 from ..onnx.reading.graph import attribute, operations_by_name
@@ -97,6 +97,23 @@ def samples_of_feed(graph: GraphProto, feed: Arrays) -> dict[str, np.ndarray]:
             GivenSamples.of(samples, inputs, places)
             return samples
     return dict(feed)
+
+
+def samples_of_files(graph: GraphProto, path: Path) -> dict[str, np.ndarray]:
+    """The calls of a session in an npz file, or in the npz files of a folder, as samples (`samples_of_feed`), one after
+    the other. Raises BadSamples."""
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    batches = [samples_of_feed(graph, read_tensors(file)) for file in files]
+    if not batches or any(batch.keys() != batches[0].keys() for batch in batches):
+        raise BadSamples(f"{path}: expected npz files with the same names, got {[*map(sorted, batches)]}")
+    for file, batch in zip(files, batches, strict=True):
+        for name, array in batch.items():
+            if array.shape[1:] != batches[0][name].shape[1:]:
+                raise BadSamples(
+                    f"{file}: input '{name}' has rows of {list(array.shape[1:])}, and of "
+                    f"{list(batches[0][name].shape[1:])} in {files[0].name}: expected one shape; pad the shorter ones"
+                )
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,8 @@ from onnx import GraphProto, ModelProto, ValueInfoProto, external_data_helper
 from onnx.checker import ValidationError
 from onnx.version_converter import convert_version
 
-from ...exporters.guessing.onnx_file import samples_of_feed
+from ...exporters.guessing.onnx_file import samples_of_feed, samples_of_files
 from ...exporters.half_files.half_file import FP32
-from ...exporters.inputs.samples import read_tensors
 from ...exporters.onnx.conversion import CONSTANTS_ALONE
 from ...exporters.onnx.reading.bounded_file import external_files, read_graph, tensors
 from ...exporters.onnx.reading.graph import FLOAT, HALVES, opset_of, walk
@@ -347,17 +346,12 @@ def _float_ends(model: ModelProto, kept: _Kept) -> list[ValueInfoProto]:
 
 
 def _arrays(graph: GraphProto, given: _Samples) -> dict[str, np.ndarray] | None:
-    """Samples by name; the batches of a folder of npz files one after the other. Raises BadSamples."""
+    """Samples by name. Raises BadSamples."""
     if given is None:
         return None
     if isinstance(given, Mapping):
         return samples_of_feed(graph, {name: as_numpy(one, name) for name, one in given.items()})
-    path = Path(given)
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-    batches = [samples_of_feed(graph, read_tensors(file)) for file in files]
-    if not batches or any(batch.keys() != batches[0].keys() for batch in batches):
-        raise BadSamples(f"{path}: expected npz files with the same names, got {[*map(sorted, batches)]}")
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return samples_of_files(graph, Path(given))
 
 
 def _fed(model: ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

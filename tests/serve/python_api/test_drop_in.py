@@ -378,6 +378,16 @@ def test_calibration_data_judges_and_excluded_nodes_stay_in_fp32(net: Path, tmp_
     assert said.startswith("Equal on 6 of your samples") and ops(made).count("Cast") == 2
 
 
+def test_batches_of_several_lengths_are_named_by_file_and_input(tmp_path: Path) -> None:
+    model = parsed("g (float[n,l] x) => (float[n,l] y) { y = Relu(x) }")
+    onnx.save(model, tmp_path / "net.onnx")
+    (tmp_path / "batches").mkdir()
+    for batch, length in enumerate((8, 8, 12)):
+        np.savez(tmp_path / f"batches/{batch}.npz", x=np.ones((4, length), np.float32))
+    with pytest.raises(BadSamples, match=r"2\.npz: input 'x' has rows of \[12\], and of \[8\] in 0\.npz"):
+        drop_in.convert_to_mixed_precision(tmp_path / "net.onnx", calibration_data=tmp_path / "batches")
+
+
 @pytest.mark.parametrize("kind", ["other names", "no npz", "an array", "no batch"])
 def test_calibration_data_of_another_kind_is_named(kind: str, net: Path, tmp_path: Path) -> None:
     path = tmp_path / ("none" if kind == "no batch" else "x.npz")
