@@ -5,6 +5,7 @@ from pathlib import Path
 from onnx import TensorProto, ValueInfoProto, helper
 
 from ...models.errors import BadSetting, NotRun
+from ...models.files.durable import drafted
 from ..onnx.reading.large_files import DATA, save
 from ..onnx.runtime import session_of
 from .onnx_side import OnnxSide
@@ -41,7 +42,8 @@ def write_visible(a: OnnxSide, target: Path) -> list[str]:
     ]
     del made.graph.output[len(a.outputs) :]
     made.graph.output.extend(inner)
-    save(made, target)
+    with drafted(target) as draft:
+        save(made, draft)
     return [value.name for value in inner]
 
 

@@ -182,6 +182,17 @@ def check_new_folder(option: str, folder: Path) -> None:
 
 
 @contextmanager
+def drafted(target: Path) -> Iterator[Path]:
+    """The path of a draft of ``target``, in a hidden folder beside it, for libraries that write by themselves. At the
+    end the files of that folder take their places beside ``target``, its own last; where the block fails, none does."""
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+        draft = Path(folder) / target.name
+        yield draft
+        for file in sorted(draft.parent.iterdir(), key=draft.__eq__):
+            file.replace(target.with_name(file.name))
+
+
+@contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A hidden folder beside ``target`` that takes its place at the end, and vanishes where the block fails.
 

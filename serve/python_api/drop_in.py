@@ -36,6 +36,7 @@ from ...exporters.onnx.reading.widening import cast_at_the_boundary
 from ...exporters.onnx.runtime import has_half, runtime_answers
 from ...exporters.report.headline import not_run
 from ...models.errors import BadFolder, BadInput, BadSamples, BadSetting, Conflict, ParityRefused
+from ...models.files.durable import drafted
 from .arrays_given import as_numpy
 from .half_files import fp16
 
@@ -140,8 +141,10 @@ def auto_convert_mixed_precision_model_path(
     apart = location is not None or is_large(half)
     if apart:
         _check_place(target, place, sources)
-        target.with_name(place).unlink(missing_ok=True)  # onnx would append to it
-    onnx.save(half, target, save_as_external_data=apart, location=place)
+    with drafted(target) as draft:
+        onnx.save(half, draft, save_as_external_data=apart, location=place)
+        if apart and not draft.with_name(place).exists():  # no weight is large enough
+            target.with_name(place).unlink(missing_ok=True)
 
 
 def convert_to_mixed_precision(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from halfeven.exporters.differing import visible_file
 from halfeven.exporters.differing.diff import differences
 from halfeven.exporters.differing.onnx_side import OnnxSide
 from halfeven.exporters.differing.visible_file import write_visible
@@ -152,6 +153,21 @@ def test_the_command_says_between_which_tensors_and_writes_the_file_that_shows_m
         and "the fault is between" not in said
     )
     assert (tmp_path / "node" / "node.onnx").is_file()
+
+
+def test_a_visible_file_that_is_cut_off_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = net(tmp_path / "net.onnx")
+
+    def cut_off(_: onnx.ModelProto, path: Path) -> None:
+        path.write_bytes(b"a part")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(visible_file, "save", cut_off)
+    with pytest.raises(OSError, match="No space left"):
+        write_visible(OnnxSide(a), tmp_path / "visible.onnx")
+    assert list(tmp_path.iterdir()) == [a]
 
 
 def test_what_cannot_be_made_visible_or_compared_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from halfeven import drop_in
 from halfeven.exporters.onnx.reading.graph import opset_of
 from halfeven.models.errors import BadInput, BadSamples, BadSetting, Conflict, ParityRefused
+from halfeven.serve.python_api import drop_in as drop_in_functions
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.exporters.half_files.onnx_net import answers, samples, written
@@ -214,7 +215,10 @@ def test_the_half_has_the_models_sizes_and_an_input_that_it_lacks_is_named(net: 
     assert sizes == [1, 1]
 
 
-def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) -> None:
+def test_the_automatic_converter_from_file_to_file(
+    net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is cut off leaves what an earlier one wrote."""
     feed, target = {"x": np.random.normal(size=(8, 16)).astype(np.float32)}, tmp_path / "half.onnx"
     cpu = ["CPUExecutionProvider"]
     for _ in range(2):
@@ -224,6 +228,18 @@ def test_the_automatic_converter_from_file_to_file(net: Path, tmp_path: Path) ->
     check_equal(onnx.load(target), net)
     np.testing.assert_allclose(answers(target, feed["x"]), answers(net, feed["x"]), rtol=0.01, atol=0.05)
     assert (tmp_path / "weights.data").stat().st_size <= 2 * 4096  # of one half, not of two
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def cut_off(model: ModelProto, path: Path, **more: Any) -> None:
+        path.write_bytes(b"a part")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(onnx, "save", cut_off)
+    half = onnx.load(target)
+    monkeypatch.setattr(drop_in_functions, "auto_convert_mixed_precision", lambda *_: half)
+    with pytest.raises(OSError, match="No space left"):
+        drop_in.auto_convert_mixed_precision_model_path(str(net), feed, str(target), cpu, "weights.data")
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("inputs", ["float[4,8] x", "float[n,8] x, float s"])
