@@ -1,7 +1,10 @@
 """Run a model under the libraries of another Python, which needs numpy and ONNX Runtime, or torch, and no halfeven.
 
 This file is that Python's script: python elsewhere.py MODEL INPUTS.npz FOUND.npz
+That Python may be older than halfeven's: nothing here needs more than Python 3.8.
 """
+
+from __future__ import annotations
 
 import os
 import subprocess
@@ -61,7 +64,7 @@ def _write(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _read(path: str | Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as found:
         names, *arrays = found.values()
-    return dict(zip(names.tolist(), arrays, strict=True))
+    return dict(zip(names.tolist(), arrays))  # noqa: B905 - Python 3.9 has no strict
 
 
 def _of_file(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -71,7 +74,7 @@ def _of_file(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
     options.intra_op_num_threads = 1  # a sum is added up in the same order on every machine
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
-    came = zip(names, session.run(names, inputs), strict=True)
+    came = zip(names, session.run(names, inputs))  # noqa: B905
     return {name: np.asarray(value) for name, value in came if not isinstance(value, NO_TENSOR)}
 
 
@@ -79,7 +82,7 @@ def _of_program(path: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nda
     import torch
     from torch.fx import Interpreter, Node
 
-    found = dict[str, np.ndarray]()
+    found: dict[str, np.ndarray] = {}
 
     class Seen(Interpreter):
         def run_node(self, n: Node) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from halfeven.exporters.differing import elsewhere
 from halfeven.exporters.differing.diff import differences
 from halfeven.exporters.differing.onnx_side import OnnxSide
 from halfeven.exporters.differing.program_side import ProgramSide
@@ -217,6 +218,17 @@ def test_another_python_runs_the_same_model(tmp_path: Path) -> None:
         assert facts["equal"] and facts["tensors"] >= 3, facts
     with pytest.raises(BadSetting, match="no-python cannot be started"):
         differences(side, replace(side, python=tmp_path / "no-python"), rows)
+
+
+def test_the_script_of_another_python_runs_where_zip_is_not_strict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Python 3.9, which evaluates no `str | Path` either."""
+    monkeypatch.setattr(elsewhere, "zip", lambda *each: zip(*each, strict=False), raising=False)
+    file, given = file_of("zoo mlp", tmp_path).path, tmp_path / "given.npz"
+    elsewhere._write(given, samples_of("zoo mlp", 2, seed=5).arrays)
+    assert elsewhere._of_file(str(file), elsewhere._read(given))
+    assert all(isinstance(word, str) for word in elsewhere._write.__annotations__.values())
 
 
 class Masked(nn.Module):
