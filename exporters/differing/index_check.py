@@ -204,9 +204,11 @@ def _check_finite(vectors: np.ndarray, what: str) -> None:
 
 def index_file(path: Path) -> np.ndarray:
     """The vectors of a .npy file, which stay in the file until they are compared, or of the one column of lists of a
-    Parquet file. Raises BadSamples."""
+    Parquet file. Raises BadSamples, BadSetting for Parquet without pyarrow."""
     try:
         found = _column(path) if path.suffix == ".parquet" else _mapped(path)
+    except BadSetting:
+        raise
     except Exception as error:  # numpy and pyarrow raise many kinds on such bytes
         raise BadSamples(f"{path} is not a {path.suffix or '.npy'} file of vectors: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim != 2:
@@ -222,23 +224,24 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _column(path: Path) -> np.ndarray:
-    """Raises ImportError without pyarrow, which the extra ``finetune`` brings."""
-    from pyarrow import compute, parquet, types
-
-    table = parquet.read_table(path)
-    lists = [
-        column
-        for column in table.columns
-        if types.is_list(column.type)
-        or types.is_large_list(column.type)
-        or types.is_fixed_size_list(column.type)
-    ]
-    if len(lists) != 1:
-        raise ValueError(f"expected one column of lists, got {len(lists)} among {table.column_names}")
-    lengths = compute.call_function("list_value_length", [lists[0]]).unique().to_pylist()
+    """Reads no other column. Raises BadSetting without pyarrow, which the extra ``finetune`` brings."""
+    try:
+        from pyarrow import compute, parquet, types
+    except ImportError as error:
+        raise BadSetting(
+            f"--index {path}: Parquet is read by pyarrow, which cannot be imported here ({error}): give a .npy file, "
+            "or pip install 'halfeven[finetune]'"
+        ) from error
+    file = parquet.ParquetDataset(path)
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    names = [field.name for field in file.schema if any(is_one(field.type) for is_one in kinds)]
+    if len(names) != 1:
+        raise ValueError(f"expected one column of lists, got {len(names)} among {file.schema.names}")
+    vectors = file.read(columns=names).column(names[0])
+    lengths = compute.call_function("list_value_length", [vectors]).unique().to_pylist()
     if len(lengths) != 1 or not lengths[0]:
         raise ValueError(f"expected lists of one length, got {sorted(map(str, lengths))[:9]}")
-    return lists[0].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
+    return vectors.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
 
 
 def _output(spec: ModelSpec, asked: str | None) -> str:

@@ -1,5 +1,6 @@
 """An index check finds vectors that lead a search elsewhere, and nothing where they are only rounded."""
 
+import sys
 import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -161,6 +162,12 @@ def test_an_index_may_be_the_lists_of_a_parquet_file(tmp_path: Path) -> None:
         table = pyarrow.table({"name": [str(row) for row in range(30)], "vector": vectors})
         parquet.write_table(table, tmp_path / "index.parquet", row_group_size=7)
         np.testing.assert_array_equal(index_file(tmp_path / "index.parquet"), index)
+    parquet.write_table(table, tmp_path / "index.parquet", compression="none", use_dictionary=False)
+    place = parquet.read_metadata(tmp_path / "index.parquet").row_group(0).column(0).data_page_offset
+    with (tmp_path / "index.parquet").open("r+b") as file:  # whoever reads the names too cannot
+        file.seek(place)
+        file.write(b"\xff" * 16)
+    np.testing.assert_array_equal(index_file(tmp_path / "index.parquet"), index)
     parquet.write_table(table.select(["name"]), tmp_path / "names.parquet")
     parquet.write_table(
         pyarrow.table({"vector": [[1.0], [1.0, 2.0, 3.0], None, [1.0, 2.0]]}), tmp_path / "odd.parquet"
@@ -169,6 +176,14 @@ def test_an_index_may_be_the_lists_of_a_parquet_file(tmp_path: Path) -> None:
     for name in ("names", "odd", "broken"):
         with pytest.raises(BadSamples, match=rf"{name}\.parquet is not a \.parquet file of vectors"):
             index_file(tmp_path / f"{name}.parquet")
+
+
+def test_parquet_without_its_reader_is_no_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(BadSetting, match=r"index\.parquet: Parquet is read by pyarrow.*halfeven\[finetune\]"):
+        index_file(tmp_path / "index.parquet")
 
 
 def test_a_file_of_another_kind_is_named_without_the_advice_to_load_it_unsafely(tmp_path: Path) -> None:
