@@ -195,12 +195,14 @@ def listing(*columns: str, whole: str = "") -> Table:
     return Table(*(Column(one, overflow="fold", no_wrap=one == whole) for one in columns), box=SIMPLE_HEAD)
 
 
-def check_target(option: str, file: Path | None) -> None:
-    """Raises BadSetting, before long work whose result goes into ``file``, where that cannot be written."""
+def check_target(option: str, file: Path | None, replaces: bool = False) -> None:
+    """Raises BadSetting, before long work whose result goes into ``file``, where that cannot be written. ``replaces``:
+    a new file takes its place, for which the folder is what must be writable."""
     if file is None:
         return
     folder = file.parent
-    if file.is_dir() or not folder.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+    written = file if file.exists() and not replaces else folder
+    if file.is_dir() or not folder.is_dir() or not os.access(written, os.W_OK):
         raise BadSetting(f"{option} {file}: expected a file in a folder that is there and may be written")
 
 

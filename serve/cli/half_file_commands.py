@@ -91,7 +91,7 @@ def lock(
     """Prove halves once more, and record files, libraries, processor, bits of the answers, and speed."""
     from ...exporters.half_files.lock_file import write_lock
 
-    check_target("-o", out)
+    check_target("-o", out, replaces=True)
     facts = write_lock(out, {target: _found(target, store) for target in targets}, notify)
     said = [f"{one['target']} ({one['form']}): {one['summary']}" for one in facts["halves"]]
     return facts, "\n".join([*said, f"written: {out}"]), 0

@@ -137,3 +137,19 @@ def test_a_usage_error_is_one_object_too(words: list[str]) -> None:
     facts = json.loads(done.stdout)
     assert done.exit_code == 2 and facts["code"] == "bad_usage" and facts["status"] == "failed"
     assert facts["error"].split("'")[0] in done.stderr.replace("\n", " ")
+
+
+def test_a_lock_needs_a_folder_that_may_be_written_and_no_such_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier lock is replaced. Which may be written is made up: root may write anything."""
+    (tmp_path / "halfeven.lock").touch()
+    words = ["lock", str(tmp_path / "none.onnx"), "-o", str(tmp_path / "halfeven.lock")]
+    for writable, sentence in (
+        (tmp_path, "none.onnx: no such file"),
+        (tmp_path / "halfeven.lock", "error: -o"),
+    ):
+        may = lambda path, mode, writable=writable: mode != os.W_OK or Path(path) == writable  # noqa: E731
+        monkeypatch.setattr(os, "access", may)
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2 and sentence in done.stderr, done.stderr
